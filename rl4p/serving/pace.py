@@ -8,6 +8,8 @@ from rl4p.rollout.engine.decode import MOST_STEPS
 from rl4p.rollout.engine.layout import Layout
 
 SIZES = (4, 16, 32)  # numbers of slots; each compiles once
+# On a CPU, a row of a product of this size has the same digits whatever the number of other rows.
+FEW_TOKENS, WIDE = 64, 64
 SECONDS_PER_CALL = 0.03  # shorter calls cost more on the host, longer ones delay new requests
 FIRST_STEPS = 8  # of a call while the seconds of a step are not known
 SLOWER = 1.02  # the most by which the estimated seconds of a step grow from call to call
@@ -15,12 +17,13 @@ SLOWER = 1.02  # the most by which the estimated seconds of a step grow from cal
 
 def layout(policy: Policy, slots: int) -> Layout:
     """Returns the sizes of a batch whose sequences come and go."""
-    shards = policy.mesh.sampling.row_shards
+    shards, config = policy.mesh.sampling.row_shards, policy.decoder.config
     return Layout(
         sizes=sorted({-(-min(size, slots) // shards) * shards for size in (*SIZES, slots)}),
-        most=padded_width(policy.decoder.config.max_positions),
+        most=padded_width(config.max_positions),
         prefill_rows=8,
         prefill_tokens=256,
+        few_tokens=FEW_TOKENS if config.width >= WIDE else None,
         patience=8,
         shrinks=True,
     )

@@ -1,10 +1,15 @@
 import math
 from types import SimpleNamespace
 
+import jax
+import numpy as np
 import pytest
 
+from rl4p.distributed.mesh import Mesh
+from rl4p.model.scratch import Scratch
+from rl4p.rollout.engine.batch import Batch, placed
 from rl4p.rollout.engine.decode import MOST_STEPS
-from rl4p.serving.pace import FIRST_STEPS, SECONDS_PER_CALL, Pace, layout
+from rl4p.serving.pace import FIRST_STEPS, SECONDS_PER_CALL, WIDE, Pace, layout
 
 
 def call(seconds, steps, size=4):
@@ -28,3 +33,26 @@ def test_a_call_lasts_about_as_long_as_it_should():
 @pytest.mark.parametrize(("slots", "sizes"), [(32, [4, 16, 32]), (20, [4, 16, 20]), (2, [2])])
 def test_few_numbers_of_slots_compile(policy, slots, sizes):
     assert layout(policy, slots).sizes == sizes
+
+
+def test_a_context_has_the_same_cache_alone_and_with_others():
+    model = Scratch(
+        width=WIDE, layers=2, heads=4, num_kv_heads=1, feed_forward_width=80, max_positions=128
+    )
+    policy, params = model.build(Mesh(dp=1), jax.random.key(0))
+    sampled, random = placed(policy, policy.for_sampling(params)), np.random.default_rng(1)
+    for length, rows in ((20, (2, 8)), (50, (1, 4)), (100, (1, 2))):
+        contexts = [tuple(random.integers(0, 256, length).tolist()) for _ in range(8)]
+        alone, together = (Batch(policy, layout(policy, 4)) for _ in range(2))
+        alone.prefill(sampled, contexts[:1])
+        together.prefill(sampled, contexts)
+        (few, a), (several, b) = (x.contexts[contexts[0]] for x in (alone, together))
+        assert (len(few.positions_BS), len(several.positions_BS)) == rows
+        for one, other in zip(jax.tree.leaves(few), jax.tree.leaves(several), strict=True):
+            np.testing.assert_array_equal(one[a], other[b])
+            assert np.any(one[a] != 0)
+
+
+def test_small_models_prefill_the_same_number_of_contexts_always(policy):
+    made = layout(policy, 4)
+    assert [made.rows(32, waiting) for waiting in (1, 2, 8)] == [8, 8, 8]

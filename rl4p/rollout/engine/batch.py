@@ -214,12 +214,10 @@ class Batch:
             for start in range(0, len(pairs), layout.prefill_rows):
                 self.prefill_rest(params, pairs[start : start + layout.prefill_rows], width)
         for width, several in sorted(by_width.items()):
-            P = layout.prefill_rows
-            if layout.prefill_tokens is not None:
-                P = max(1, min(P, layout.prefill_tokens // width))
-            P += -P % shards
-            for start in range(0, len(several), P):
-                part = several[start : start + P]
+            while several:
+                P = layout.rows(width, len(several))
+                P += -P % shards
+                part, several = several[:P], several[P:]
                 tokens_PT = np.full((P, width), self.policy.pad_id, np.int32)
                 padding_P, lengths_P = np.zeros(P, np.int32), np.ones(P, np.int32)
                 for row, context in enumerate(part):

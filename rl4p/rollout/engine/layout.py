@@ -18,6 +18,8 @@ class Layout:
       most: the most columns.
       prefill_rows: the number of contexts that are prefilled at a time.
       prefill_tokens: the most tokens of several contexts that are prefilled at a time.
+      few_tokens: the tokens that are prefilled at a time if no more wait, so that one short context
+        does not take as long as `prefill_rows` of them; None for no such exception.
       patience: the number of calls with too many slots after which their number is reduced.
       shrinks: whether the number of columns may be reduced.
       doubles: whether only powers of two are numbers of columns.
@@ -29,6 +31,7 @@ class Layout:
     most: int
     prefill_rows: int
     prefill_tokens: int | None = None
+    few_tokens: int | None = None
     patience: int = 1
     shrinks: bool = False
     doubles: bool = False
@@ -41,6 +44,14 @@ class Layout:
     def width(self, context: Collection[int]) -> int:
         """Returns the number of columns that a context is prefilled in."""
         return self.begin or padded_width(len(context))
+
+    def rows(self, width: int, waiting: int) -> int:
+        """Returns how many contexts of a width are prefilled at a time, if so many wait."""
+        rows = self.prefill_rows
+        if self.prefill_tokens is not None:
+            rows = max(1, min(rows, self.prefill_tokens // width))
+        few = rows if self.few_tokens is None else max(1, self.few_tokens // width)
+        return min(rows, few) if waiting <= few else rows
 
     def few_widths(self, longest: int) -> int:
         """Returns a power of two from 64 on: pairs of such widths need few compilations."""
