@@ -63,7 +63,7 @@ class Latencies:
     def tools(self, prompt: Any) -> None:
         return None
 
-    def open(self, prompt: Any, seed: int) -> Slow:
+    def open(self, prompt: Any, seed: int, episode_id: str) -> Slow:
         number = len(self.seconds)
         times = np.random.default_rng(number).uniform(0, self.most, TURNS).tolist()
         self.seconds.append([1e9] * TURNS if number < self.hangs else times)

@@ -67,6 +67,11 @@ ROWS: dict[str, list[dict[str, str]]] = {
             "mutant": "the end token of an answer is not trained",
         },
         {
+            "what": "the trained tokens of episodes are those drawn, after those that were read",
+            "drill": "exact_turns",
+            "mutant": "a history that the template rewrites goes on in the same segment",
+        },
+        {
             "what": "new weights are used from the next completion on, in process and by servers",
             "tests": "tests/rollout/engine/test_in_process.py tests/rollout/remote/test_probe.py",
             "mutant": "a stale server that claims to be new gets requests",

@@ -63,12 +63,13 @@ class OpenEnvironment(Protocol):
 class OpensEnvironment(Protocol):
     """The options of an environment: a frozen dataclass that YAML describes."""
 
-    def open(self, prompt: Prompt, seed: int) -> OpenEnvironment:
+    def open(self, prompt: Prompt, seed: int, episode_id: str) -> OpenEnvironment:
         """Returns a new episode.
 
         Args:
           prompt: the row of the data set.
           seed: equal for all samples of a prompt in a step.
+          episode_id: of this episode alone; the same in each run of the same configuration.
         """
         ...
 

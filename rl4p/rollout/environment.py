@@ -65,7 +65,7 @@ class Environment(EpisodeRollout):
         conversation = conversation_of(policy, prompt, None, prompt.prompt_messages())
         episode = FinishedEpisode(prompt=prompt, segments=conversation.segments)
         try:
-            environment = self.environment.open(prompt, sample.seed)
+            environment = self.environment.open(prompt, sample.seed, sample.episode_id)
             try:
                 first = await self.answer(environment.reset)
                 tools = self.environment.tools(prompt)

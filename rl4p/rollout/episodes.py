@@ -48,6 +48,11 @@ class EpisodeKey(NamedTuple):
     key: np.ndarray
     seed: int
 
+    @property
+    def episode_id(self) -> str:
+        """Returns the key in hexadecimal digits."""
+        return "".join(f"{part:08x}" for part in self.key.tolist())
+
 
 class EpisodeFailure(Exception):
     """What answers the policy raised an exception, took too long, or returned nonsense."""

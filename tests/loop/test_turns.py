@@ -73,15 +73,20 @@ def assert_same(ours, theirs):
 
 def test_an_openenv_server_with_two_places_trains():
     small = [x for x in SMALL if "environment.factory" not in x and "+environment@" not in x]
-    with OpenEnvServer(sessions=2, fault="words") as server:
-        _, infos = trained(
-            *("+environment@rollout.environment=openenv", "rollout.concurrency=2"),
-            *(f"rollout.environment.url={server.url}", "rollout.environment.action_field=guess"),
-            small=small,
-        )
-    assert {info.metrics["environment/failed"] for info in infos} == {0}
-    assert len(server.resets) == 2 * 4 * 4
-    assert server.most == 2
+    resets = []
+    for _ in range(2):
+        with OpenEnvServer(sessions=2, fault="words") as server:
+            _, infos = trained(
+                *("+environment@rollout.environment=openenv", "rollout.concurrency=2"),
+                "rollout.environment.action_field=guess",
+                f"rollout.environment.url={server.url}",
+                small=small,
+            )
+        assert {info.metrics["environment/failed"] for info in infos} == {0}
+        assert server.most == 2
+        resets.append(sorted(reset["episode_id"] for reset in server.resets))
+    assert len(set(resets[0])) == 2 * 4 * 4
+    assert resets[0] == resets[1]  # two runs of a configuration
 
 
 @pytest.fixture(scope="module")

@@ -75,7 +75,7 @@ class Counting:
     kind: type = Counts
     options: dict = dataclasses.field(default_factory=dict)
 
-    def open(self, prompt, seed):
+    def open(self, prompt, seed, episode_id):
         self.made.append(self.kind(seed, **self.options))
         return self.made[-1]
 

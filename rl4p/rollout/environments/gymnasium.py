@@ -35,7 +35,7 @@ class Gymnasium(TextActions):
     def tools(self, prompt: Prompt) -> None:
         return None
 
-    def open(self, prompt: Prompt, seed: int) -> "GymnasiumEpisode":
+    def open(self, prompt: Prompt, seed: int, episode_id: str) -> "GymnasiumEpisode":
         return GymnasiumEpisode(self, self.factory(), seed)
 
 

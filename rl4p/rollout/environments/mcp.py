@@ -69,7 +69,7 @@ class MCP:
             check_program("environment", self.command, self.folder, self.variables)
         check_key_variable(self.key_variable)
 
-    def open(self, prompt: Prompt, seed: int) -> "MCPEpisode":
+    def open(self, prompt: Prompt, seed: int, episode_id: str) -> "MCPEpisode":
         return MCPEpisode(self)
 
     def tools(self, prompt: Prompt) -> Sequence[Message] | None:

@@ -7,7 +7,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import Any
-from uuid import uuid4
 
 from rl4p.configuration.bounds import Positive
 from rl4p.configuration.capability import Address, Variable
@@ -42,7 +41,7 @@ class OpenEnv(TextActions):
     """An environment of an OpenEnv server.
 
     Each episode is a session of its own at the server, over the WebSocket at `url`/ws. Its reset
-    gets the seed of the episode, an `episode_id`, and the columns of the row that `columns` names.
+    gets the seed and the id of the episode, and the columns of the row that `columns` names.
 
     With `action_field`, the action of a message (`TextActions`) is this field of the action that
     the server receives. An action that the server refuses for this field counts as missing. The
@@ -93,8 +92,8 @@ class OpenEnv(TextActions):
                     "which the policy calls the tools of the server."
                 )
 
-    def open(self, prompt: Prompt, seed: int) -> "OpenEnvEpisode":
-        return OpenEnvEpisode(self, prompt, seed)
+    def open(self, prompt: Prompt, seed: int, episode_id: str) -> "OpenEnvEpisode":
+        return OpenEnvEpisode(self, prompt, seed, episode_id)
 
     def tools(self, prompt: Prompt) -> Sequence[Message] | None:
         return self.known.schemas
@@ -107,8 +106,9 @@ class OpenEnv(TextActions):
 class OpenEnvEpisode:
     """An episode of `OpenEnv`: a session at the server."""
 
-    def __init__(self, options: OpenEnv, prompt: Prompt, seed: int) -> None:
-        self.options, self.prompt, self.seed = options, prompt, seed
+    def __init__(self, options: OpenEnv, prompt: Prompt, seed: int, episode_id: str) -> None:
+        self.options, self.prompt = options, prompt
+        self.names = {"seed": seed, "episode_id": episode_id}
         self.connection: Any = None
         self.state: str | None = None  # the last observation
         self.reward, self.done = 0.0, False
@@ -121,10 +121,8 @@ class OpenEnvEpisode:
                 f"columns {', '.join(sorted(row))}."
             )
         self.connection = await connected(options)
-        data = {"seed": self.seed, "episode_id": uuid4().hex}
-        observation = await self.observation(
-            "reset", data | {name: row[name] for name in options.columns}
-        )
+        columns = {name: row[name] for name in options.columns}
+        observation = await self.observation("reset", self.names | columns)
         if self.done:
             raise OpenEnvError(f"{options.url} ended the episode at its reset")
         if options.action_field is not None:

@@ -65,7 +65,7 @@ class ToolObject:
     def tools(self, prompt: Prompt) -> Sequence[Message]:
         return self.schemas
 
-    def open(self, prompt: Prompt, seed: int) -> "ToolEpisode":
+    def open(self, prompt: Prompt, seed: int, episode_id: str) -> "ToolEpisode":
         self.schemas  # noqa: B018 - refuses tools without a schema before the first episode
         return ToolEpisode(self.factory(), prompt, self.max_result_characters)
 

@@ -28,7 +28,7 @@ def episode(prompt, *messages, grader=GRADER, options=None):
     options = options or ToolObject(factory=lambda: Debugging(grader))
 
     async def run():
-        opened = options.open(prompt, 0)
+        opened = options.open(prompt, 0, "e1")
         return await opened.reset(), [await opened.step(message) for message in messages]
 
     return asyncio.run(run())

@@ -26,7 +26,7 @@ class Guess:
 
 def episode(options, prompt, *texts):
     async def run():
-        opened = options.open(prompt, 17)
+        opened = options.open(prompt, 17, "e1")
         first = await opened.reset()
         results = [await opened.step({"role": "assistant", "content": text}) for text in texts]
         await opened.close()

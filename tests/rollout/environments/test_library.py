@@ -55,7 +55,7 @@ def test_many_threads_search_at_the_same_time(make_prompt):
     options = ToolObject(factory=Library)
 
     async def everyone():
-        opened = [options.open(make_prompt(), 0) for _ in range(32)]
+        opened = [options.open(make_prompt(), 0, "e1") for _ in range(32)]
         return await asyncio.gather(*(each.step({"content": call}) for each in opened))
 
     texts = {result.messages[0]["content"] for result in asyncio.run(everyone())}

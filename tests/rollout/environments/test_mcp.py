@@ -56,7 +56,7 @@ def episodes(options, prompt, *lists, seconds=30.0):
     """Runs an episode for each list of messages, all at the same time."""
 
     async def episode(texts):
-        opened = options.open(prompt, 17)
+        opened = options.open(prompt, 17, "e1")
         try:
             await within(30.0, opened.reset)
             return [await within(seconds, lambda: opened.step({"content": x})) for x in texts]  # noqa: B023

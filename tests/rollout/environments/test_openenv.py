@@ -16,7 +16,7 @@ TYPED = "<tool_call><function=add><parameter=a>4</parameter><parameter=b>5</para
 
 def episode(options, prompt, *texts):
     async def run():
-        opened = options.open(prompt, 17)
+        opened = options.open(prompt, 17, "e1")
         try:
             first = await opened.reset()
             results = [await opened.step({"role": "assistant", "content": text}) for text in texts]
@@ -38,8 +38,7 @@ def test_an_episode(make_prompt, monkeypatch):
     assert [(result.reward, result.done) for result in results] == [(0, 0), (0, 0), (1, 1)]
     assert results[0].state == "Higher."
     (reset,) = server.resets
-    assert reset.pop("episode_id")
-    assert reset == {"seed": 17, "question": make_prompt().question}
+    assert reset == {"seed": 17, "episode_id": "e1", "question": make_prompt().question}
     assert server.keys == ["Bearer secret"]
 
 
@@ -78,7 +77,7 @@ def test_tools(make_prompt):
 
 def test_a_step_past_its_deadline_ends_the_session(make_prompt):
     async def run(options):
-        opened = options.open(make_prompt(), 17)
+        opened = options.open(make_prompt(), 17, "e1")
         await opened.reset()
         with pytest.raises(TimeoutError, match=r"no answer within 0.1 s"):
             await within(0.1, lambda: opened.step({"content": "1"}))

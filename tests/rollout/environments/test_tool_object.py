@@ -62,7 +62,7 @@ def prompt(make_prompt):
 
 def episode(tools, prompt, *messages):
     async def run():
-        opened = tools.open(prompt, 0)
+        opened = tools.open(prompt, 0, "e1")
         first = await opened.reset()
         results = [await opened.step(message) for message in messages]
         await opened.close()
@@ -157,7 +157,7 @@ class Nothing:
 )
 def test_tools_without_a_schema_are_refused_before_an_episode(prompt, kind, sentence):
     with pytest.raises(InputError, match=sentence):
-        ToolObject(factory=kind).open(prompt, 0)
+        ToolObject(factory=kind).open(prompt, 0, "e1")
 
 
 def test_a_column_that_the_row_lacks_is_named(make_prompt):
