@@ -78,8 +78,8 @@ def guesses(random: np.random.Generator) -> Messages:
     def guess(observation: str) -> int:
         nonlocal low, high
         middle = (low + high) // 2
-        if observation in ("Higher.", "Lower."):
-            if (observation == "Higher.") != mistaken(random):
+        if not observation.startswith("A number"):
+            if observation.startswith("Higher") != mistaken(random):
                 low = min(middle + 1, high)
             else:
                 high = max(middle - 1, low)

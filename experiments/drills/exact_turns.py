@@ -128,7 +128,7 @@ class Recorded(Environment):
 def random_policy(name: str, thinks: bool) -> tuple[Policy, Params]:
     """Returns a policy that writes about ten random tokens to a message.
 
-    The first element of all activations is large, so that its row of the head is a bias.
+    The first element of all activations is large, so that its column of the head is a bias.
     """
     begin, ends, _ = FAMILIES[name]
     path = Path(trl.__file__).parent / "chat_templates" / f"{name}.jinja"
@@ -144,9 +144,12 @@ def random_policy(name: str, thinks: bool) -> tuple[Policy, Params]:
     bias[len(tokenizer) :] = -100.0
     bias[end_ids[0]] = 3.5
     bias[tokenizer.convert_tokens_to_ids(THOUGHTS)] = 2.5 if thinks else -100.0
-    large = 2.0
-    params["embedding"] = params["embedding"].at[:, 0].set(large)
-    params["head"] = params["head"].at[:, 0].set(bias / model.width**0.5)
+    layers = jax.tree.map(lambda x: 8 * x if x.ndim > 2 else x, params["layers"])
+    params |= {
+        "layers": layers,  # as large as those of a trained policy, so that contexts matter
+        "embedding": 50 * params["embedding"].at[:, 0].set(0.1),
+        "head": (10 * params["head"]).at[:, 0].set(bias / 4),
+    }
     policy = replace(policy, tokenizer=tokenizer, end_ids=end_ids, pad_id=end_ids[-1])
     return policy, params
 
@@ -209,7 +212,7 @@ def played(name: str, thinks: bool, episodes: int) -> Counter[str]:
             if "\ufffd" not in read:  # bytes that are no UTF-8 text have several texts
                 counts["wrong"] += read != render(conversation(episode, turn))
                 counts["contexts compared with the template"] += 1
-    counts["wrong"] += left.total()
+    counts["wrong"] += (+left).total()
     scoring = ScoreOptions(
         decoder=policy.decoder,
         sampling=rollout.sampling,
@@ -220,7 +223,7 @@ def played(name: str, thinks: bool, episodes: int) -> Counter[str]:
     scores = np.asarray(score_tokens(scoring, params, trajectories)["logprobs"])
     gaps = np.abs(scores - np.asarray(trajectories.behaviour_logprobs_BT))[mask]
     counts["trained tokens"] += len(gaps)
-    counts["wrong"] += int(np.sum(gaps > 2e-5))
+    counts["wrong"] += int(np.sum(gaps > 1e-4))
     return counts
 
 

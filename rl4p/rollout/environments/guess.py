@@ -8,6 +8,7 @@ from rl4p.configuration.bounds import Positive
 class Guess:
     """A number from 1 to `most`, which the seed chooses; each guess is answered by a direction.
 
+    The answer repeats the guess, so that turns which begin with the same observation are alike.
     The reward is 1 for the right guess. The game ends then, or after `guesses` guesses.
     """
 
@@ -23,7 +24,8 @@ class Guess:
         self.left -= 1
         if action == self.number:
             return "Right.", 1.0, True, False, {}
-        return ("Higher." if action < self.number else "Lower."), 0.0, False, self.left == 0, {}
+        direction = "Higher" if action < self.number else "Lower"
+        return f"{direction} than {action}.", 0.0, False, self.left == 0, {}
 
     def close(self) -> None:
         pass

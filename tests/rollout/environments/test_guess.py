@@ -12,12 +12,13 @@ def test_a_binary_search_always_guesses_the_number():
             observation, reward, done, cut, _ = game.step(guess)
             if done or cut:
                 break
-            low, high = (guess + 1, high) if observation == "Higher." else (low, guess - 1)
+            higher = observation == f"Higher than {guess}."
+            low, high = (guess + 1, high) if higher else (low, guess - 1)
         assert (observation, reward, done) == ("Right.", 1.0, True)
 
 
 def test_wrong_guesses_end_the_game():
     game = Guess(most=7, guesses=2)
     game.reset(seed=0)
-    assert game.step(7) == ("Lower.", 0.0, False, False, {})
-    assert game.step(2) == ("Lower.", 0.0, False, True, {})
+    assert game.step(7) == ("Lower than 7.", 0.0, False, False, {})
+    assert game.step(2) == ("Lower than 2.", 0.0, False, True, {})
