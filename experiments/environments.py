@@ -8,7 +8,8 @@ writes conversations.jsonl, in which a careless player plays a game (`calculator
     python -m experiments.environments show outputs/environments
 
 reads the runs RECIPE/SEED in this folder, made by `COMMANDS`, and writes
-experiments/environments.md, which begins with these commands, and environments.png.
+experiments/environments.md, which begins with these commands, and its pictures. Recipes without
+runs keep their lines, and a picture without runs stays as it is.
 """
 
 import json
@@ -25,7 +26,10 @@ from rl4p.rollout.environments.guess import Guess
 
 HERE = Path(__file__).parent
 ROWS = 8192  # conversations, and questions
-RECIPES = ("calculator_grpo", "guess_gigpo", "grid_gigpo", "sums_agent", "calculator_agent")
+PICTURES = {
+    "environments.png": ("calculator_grpo", "sums_agent", "calculator_agent"),
+    "games.png": ("guess_gigpo", "grid_gigpo"),
+}
 COMMANDS = """\
     warm_start() {
       at=outputs/environments/$1
@@ -39,7 +43,8 @@ COMMANDS = """\
         model.path=outputs/environments/$2/policy hydra.run.dir=outputs/environments/$1/$3 "${@:4}"
     }
     warm_start calculator max_prompt_tokens=72 max_response_tokens=12
-    for game in guess grid; do warm_start $game steps=120; done
+    warm_start guess steps=150
+    warm_start grid
     for seed in 0 1 2; do
       rewarded calculator_grpo calculator $seed
       rewarded guess_gigpo guess $seed data.path=outputs/environments/guess/questions.jsonl
@@ -72,31 +77,32 @@ def calculations(random: np.random.Generator) -> Messages:
 
 
 def guesses(random: np.random.Generator) -> Messages:
-    """Returns a game that halves the range; the mistake is to take the wrong half."""
-    low, high = 1, Guess().most
+    """Returns a game that halves the range; the mistake is to guess the same number again."""
+    low, high, last = 1, Guess().most, 0
 
     def guess(observation: str) -> int:
-        nonlocal low, high
-        middle = (low + high) // 2
-        if not observation.startswith("A number"):
-            if observation.startswith("Higher") != mistaken(random):
-                low = min(middle + 1, high)
-            else:
-                high = max(middle - 1, low)
-        return (low + high) // 2
+        nonlocal low, high, last
+        if observation.startswith("Higher"):
+            low = last + 1
+        elif observation.startswith("Lower"):
+            high = last - 1
+        if not (last and mistaken(random)):
+            last = (low + high) // 2
+        return last
 
     return played(Guess(), guess, random)
 
 
 def walks(random: np.random.Generator) -> Messages:
-    """Returns a walk; the mistake is to go away from the goal."""
+    """Returns a walk; the mistake is to stay, which every word but N, S, E and W does."""
 
     def move(observation: str) -> str:
+        if mistaken(random):
+            return "-"
         place, goal = (text.split(",") for text in observation[3:].split(" to "))
         way = [int(b) - int(a) for a, b in zip(place, goal, strict=True)]
         axis = random.choice(np.flatnonzero(way))
-        forward = (way[axis] > 0) != mistaken(random)
-        return ("WE", "SN")[axis][int(forward)]
+        return ("WE", "SN")[axis][int(way[axis] > 0)]
 
     return played(Grid(), move, random)
 
@@ -157,41 +163,58 @@ def curve(metrics: Path) -> dict[int, float]:
 
 
 def show(folder: Path) -> None:
-    """Writes the table and the picture."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 4), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    lines = [
+    """Renews the lines of the table and the pictures of the recipes that have runs."""
+    page = HERE / "environments.md"
+    lines = {line.split(" | ")[0]: line for line in page.read_text().splitlines()}
+    for picture, recipes in PICTURES.items():
+        runs = {
+            recipe: [curve(run) for run in sorted(folder.glob(f"{recipe}/*/metrics.jsonl"))]
+            for recipe in recipes
+        }
+        lines |= {f"| `{recipe}`": row(recipe, curves) for recipe, curves in runs.items() if curves}
+        if any(runs.values()):
+            draw(HERE / picture, runs)
+    recipes = [recipe for several in PICTURES.values() for recipe in several]
+    missing = [f"`{recipe}`" for recipe in recipes if f"| `{recipe}`" not in lines]
+    text = [
         "# What a small policy learns in environments\n",
         COMMANDS,
         "\nThe warm start imitates a player who makes the same mistake in six of ten decisions. It "
         "is the same for all seeds. Greedy success on held-out questions, by seed:\n",
         "| recipe | seeds | before | after | steps |",
         "|---|---|---|---|---|",
+        *(lines[name] for recipe in recipes if (name := f"| `{recipe}`") in lines),
+        *([f"\nNo run is shown of {', '.join(missing)}."] if missing else []),
+        *(f"\n![Learning curves]({name})" for name in PICTURES if (HERE / name).exists()),
     ]
-    for number, recipe in enumerate(RECIPES):
-        curves = [curve(run) for run in sorted(folder.glob(f"{recipe}/*/metrics.jsonl"))]
-        if not curves:
-            continue
-        first, last = ([each[pick(each)] for each in curves] for pick in (min, max))
-        words = (" ".join(f"{value:.3f}" for value in values) for values in (first, last))
-        steps = max(curves[0])
-        lines.append(f"| `{recipe}` | {len(curves)} | {' | '.join(words)} | {steps} |")
+    page.write_text("\n".join(text) + "\n")
+
+
+def row(recipe: str, curves: list[dict[int, float]]) -> str:
+    """Returns a line of the table: the first and the last value of each curve."""
+    ends = ([each[pick(each)] for each in curves] for pick in (min, max))
+    before, after = (" ".join(f"{value:.3f}" for value in values) for values in ends)
+    return f"| `{recipe}` | {len(curves)} | {before} | {after} | {max(curves[0])} |"
+
+
+def draw(path: Path, runs: dict[str, list[dict[int, float]]]) -> None:
+    """Draws the curves of recipes by seed, and their means."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    for number, (recipe, curves) in enumerate(runs.items()):
         for seed, each in enumerate(curves):
             label = None if seed else recipe
             axes.plot(list(each), list(each.values()), color=f"C{number}", label=label, lw=1.2)
-        means = {at: statistics.mean(x[at] for x in curves if at in x) for at in curves[0]}
+        steps = curves[0] if curves else ()
+        means = {at: statistics.mean(x[at] for x in curves if at in x) for at in steps}
         axes.plot(list(means), list(means.values()), color=f"C{number}", lw=2.5, alpha=0.4)
-    if missing := [f"`{x}`" for x in RECIPES if not any(folder.glob(f"{x}/*/metrics.jsonl"))]:
-        lines.append(f"\nNo run is shown of {', '.join(missing)}.")
-    axes.set(xlabel="step", ylabel="greedy success", ylim=(0, 1))
+    axes.set(xlabel="step", ylabel="greedy success", ylim=(0, 1.02))
     axes.legend(frameon=False)
-    figure.savefig(HERE / "environments.png", dpi=120)
-    lines.append("\n![Learning curves](environments.png)\n")
-    (HERE / "environments.md").write_text("\n".join(lines))
+    figure.savefig(path, dpi=120)
 
 
 if __name__ == "__main__":

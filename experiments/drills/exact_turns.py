@@ -141,6 +141,8 @@ def random_policy(name: str, thinks: bool) -> tuple[Policy, Params]:
     model = Scratch(vocabulary=size, width=32, layers=2, heads=2, tied_embedding=False)
     policy, params = model.build(Mesh(dp=1), jax.random.key(0))
     bias = np.zeros(size, np.float32)
+    parts = [i for i in range(len(tokenizer)) if "\ufffd" in tokenizer.decode([i])]
+    bias[parts] = -3.0  # of characters of several bytes; few, so that most texts are UTF-8
     bias[len(tokenizer) :] = -100.0
     bias[end_ids[0]] = 3.5
     bias[tokenizer.convert_tokens_to_ids(THOUGHTS)] = 2.5 if thinks else -100.0
