@@ -56,7 +56,9 @@ def export(options: ExportOptions) -> str:
     from rl4p.model.huggingface import write_policy
     from rl4p.runs.checkpoint import restore_params
 
-    policy, params = instantiate(config.model).build(Mesh(dp=1), jax.random.key(config.seed))
+    mesh = Mesh(dp=1)
+    _ = mesh.devices  # before the first array: the platform may be absent
+    policy, params = instantiate(config.model).build(mesh, jax.random.key(config.seed))
     if options.adapter and not policy.frozen:
         raise InputError(f"{run} has no adapter, as it trained all parameters: leave adapter out.")
     like, params = like_of(params), None  # frees the memory before the checkpoint is loaded

@@ -28,6 +28,15 @@ from rl4p.types import Question
 
 log = logging.getLogger(__name__)
 
+# What a value is that is no text, in words.
+KINDS = {
+    bool: "true or false",
+    int: "a number",
+    float: "a number",
+    list: "a list",
+    dict: "an object",
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Rows(Prompting, ABC):
@@ -278,7 +287,7 @@ class Rows(Prompting, ABC):
         if pair is not None:
             solution = pair.preferred
         elif self.answer_key is not None:
-            solution = self.text(row, self.answer_key, place)
+            solution = self.text(row, self.answer_key, place, number=True)
         else:
             solution = messages[-1]["content"] if messages and is_answered(messages) else None
         if self.reference_key is not None:
@@ -333,6 +342,10 @@ class Rows(Prompting, ABC):
         return value
 
     def absent(self, row: Any, key: str, place: str) -> str:
+        value = value_of(row, key)
+        if value is not MISSING and value is not None and not isinstance(value, str):
+            kind = KINDS.get(type(value), type(value).__name__)
+            return f'{place}: the value of "{key}" is {kind}, and a text is expected.'
         options = "data.question_key, data.answer_key and data.reference_key"
         if self.messages_key is not None:
             options = "data.messages_key and data.answer_key, which null leaves to the conversation"

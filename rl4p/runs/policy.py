@@ -34,8 +34,10 @@ def load_policy(
     Raises:
       InputError: the model cannot be built, or there is no such checkpoint.
     """
+    mesh = instantiate(config.mesh)
+    _ = mesh.devices  # before the first array: a CPU may be divided, and a platform may be absent
     key = jax.random.fold_in(jax.random.key(config.seed), 0)
-    policy, params = instantiate(config.model).build(instantiate(config.mesh), key)
+    policy, params = instantiate(config.model).build(mesh, key)
     if run is None:
         return policy, params, None
     like = like_of(params)

@@ -14,6 +14,7 @@ from rl4p.runs.tolerance import RunConsole, Tolerance
 from rl4p.terminal import visible
 
 NAME = "The progress bar"
+FILES = ("metrics.jsonl", "samples.jsonl", "plots/learning_curve.png")  # named at the end
 SHOWN = {"pass_at_1": "pass@1", "loss": "loss"}  # the metrics of an evaluation
 
 
@@ -135,7 +136,8 @@ def print_summary(folder: Path, summary: Mapping[str, Any]) -> None:
         f"({compiled['from_cache']} from the cache)",
         soft_wrap=True,
     )
-    out.print(f"{folder}: metrics.jsonl, samples.jsonl, plots/learning_curve.png", soft_wrap=True)
+    files = [name for name in FILES if (folder / name).exists()]
+    out.print(f"{folder}: {', '.join(files)}", soft_wrap=True)
     for line in idle_lines(summary):
         out.print(line, style="bold", soft_wrap=True)
 
