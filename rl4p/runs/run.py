@@ -66,7 +66,16 @@ def run(config: DictConfig) -> dict[str, Any]:
     started, compiled = clock(), compilation()
     keep_programs()
     folder = Path(agreed(HydraConfig.get().runtime.output_dir))
-    with recorded_in(folder) as record, StopRequest() as request:
+
+    def last_words() -> str:
+        newest = max(steps_of(folder / "checkpoints"), default=None)
+        saved = "nothing is saved yet" if newest is None else f"step {newest} is the newest saved"
+        return (
+            f"Stopped in the middle of a step, which took too long to end: {saved}. Continue with: "
+            f"{resume_command(config, folder)}"
+        )
+
+    with recorded_in(folder) as record, StopRequest(last_words) as request:
         if config.resume is None and (record.metrics() or steps_of(record.folder / "checkpoints")):
             resume = command([override("resume", str(folder))])
             raise InputError(f"{folder} already contains a run: continue it with {resume}.")
@@ -252,6 +261,7 @@ def run_steps(
                 early.steps.append(clock() - began)
             else:
                 outcome.stopped_by = "steps"
+        request.answered()
         checkpoints.save(outcome.state)  # no other hook, so that a resumed run has equal lines
 
 
