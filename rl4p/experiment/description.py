@@ -121,6 +121,6 @@ def slow_device(policy: Policy, params: Params) -> str | None:
     if policy.mesh.platform != "cpu" or size < SLOW_ON_A_CPU:
         return None
     return (
-        f"A model of {size / 1e6:,.0f}M parameters trains on a CPU, where a step takes minutes: JAX "
-        "has no GPU or TPU here (a GPU needs its driver and rl4p[cuda])."
+        f"A model of {size / 1e6:,.0f}M parameters trains on a CPU, where a step takes minutes: "
+        "JAX has no GPU or TPU here (a GPU needs its driver and rl4p[cuda])."
     )

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from rl4p.configuration import compose
-from rl4p.experiment.build import build
 from rl4p.experiment import description
+from rl4p.experiment.build import build
 from rl4p.experiment.description import describe_data, describe_model, slow_device
 from rl4p.model.policy import padded_width
 
