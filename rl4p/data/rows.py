@@ -15,6 +15,7 @@ from rl4p.data.fields import (
     MISSING,
     check_columns,
     equals,
+    kind_of,
     names_of,
     value_of,
     without_exponent,
@@ -27,15 +28,6 @@ from rl4p.errors import InputError
 from rl4p.types import Question
 
 log = logging.getLogger(__name__)
-
-# What a value is that is no text, in words.
-KINDS = {
-    bool: "true or false",
-    int: "a number",
-    float: "a number",
-    list: "a list",
-    dict: "an object",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -344,8 +336,7 @@ class Rows(Prompting, ABC):
     def absent(self, row: Any, key: str, place: str) -> str:
         value = value_of(row, key)
         if value is not MISSING and value is not None and not isinstance(value, str):
-            kind = KINDS.get(type(value), type(value).__name__)
-            return f'{place}: the value of "{key}" is {kind}, and a text is expected.'
+            return f'{place}: the value of "{key}" is {kind_of(value)}, and a text is expected.'
         options = "data.question_key, data.answer_key and data.reference_key"
         if self.messages_key is not None:
             options = "data.messages_key and data.answer_key, which null leaves to the conversation"

@@ -93,6 +93,11 @@ class Mesh(ProcessOptions):
             return self
         return RolloutMesh(tp=self.devices.shape["tp"], training=self)
 
+    def key(self, seed: int) -> jax.Array:
+        """Returns a random key, made after the check of the devices, which the first array uses."""
+        _ = self.devices
+        return jax.random.key(seed)
+
     def sizes(self, devices: int, local: int) -> tuple[int, ...]:
         """Returns the sizes of the three axes for `devices` devices, `local` of one process.
 

@@ -171,7 +171,6 @@ class Checkpoints:
         if step in self.begun():
             return
         self.began[step] = time.time()
-        log.info("The checkpoint of step %d is saved.", step)
         arrays: dict[str, np.ndarray] = {}
         states = {name: part.state() for name, part in self.parts.items()}
         items = {
@@ -204,7 +203,6 @@ class Checkpoints:
         """
         step = agreed(chosen_step(self.folder, self.restores) if first() else None)
         restored = self.restored(step, state)
-        log.info("The run continues from the checkpoint of step %d.", step)
         if step != self.latest():
             if first():
                 set_aside(self.folder, step)

@@ -35,8 +35,7 @@ def load_policy(
       InputError: the model cannot be built, or there is no such checkpoint.
     """
     mesh = instantiate(config.mesh)
-    _ = mesh.devices  # before the first array: a CPU may be divided, and a platform may be absent
-    key = jax.random.fold_in(jax.random.key(config.seed), 0)
+    key = jax.random.fold_in(mesh.key(config.seed), 0)
     policy, params = instantiate(config.model).build(mesh, key)
     if run is None:
         return policy, params, None

@@ -298,6 +298,7 @@ def first_state(
     """Returns the state of the newest checkpoint, or the initial state after its evaluation."""
     if config.resume is not None and not agreed(may_start_again(record, checkpoints)):
         state = checkpoints.restore(experiment.state)
+        log.info("The run continues after step %d.", int(state.step))
         if int(state.step) > config.steps:
             raise InputError(
                 f"steps={config.steps}, but {config.resume} is already at step {int(state.step)}."
