@@ -49,10 +49,8 @@ class AlreadyFinished(Exception):
 
     exit_code = 0
 
-    def __init__(self, folder: Path, step: int):
-        super().__init__(
-            f"{folder} is already finished, at step {step}: add steps=N with more steps to go on."
-        )
+    def __init__(self, folder: Path, where: str):
+        super().__init__(f"{folder} is already finished, at {where}")
         self.folder = folder
 
 

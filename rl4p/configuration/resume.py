@@ -86,11 +86,16 @@ def resume(
         config = composer.compose(lines, targets=targets)
     except InputError as error:
         raise with_config_dir(error, folder, composer) from error
+    rules = [OmegaConf.select(each, "stop") for each in (saved, config)]
     refuse_changes(given, saved, without_hydra(config))
     summary = document(folder / SUMMARY)
-    complete = (summary.get("status"), summary.get("step")) == ("finished", config.get("steps"))
-    if complete and OmegaConf.select(config, "checkpoint.restore", default="newest") == "newest":
-        raise AlreadyFinished(folder, config.steps)
+    newest = OmegaConf.select(config, "checkpoint.restore", default="newest") == "newest"
+    if summary.get("status") == "finished" and newest:
+        step, rule = summary.get("step"), summary.get("stopped_by")
+        if step == config.get("steps"):
+            raise AlreadyFinished(folder, f"step {step}: add steps=N with more steps to go on.")
+        if rule in ("target", "patience") and rules[0] == rules[1]:
+            raise AlreadyFinished(folder, f"step {step}, by stop.{rule}: change it to go on.")
     if targets:
         with only_run_in(folder, lock=LOCK_SH):
             pass  # refuses a folder whose run is still active, before Hydra writes

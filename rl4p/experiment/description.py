@@ -101,7 +101,7 @@ def describe_evaluation(config: DictConfig, evaluation: Evaluation) -> str:
 def describe_memory(policy: Policy, state: TrainState) -> str:
     """Describes the memory of the state on all devices, which is the size of a checkpoint too."""
     parameters, optimizer, frozen, others = (
-        sum(leaf.nbytes for leaf in jax.tree.leaves(tree)) / 1e9
+        sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
         for tree in (
             state.params,
             state.optimizer_state,
@@ -110,9 +110,14 @@ def describe_memory(policy: Policy, state: TrainState) -> str:
         )
     )
     parts = {"parameters": parameters, "optimizer": optimizer, "frozen": frozen, "copies": others}
-    words = ", ".join(f"{name} {size:,.2f} GB" for name, size in parts.items() if size)
+    words = ", ".join(f"{name} {in_words(size)}" for name, size in parts.items() if size)
     whole = parameters + optimizer + others
-    return f"memory: {words}, and gradients and activations; a checkpoint has {whole:,.2f} GB"
+    return f"memory: {words}, and gradients and activations; a checkpoint has {in_words(whole)}"
+
+
+def in_words(size: int) -> str:
+    """Returns a number of bytes with its unit."""
+    return f"{size / 1e9:,.2f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"
 
 
 def slow_device(policy: Policy, params: Params) -> str | None:

@@ -75,6 +75,18 @@ def test_a_finished_run_has_nothing_left_to_do_and_stays_as_it_is(toy, started, 
     assert len(toy.jobs) == 1
 
 
+@pytest.mark.parametrize("rule", ["target", "patience"])
+def test_a_run_that_a_rule_ended_has_nothing_left_to_do_until_it_changes(
+    toy, started, capsys, rule
+):
+    ended = {"status": "finished", "step": 2, "stopped_by": rule}
+    (started / "summary.json").write_text(json.dumps(ended))
+    assert toy.run(f"resume={started}") == 0
+    assert f"at step 2, by stop.{rule}: change it" in capsys.readouterr().err
+    assert toy.run(f"resume={started}", "stop.patience=7") == 0
+    assert len(toy.jobs) == 1
+
+
 NAMES = ["a b", "a,b=c", "été ünïcode", "it's", 'say "so"', "both ' and \"", "a (1)", "[a]{b}"]
 QUICK = ("a,b=c", "été ünïcode", "both ' and \"")
 

@@ -29,7 +29,7 @@ def test_the_sizes_of_a_run_are_those_of_its_parts():
     assert "frozen" not in text
     state = experiment.state
     whole = sum(x.nbytes for x in jax.tree.leaves((state.params, state.optimizer_state)))
-    assert f"a checkpoint has {whole / 1e9:,.2f} GB" in text
+    assert f"a checkpoint has {whole / 1e6:,.1f} MB" in text
 
 
 @pytest.mark.parametrize(
