@@ -124,11 +124,11 @@ def use_cache_if_offline(path: str) -> None:
 
     By itself it repeats its requests for half a minute for each split.
     """
-    import datasets
+    from datasets import config
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import HfHubHTTPError
 
-    if constants.HF_HUB_OFFLINE or datasets.config.HF_HUB_OFFLINE:
+    if constants.HF_HUB_OFFLINE or config.HF_HUB_OFFLINE:
         return
     try:
         HfApi().dataset_info(path, timeout=SECONDS)
@@ -137,4 +137,4 @@ def use_cache_if_offline(path: str) -> None:
     except Exception as error:  # noqa: BLE001 - of the HTTP library, which the version decides
         log.info("The hub does not answer, so that only its cache is read: %r", error)
         constants.HF_HUB_OFFLINE = True  # read at each request
-        datasets.config.HF_HUB_OFFLINE = True
+        config.HF_HUB_OFFLINE = True

@@ -67,7 +67,7 @@ class Weighted:
                     f"terms.{name} has no weight: add the field `weight: float = 1.0` to the class "
                     f"{type(term).__name__}."
                 )
-            if not (is_number(weight) and np.isfinite(weight)):
+            if weight is None or not (is_number(weight) and np.isfinite(weight)):
                 raise ValueError(f"terms.{name}.weight={weight} must be a finite number.")
             deadline = term.deadline if isinstance(term, TimedTerm) else None
             if deadline is not None and not (is_number(deadline) and 0 < deadline < np.inf):

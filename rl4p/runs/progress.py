@@ -76,8 +76,8 @@ class ProgressBar:
         self.bar = Progress(
             TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
             BarColumn(),
-            TextColumn("{task.description}", markup=False),
             TimeElapsedColumn(),
+            TextColumn("{task.description}", markup=False),
             console=self.console,
             disable=not self.console.is_terminal,
         )
@@ -114,7 +114,7 @@ class ProgressBar:
             return
         words = f"{WORDS.get(now[0], now[0])} for {clock() - now[1]:.0f} s"
         if self.console.is_terminal:
-            self.bar.update(self.task, description=visible(f"{self.line}  {words}".strip()))
+            self.bar.update(self.task, description=visible(f"{words}  {self.line}".strip()))
         elif clock() - self.printed > SILENCE:
             self.print_line(f"step {self.step}/{self.steps}  {words}")
 
