@@ -52,8 +52,12 @@ def record_value(folder: Path, key: str, value: str) -> None:
     config = load_yaml(hydra / "config.yaml")
     OmegaConf.update(config, key, value, force_add=True)
     lines = [x for x in read_yaml(hydra / "overrides.yaml") if x.partition("=")[0] != key]
-    replace(hydra / "overrides.yaml", OmegaConf.to_yaml([*lines, override(key, value)]))
-    replace(hydra / "config.yaml", OmegaConf.to_yaml(config))
+    for name, content in (
+        ("overrides.yaml", [*lines, override(key, value)]),
+        ("config.yaml", config),
+    ):
+        text = OmegaConf.to_yaml(content)
+        replace(hydra / name, signed(name, text) if is_own(hydra / name) else text)
 
 
 @contextmanager
@@ -83,7 +87,12 @@ def run_folder(given: str, *, key: str = "run") -> Path:
       InputError: there is no run under `outputs/runs`.
     """
     if given != LATEST:
-        return Path(given).expanduser().resolve()
+        folder = Path(given).expanduser().resolve()
+        if (folder / JOBS).is_file():
+            job = next((x.parent for x in sorted(folder.glob(f"*/{RECORD}"))), folder / "0")
+            problem = f"{key}={given} is a sweep, which has several runs; choose one of them"
+            raise InputError(write(problem, [override(key, str(Path(given) / job.name))]))
+        return folder
     if not (runs := newest_runs()):
         raise InputError(f"{key}={LATEST}: there is no run under {RUNS.resolve()}.")
     return runs[0].resolve()
