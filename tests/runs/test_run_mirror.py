@@ -1,0 +1,271 @@
+"""Tests that the mirror of a run in an object store resumes as the run itself would."""
+
+import logging
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+import rl4p
+from rl4p.configuration.resume_mirror import update
+from rl4p.configuration.run_copy import copy_for_reading
+from rl4p.errors import InputError, RunError
+from rl4p.runs.best import best_checkpoint
+from rl4p.runs.record import Record
+from rl4p.runs.run_mirror import RunMirror, StoreMirror, refuse_others
+from rl4p.runs.saved_steps import chosen_step, steps_of, write_digests
+from rl4p.storage import Store
+from tests.runs.conftest import SMALL, assert_same_checkpoint, assert_trains, lines, summary
+
+STEPS = ("steps=8", "checkpoint.every=2", "ema.decay=0.5")
+
+
+@pytest.fixture
+def url(tmp_path):
+    yield f"memory://{tmp_path.name}/runs/a"
+    MemoryFileSystem.store.clear()
+    MemoryFileSystem.pseudo_dirs[:] = [""]
+
+
+def go_on(folder: Path, step: int, *, keep: int = 2, state: str = "state") -> None:
+    """Writes what a run writes until it has saved the checkpoint of a step."""
+    record, place = Record(folder), folder / "checkpoints"
+    (folder / ".hydra").mkdir(parents=True, exist_ok=True)
+    (folder / ".hydra" / "config.yaml").write_text("checkpoint:\n  best: eval/x\n  mode: max\n")
+    for each in range(len(record.metrics()) if record.metrics_file.exists() else 0, step + 1):
+        record.log(each, {"eval/x": -abs(each - 2)})
+    saved = place / f".{step}"
+    (saved / "state").mkdir(parents=True)
+    for name in ("state/a", "state/b", "parts"):
+        (saved / name).write_text(f"{state} {name} {step}")
+    write_digests(saved)
+    saved.rename(place / str(step))
+    for old in steps_of(place)[:-keep]:
+        shutil.rmtree(place / str(old))
+
+
+def opened(folder: Path, url: str) -> StoreMirror:
+    """Returns a mirror as a start of the run has it, without its thread."""
+    (folder / ".mirror").write_text("start")
+    Store(url).write(".mirror", b"start")
+    return StoreMirror(Store(url), folder, "start", RunMirror(url=url, resumed=False))
+
+
+class Killed(Exception):
+    """The end of the process."""
+
+
+def kill_after(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Makes the store raise in place of each change after the first ones."""
+    changes = iter(range(count))
+
+    def or_killed(original):
+        def change(*args, **kwargs):
+            if next(changes, None) is None:
+                raise Killed
+            return original(*args, **kwargs)
+
+        return change
+
+    for name in ("pipe_file", "put_file", "rm_file"):
+        monkeypatch.setattr(MemoryFileSystem, name, or_killed(getattr(MemoryFileSystem, name)))
+
+
+def resumable(url: str, folder: Path, state: str = "state") -> int | None:
+    """Returns the step from which another machine goes on, after checking all that it needs."""
+    if not update(Store(url), folder) or not steps_of(folder / "checkpoints"):
+        return None
+    step = chosen_step(folder / "checkpoints")
+    Record(folder).refuse_gaps(step)
+    assert (folder / ".hydra" / "config.yaml").is_file()
+    for name in ("state/a", "state/b", "parts"):
+        assert (folder / "checkpoints" / str(step) / name).read_text() == f"{state} {name} {step}"
+    return step
+
+
+def test_killed_at_any_change_of_the_store_it_has_a_run_that_resumes(tmp_path, url, monkeypatch):
+    """Two checkpoints are sent, of which the second replaces the only one that the run keeps."""
+    count, steps = 0, []
+    while True:
+        folder, own = tmp_path / "run", f"{url}{count}"
+        go_on(folder, 3, keep=1)
+        mirror, sent = opened(folder, own), None
+        with monkeypatch.context() as patch, suppress(RunError):
+            kill_after(patch, count)
+            mirror.send_metrics()
+            sent = 3
+            go_on(folder, 6, keep=1)
+            mirror.send_metrics()
+            sent = 6
+        step = resumable(own, tmp_path / str(count))
+        assert step in {None: (None, 3), 3: (3, 6), 6: (6,)}[sent], count
+        steps.append(step)
+        if sent == 6:
+            break
+        shutil.rmtree(folder)
+        count += 1
+    assert steps == sorted(steps, key=lambda x: x or 0)
+    assert {None, 3, 6} <= set(steps)
+    assert not [name for name in Store(own).objects() if name.startswith("checkpoints/3/")]
+
+
+def test_a_run_that_went_back_leaves_no_newer_checkpoint_in_the_store(tmp_path, url, monkeypatch):
+    """Killed anywhere, the store has the old branch or the new one, and never a mixture."""
+    count = 0
+    while True:
+        folder, own = tmp_path / "run", f"{url}{count}"
+        go_on(folder, 3)
+        go_on(folder, 6)
+        mirror = opened(folder, own)
+        mirror.send_metrics()
+        (folder / "checkpoints" / "6").rename(folder / "checkpoints" / "6.left")
+        Record(folder).truncate_after(3)
+        go_on(folder, 5)
+        mirror, ended = opened(folder, own), False
+        with monkeypatch.context() as patch, suppress(RunError):
+            kill_after(patch, count)
+            mirror.send_metrics()
+            ended = True
+        step = resumable(own, tmp_path / str(count))
+        assert step == 5 if ended else step in (3, 5, 6)
+        if ended:
+            break
+        shutil.rmtree(folder)
+        count += 1
+
+
+def test_a_step_that_is_saved_anew_replaces_the_one_in_the_store(tmp_path, url):
+    folder = tmp_path / "run"
+    go_on(folder, 3)
+    opened(folder, url).send_metrics()
+    shutil.rmtree(folder / "checkpoints")
+    go_on(folder, 3, state="other state")
+    opened(folder, url).send_metrics()
+    assert resumable(url, tmp_path / "copy", "other state") == 3
+
+
+def test_a_checkpoint_that_the_run_deletes_while_it_is_sent_arrives(tmp_path, url, monkeypatch):
+    folder = tmp_path / "run"
+    go_on(folder, 3)
+    mirror = opened(folder, url)
+    upload = Store.upload
+
+    def late(self, names, place):
+        shutil.rmtree(folder / "checkpoints" / "3", ignore_errors=True)
+        upload(self, names, place)
+
+    monkeypatch.setattr(Store, "upload", late)
+    mirror.send_metrics()
+    assert resumable(url, tmp_path / "copy") == 3
+
+
+def test_a_copy_fetches_only_the_checkpoint_that_is_chosen(tmp_path, url, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = tmp_path / "run"
+    go_on(folder, 2)
+    go_on(folder, 6)
+    opened(folder, url).send_metrics()
+    copy = copy_for_reading(url)
+    place = copy / "checkpoints"
+    assert steps_of(place) == [2, 6]
+    assert not list(place.rglob("state"))
+    assert best_checkpoint(copy, [2, 6]) == chosen_step(place, "best") == 2
+    assert {path.parent.name for path in place.rglob("state")} == {"2"}
+    go_on(folder, 8)
+    opened(folder, url).send_metrics()
+    assert steps_of(copy_for_reading(url) / "checkpoints") == [6, 8]
+    Store(url).write("checkpoints/8/state/a", b"damaged")
+    assert chosen_step(place) == 6
+
+
+def test_two_starts_never_write_one_mirror(tmp_path, url, caplog):
+    a, b = tmp_path / "a", tmp_path / "b"
+    go_on(a, 3)
+    first = RunMirror(url=url, resumed=False).open(a)
+    first.log(3, {})
+    assert first.finish("stopped")
+    update(Store(url), b)
+    second = RunMirror(url=url, resumed=True).open(b)
+    with pytest.raises(InputError, match="has a later state of this run than"):
+        RunMirror(url=url, resumed=True).open(a)
+    with pytest.raises(InputError, match="already contains a run"):
+        RunMirror(url=url, resumed=False).open(tmp_path)
+    stale = StoreMirror(Store(url), a, "start of a", first)
+    with pytest.raises(RunError, match="another start of the run writes to"):
+        stale.send_metrics()
+    assert second.finish("finished")
+    assert second.sent
+
+
+def test_objects_that_are_no_run_are_not_replaced(tmp_path, url):
+    Store(url).write("thesis.tex", b"years of work")
+    with pytest.raises(InputError, match="has objects that are no mirror of a run"):
+        refuse_others(Store(url), tmp_path, resumed=False)
+
+
+def test_hidden_files_and_links_stay_here_and_deleted_files_go(tmp_path, url):
+    folder = tmp_path / "run"
+    go_on(folder, 3)
+    for name in (
+        "exports/step-1/config.json",
+        "exports/.step-2.x/config.json",
+        ".lock",
+        "summary.json",
+    ):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("{}")
+    (folder / "link").symlink_to("/etc/hostname")
+    mirror = opened(folder, url)
+    mirror.send_metrics()
+    of_run = {name for name in Store(url).objects() if not name.startswith("checkpoints")}
+    record = {".hydra/config.yaml", ".mirror", "metrics.jsonl"}
+    assert of_run == record | {"exports/step-1/config.json", "summary.json"}
+    (folder / "summary.json").unlink()
+    opened(folder, url).send_metrics()
+    assert "summary.json" not in Store(url).objects()
+
+
+def test_a_store_that_fails_costs_a_warning_and_all_is_sent_later(
+    tmp_path, url, monkeypatch, caplog
+):
+    monkeypatch.setattr("rl4p.runs.tracker.background.SECONDS_BETWEEN_ATTEMPTS", 0.0)
+    folder = tmp_path / "run"
+    go_on(folder, 3)
+    mirror = RunMirror(url=url, resumed=False).open(folder)
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
+        kill_after(patch, 1)
+        mirror.log(3, {})
+        while not caplog.messages:
+            pass
+    assert caplog.messages[0] == f"The run continues without {url} until it answers: Killed:"
+    assert mirror.finish("finished")
+    assert resumable(url, tmp_path / "copy") == 3
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    rl4p.train([*SMALL, *STEPS, f"hydra.run.dir={folder}"])
+    assert_trains(lines(folder))
+    return folder
+
+
+@pytest.mark.mixed_dtypes
+def test_another_machine_goes_on_bit_for_bit(whole, tmp_path, url, monkeypatch):
+    """The second start has an empty folder, and neither the key nor the caches of the first."""
+    monkeypatch.chdir(tmp_path)
+    words = [*SMALL, *STEPS, "steps=6", f"checkpoint.mirror={url}", "resume=auto"]
+    rl4p.train([*words, f"hydra.run.dir={tmp_path / 'first'}"])
+    shutil.rmtree(tmp_path / "first")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    run = rl4p.train([f"resume={url}", "steps=8"])
+    assert run.folder == tmp_path / "outputs" / "mirrors" / "memory" / url.partition("://")[2]
+    assert summary(run.folder)["resumed_from"] == 6
+    again = copy_for_reading(url)
+    for folder in (run.folder, again):
+        assert lines(folder) == lines(whole)
+        assert summary(folder)["params_sha256"] == summary(whole)["params_sha256"]
+        assert (folder / "samples.jsonl").read_text() == (whole / "samples.jsonl").read_text()
+    assert_same_checkpoint(run.folder, whole)
