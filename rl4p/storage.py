@@ -56,7 +56,7 @@ def local_copy(place: str, names: Sequence[str] = ("*",)) -> Path:
     """
     if not is_address(place):
         return Path(place)
-    store = Store(place)
+    store = ObjectStore(place)
     objects = store.objects()
     if not objects:
         raise InputError(f"{place} does not exist.")
@@ -71,7 +71,7 @@ def local_copy(place: str, names: Sequence[str] = ("*",)) -> Path:
 
 
 @dataclass(frozen=True)
-class Store:
+class ObjectStore:
     """The objects below an address, named like the files of a folder: `plots/curve.png`.
 
     Methods raise a `RunError` if the store cannot be reached, and an `InputError` for a scheme that

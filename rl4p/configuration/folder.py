@@ -182,7 +182,7 @@ def refuse_address(key: str, place: str, instead: str = "") -> None:
     """
     if not is_address(place):
         return
-    problem = f"{key}={place} is in an object store, but this is written on this machine"
+    problem = f"{key}={place} is in an object store, and this is written to a local path"
     if instead:
-        raise InputError(write(f"{problem} and mirrored", [instead]))
-    raise InputError(f"{problem}: name a local path, and copy the result from there.")
+        raise InputError(write(f"{problem}, which is mirrored", [instead]))
+    raise InputError(f"{problem}: name one, and copy the result from there.")

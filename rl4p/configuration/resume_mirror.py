@@ -22,7 +22,7 @@ from rl4p.configuration.folder import AUTO, RECORD, is_in_use, not_a_run
 from rl4p.configuration.quoting import override
 from rl4p.configuration.run_copy import START, names_to_copy, register
 from rl4p.errors import InputError
-from rl4p.storage import Store, is_address
+from rl4p.storage import ObjectStore, is_address
 
 MIRRORS = Path("outputs/mirrors")
 KEYS = ("resume", "checkpoint.mirror", "hydra.run.dir")
@@ -50,7 +50,7 @@ def with_local_folder(words: Sequence[str]) -> list[str]:
         )
     scheme, _, rest = url.partition("://")
     path = (Path(folder) if folder else MIRRORS / scheme / rest.strip("/")).expanduser().absolute()
-    in_store = update(Store(url), path)
+    in_store = update(ObjectStore(url), path)
     kept = [word for word in words if word.partition("=")[0] not in KEYS]
     mirrored = override("checkpoint.mirror", url)
     if automatic:
@@ -71,7 +71,7 @@ def values(words: Sequence[str]) -> dict[str, Any]:
     return given
 
 
-def update(store: Store, folder: Path) -> bool:
+def update(store: ObjectStore, folder: Path) -> bool:
     """Makes a folder the copy of a run in a store, unless it is; returns whether there is a run.
 
     A folder of another start is renamed, because it may have steps that the store lacks.

@@ -10,19 +10,19 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from rl4p.storage import Store, cache_folder
+from rl4p.storage import ObjectStore, cache_folder
 
 CHECKPOINTS = "checkpoints"  # the folder of a run that holds its checkpoints
 DIGESTS = "digests.sha256"
 START = ".mirror"  # identifies the start that wrote a mirror last, here and in the store
 OF_A_STEP = re.compile(rf"{CHECKPOINTS}/(0|[1-9][0-9]*)/(.+)")
 
-_copies: dict[Path, Store] = {}  # of this process, so that no file says where to fetch from
+_copies: dict[Path, ObjectStore] = {}  # of this process, so that no file says where to fetch from
 
 
 def copy_for_reading(url: str) -> Path:
     """Returns a folder in the cache with the record of a run as the store has it now."""
-    store = Store(url)
+    store = ObjectStore(url)
     scheme, _, rest = url.partition("://")
     folder = cache_folder("stores") / scheme / rest.strip("/")
     names = names_to_copy(store, exports=False)
@@ -39,7 +39,7 @@ def copy_for_reading(url: str) -> Path:
     return folder
 
 
-def names_to_copy(store: Store, *, exports: bool) -> list[str]:
+def names_to_copy(store: ObjectStore, *, exports: bool) -> list[str]:
     """Returns the objects of a copy: all but the files of checkpoints that have digests.
 
     Args:
@@ -55,7 +55,7 @@ def names_to_copy(store: Store, *, exports: bool) -> list[str]:
     return names
 
 
-def register(folder: Path, store: Store) -> None:
+def register(folder: Path, store: ObjectStore) -> None:
     """Makes absent files of the checkpoints in a folder be fetched from a store."""
     _copies[folder.resolve()] = store
 
@@ -68,5 +68,5 @@ def fetch_absent(step: Path, names: Iterable[str]) -> None:
       names: its files.
     """
     if (store := _copies.get(step.parents[1].resolve())) is not None:
-        of_step = Store(store.address(f"{CHECKPOINTS}/{step.name}"))
+        of_step = ObjectStore(store.address(f"{CHECKPOINTS}/{step.name}"))
         of_step.download([name for name in names if not (step / name).is_file()], step)

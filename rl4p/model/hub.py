@@ -31,8 +31,9 @@ def model_folder(path: str, *, weights: bool = True) -> Path:
       InputError: the path is none of these, or cannot be fetched.
       RunError: an object store cannot be read.
     """
+    files = FILES if weights else FILES[:-1]
     if is_address(path):
-        return local_copy(path, FILES if weights else FILES[:-1])
+        return local_copy(path, files)
     if Path(path).is_dir():
         return Path(path)
     if path in SHIPPED:
@@ -44,7 +45,7 @@ def model_folder(path: str, *, weights: bool = True) -> Path:
             "(OWNER/NAME or OWNER/NAME@REVISION), or "
             f"{', '.join(SHIPPED)}."
         )
-    return fetch(path, FILES if weights else FILES[:-1])
+    return fetch(path, files)
 
 
 def lasting_name(path: str) -> str:

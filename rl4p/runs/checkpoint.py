@@ -23,13 +23,7 @@ from rl4p.errors import InputError, RunError
 from rl4p.protocols.collection import Stateful
 from rl4p.protocols.hook import StepInfo
 from rl4p.runs.best import Best, Mode
-from rl4p.runs.saved_steps import (
-    DIGESTS,
-    Choice,
-    chosen_step,
-    set_aside,
-    steps_of,
-)
+from rl4p.runs.saved_steps import DIGESTS, Choice, chosen_step, set_aside, steps_of
 from rl4p.runs.saving import WithDigests, without_closed_loops
 from rl4p.types import Params, TrainState
 

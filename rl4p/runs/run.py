@@ -75,6 +75,7 @@ def run(config: DictConfig) -> dict[str, Any]:
         if config.plan.check:
             refuse_what_does_not_fit(config)
         tracker = instantiate(config.tracker) if first() else NoTracker()
+        mirror = run_mirror(config, folder) if first() else None
         experiment = build(config)
         terminal = RunConsole(soft_wrap=True, quiet=not first())
         tolerance = Tolerance()
@@ -88,7 +89,6 @@ def run(config: DictConfig) -> dict[str, Any]:
             newest = max(steps_of(folder / "checkpoints"), default=0)
             record.log_changes(newest, experiment.config)
         record.describe(experiment.config, environment(experiment))
-        mirror = run_mirror(config, folder) if first() else None
         trackers = {type(tracker).__name__: tracker} | ({} if mirror is None else {KEY: mirror})
         tracked = SeveralRuns(trackers, folder)
         stateful = experiment.loop.stateful | {"evaluation": experiment.evaluation}

@@ -30,7 +30,7 @@ from rl4p.protocols.tracker import Mirror
 from rl4p.runs.record import replace_file
 from rl4p.runs.saved_steps import names_in, steps_of
 from rl4p.runs.tracker.background import BackgroundMirror
-from rl4p.storage import Store
+from rl4p.storage import ObjectStore
 
 KEY = "checkpoint.mirror"
 SECONDS_BETWEEN = 5.0  # attempts to send what is new
@@ -43,13 +43,11 @@ class RunMirror:
 
     Attributes:
       url: the address of the mirror.
-      resumed: whether the run is resumed.
       sent: whether the store has the whole folder, once the run has ended.
       slowest: the seconds of the slowest checkpoint that was sent.
     """
 
     url: str
-    resumed: bool
     sent: bool = field(default=False, init=False)
     slowest: float = field(default=0.0, init=False)
 
@@ -57,11 +55,9 @@ class RunMirror:
         """Starts a thread that mirrors the folder.
 
         Raises:
-          InputError: the store has another run at the address, or a later state of this one.
-          RunError: the store cannot be read or written.
+          RunError: the store cannot be written.
         """
-        store = Store(self.url)
-        refuse_others(store, folder, resumed=self.resumed)
+        store = ObjectStore(self.url)
         start = uuid.uuid4().hex
         store.write(START, start.encode())
         replace_file(folder / START, start)
@@ -96,6 +92,10 @@ def run_mirror(config: DictConfig, folder: Path) -> RunMirror | None:
     Args:
       config: the configuration of the run.
       folder: the folder of the run.
+
+    Raises:
+      InputError: the store has another run at the address, or a later state of this one.
+      RunError: the store cannot be read.
     """
     url = config.checkpoint.get("mirror")
     if url is None:
@@ -104,10 +104,11 @@ def run_mirror(config: DictConfig, folder: Path) -> RunMirror | None:
     if hydra.mode == RunMode.MULTIRUN:
         url = f"{url.rstrip('/')}/{folder.relative_to(hydra.sweep.dir)}"
         record_value(folder, KEY, url)
-    return RunMirror(url=url, resumed=config.resume is not None)
+    refuse_others(ObjectStore(url), folder, resumed=config.resume is not None)
+    return RunMirror(url=url)
 
 
-def refuse_others(store: Store, folder: Path, *, resumed: bool) -> None:
+def refuse_others(store: ObjectStore, folder: Path, *, resumed: bool) -> None:
     """Refuses an address where something else would be replaced.
 
     Raises:
@@ -132,7 +133,7 @@ def refuse_others(store: Store, folder: Path, *, resumed: bool) -> None:
 class StoreMirror(Mirror):
     """A run folder and its mirror."""
 
-    def __init__(self, store: Store, folder: Path, start: str, timed: RunMirror):
+    def __init__(self, store: ObjectStore, folder: Path, start: str, timed: RunMirror):
         """Reads what the store has.
 
         Args:
@@ -215,7 +216,7 @@ class StoreMirror(Mirror):
             return  # nor a copy whose files were never fetched
         began = time.monotonic()
         self.delete([step])  # the remains of an earlier attempt, or of a state that was left
-        of_step = Store(self._store.address(name))
+        of_step = ObjectStore(self._store.address(name))
         of_step.upload(names, links)
         self.send_record()
         of_step.write(DIGESTS, digests)
@@ -226,7 +227,7 @@ class StoreMirror(Mirror):
     def delete(self, steps: list[int]) -> None:
         """Deletes checkpoints in the store, and first their digests."""
         for step in steps:
-            of_step = Store(self._store.address(f"{CHECKPOINTS}/{step}"))
+            of_step = ObjectStore(self._store.address(f"{CHECKPOINTS}/{step}"))
             self._steps.pop(step, None)
             of_step.delete([DIGESTS])
             of_step.delete(of_step.objects())

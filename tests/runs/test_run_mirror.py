@@ -12,21 +12,13 @@ import rl4p
 from rl4p.configuration.resume_mirror import update
 from rl4p.configuration.run_copy import copy_for_reading
 from rl4p.errors import InputError, RunError
-from rl4p.runs.best import best_checkpoint
 from rl4p.runs.record import Record
 from rl4p.runs.run_mirror import RunMirror, StoreMirror, refuse_others
 from rl4p.runs.saved_steps import chosen_step, steps_of, write_digests
-from rl4p.storage import Store
+from rl4p.storage import ObjectStore
 from tests.runs.conftest import SMALL, assert_same_checkpoint, assert_trains, lines, summary
 
 STEPS = ("steps=8", "checkpoint.every=2", "ema.decay=0.5")
-
-
-@pytest.fixture
-def url(tmp_path):
-    yield f"memory://{tmp_path.name}/runs/a"
-    MemoryFileSystem.store.clear()
-    MemoryFileSystem.pseudo_dirs[:] = [""]
 
 
 def go_on(folder: Path, step: int, *, keep: int = 2, state: str = "state") -> None:
@@ -49,8 +41,8 @@ def go_on(folder: Path, step: int, *, keep: int = 2, state: str = "state") -> No
 def opened(folder: Path, url: str) -> StoreMirror:
     """Returns a mirror as a start of the run has it, without its thread."""
     (folder / ".mirror").write_text("start")
-    Store(url).write(".mirror", b"start")
-    return StoreMirror(Store(url), folder, "start", RunMirror(url=url, resumed=False))
+    ObjectStore(url).write(".mirror", b"start")
+    return StoreMirror(ObjectStore(url), folder, "start", RunMirror(url=url))
 
 
 class Killed(Exception):
@@ -75,7 +67,7 @@ def kill_after(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
 
 def resumable(url: str, folder: Path, state: str = "state") -> int | None:
     """Returns the step from which another machine goes on, after checking all that it needs."""
-    if not update(Store(url), folder) or not steps_of(folder / "checkpoints"):
+    if not update(ObjectStore(url), folder) or not steps_of(folder / "checkpoints"):
         return None
     step = chosen_step(folder / "checkpoints")
     Record(folder).refuse_gaps(step)
@@ -108,7 +100,7 @@ def test_killed_at_any_change_of_the_store_it_has_a_run_that_resumes(tmp_path, u
         count += 1
     assert steps == sorted(steps, key=lambda x: x or 0)
     assert {None, 3, 6} <= set(steps)
-    assert not [name for name in Store(own).objects() if name.startswith("checkpoints/3/")]
+    assert not [name for name in ObjectStore(own).objects() if name.startswith("checkpoints/3/")]
 
 
 def test_a_run_that_went_back_leaves_no_newer_checkpoint_in_the_store(tmp_path, url, monkeypatch):
@@ -150,49 +142,55 @@ def test_a_checkpoint_that_the_run_deletes_while_it_is_sent_arrives(tmp_path, ur
     folder = tmp_path / "run"
     go_on(folder, 3)
     mirror = opened(folder, url)
-    upload = Store.upload
+    upload = ObjectStore.upload
 
     def late(self, names, place):
         shutil.rmtree(folder / "checkpoints" / "3", ignore_errors=True)
         upload(self, names, place)
 
-    monkeypatch.setattr(Store, "upload", late)
+    monkeypatch.setattr(ObjectStore, "upload", late)
     mirror.send_metrics()
     assert resumable(url, tmp_path / "copy") == 3
 
 
-def test_a_copy_fetches_only_the_checkpoint_that_is_chosen(tmp_path, url, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_the_record_reaches_to_a_step_before_its_digests_are_sent(tmp_path, url, monkeypatch):
+    """The run saves a checkpoint after the mirror has sent the record."""
     folder = tmp_path / "run"
-    go_on(folder, 2)
-    go_on(folder, 6)
-    opened(folder, url).send_metrics()
-    copy = copy_for_reading(url)
-    place = copy / "checkpoints"
-    assert steps_of(place) == [2, 6]
-    assert not list(place.rglob("state"))
-    assert best_checkpoint(copy, [2, 6]) == chosen_step(place, "best") == 2
-    assert {path.parent.name for path in place.rglob("state")} == {"2"}
-    go_on(folder, 8)
-    opened(folder, url).send_metrics()
-    assert steps_of(copy_for_reading(url) / "checkpoints") == [6, 8]
-    Store(url).write("checkpoints/8/state/a", b"damaged")
-    assert chosen_step(place) == 6
+    go_on(folder, 3)
+    mirror = opened(folder, url)
+    send_record, write, ends = mirror.send_record, ObjectStore.write, []
+
+    def late():
+        send_record()
+        if steps_of(folder / "checkpoints") == [3]:
+            go_on(folder, 6)
+
+    def checked(self, name, content):
+        write(self, name, content)
+        if name == "digests.sha256":
+            lines = (ObjectStore(url).read("metrics.jsonl") or b"").splitlines()
+            ends.append((int(self.name), len(lines) - 1))
+
+    monkeypatch.setattr(mirror, "send_record", late)
+    monkeypatch.setattr(ObjectStore, "write", checked)
+    mirror.send_metrics()
+    assert ends == [(6, 6), (3, 6)]
 
 
 def test_two_starts_never_write_one_mirror(tmp_path, url, caplog):
     a, b = tmp_path / "a", tmp_path / "b"
     go_on(a, 3)
-    first = RunMirror(url=url, resumed=False).open(a)
+    first = RunMirror(url=url).open(a)
     first.log(3, {})
     assert first.finish("stopped")
-    update(Store(url), b)
-    second = RunMirror(url=url, resumed=True).open(b)
+    update(ObjectStore(url), b)
+    second = RunMirror(url=url).open(b)
     with pytest.raises(InputError, match="has a later state of this run than"):
-        RunMirror(url=url, resumed=True).open(a)
+        refuse_others(ObjectStore(url), a, resumed=True)
     with pytest.raises(InputError, match="already contains a run"):
-        RunMirror(url=url, resumed=False).open(tmp_path)
-    stale = StoreMirror(Store(url), a, "start of a", first)
+        refuse_others(ObjectStore(url), tmp_path, resumed=False)
+    refuse_others(ObjectStore(url), b, resumed=True)
+    stale = StoreMirror(ObjectStore(url), a, "start of a", first)
     with pytest.raises(RunError, match="another start of the run writes to"):
         stale.send_metrics()
     assert second.finish("finished")
@@ -200,9 +198,9 @@ def test_two_starts_never_write_one_mirror(tmp_path, url, caplog):
 
 
 def test_objects_that_are_no_run_are_not_replaced(tmp_path, url):
-    Store(url).write("thesis.tex", b"years of work")
+    ObjectStore(url).write("thesis.tex", b"years of work")
     with pytest.raises(InputError, match="has objects that are no mirror of a run"):
-        refuse_others(Store(url), tmp_path, resumed=False)
+        refuse_others(ObjectStore(url), tmp_path, resumed=False)
 
 
 def test_hidden_files_and_links_stay_here_and_deleted_files_go(tmp_path, url):
@@ -219,12 +217,12 @@ def test_hidden_files_and_links_stay_here_and_deleted_files_go(tmp_path, url):
     (folder / "link").symlink_to("/etc/hostname")
     mirror = opened(folder, url)
     mirror.send_metrics()
-    of_run = {name for name in Store(url).objects() if not name.startswith("checkpoints")}
+    of_run = {name for name in ObjectStore(url).objects() if not name.startswith("checkpoints")}
     record = {".hydra/config.yaml", ".mirror", "metrics.jsonl"}
     assert of_run == record | {"exports/step-1/config.json", "summary.json"}
     (folder / "summary.json").unlink()
     opened(folder, url).send_metrics()
-    assert "summary.json" not in Store(url).objects()
+    assert "summary.json" not in ObjectStore(url).objects()
 
 
 def test_a_store_that_fails_costs_a_warning_and_all_is_sent_later(
@@ -233,7 +231,7 @@ def test_a_store_that_fails_costs_a_warning_and_all_is_sent_later(
     monkeypatch.setattr("rl4p.runs.tracker.background.SECONDS_BETWEEN_ATTEMPTS", 0.0)
     folder = tmp_path / "run"
     go_on(folder, 3)
-    mirror = RunMirror(url=url, resumed=False).open(folder)
+    mirror = RunMirror(url=url).open(folder)
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
         kill_after(patch, 1)
         mirror.log(3, {})
