@@ -13,6 +13,7 @@ Credentials and endpoints come from the environment, as the libraries of the sto
 
 import hashlib
 import json
+import logging
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -97,6 +98,7 @@ class ObjectStore:
             raise InputError(f"{self.url} is not in an object store that rl4p reads ({known}).")
         import fsspec
 
+        logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # tracebacks of what it also raises
         try:
             return fsspec.filesystem(scheme, use_listings_cache=False)
         except ImportError as error:
