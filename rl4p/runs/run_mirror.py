@@ -158,7 +158,8 @@ class StoreMirror(Mirror):
         local = steps_of(self._folder / CHECKPOINTS)
         left = [step for step in self._steps if local and step > local[-1]]
         self.delete(left)  # a resumed run has gone back
-        self.send_record()
+        if self._steps or not local:  # a long record without a checkpoint would not resume
+            self.send_record()
         for step in self.unsent():
             self.send_checkpoint(step)
         local = steps_of(self._folder / CHECKPOINTS)

@@ -2,19 +2,28 @@
 
 import logging
 import shutil
+import time
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
 
 import rl4p
+from rl4p.compare import main as compare
+from rl4p.configuration import main
 from rl4p.configuration.resume_mirror import update
 from rl4p.configuration.run_copy import copy_for_reading
+from rl4p.configuration.signature import is_own
+from rl4p.configuration.yaml_file import load_yaml, read_yaml
 from rl4p.errors import InputError, RunError
+from rl4p.export import main as export
 from rl4p.runs.record import Record
-from rl4p.runs.run_mirror import RunMirror, StoreMirror, refuse_others
+from rl4p.runs.run_mirror import KEY, RunMirror, StoreMirror, refuse_others, run_mirror
 from rl4p.runs.saved_steps import chosen_step, steps_of, write_digests
+from rl4p.samples import main as samples
 from rl4p.storage import ObjectStore
 from tests.runs.conftest import SMALL, assert_same_checkpoint, assert_trains, lines, summary
 
@@ -103,6 +112,25 @@ def test_killed_at_any_change_of_the_store_it_has_a_run_that_resumes(tmp_path, u
     assert not [name for name in ObjectStore(own).objects() if name.startswith("checkpoints/3/")]
 
 
+def test_a_record_without_a_checkpoint_stays_short_so_that_its_run_starts_again(
+    tmp_path, url, monkeypatch
+):
+    """The first checkpoint is sent for so long that the run has gone on by many steps."""
+    folder = tmp_path / "run"
+    go_on(folder, 3)
+    shutil.rmtree(folder / "checkpoints")
+    opened(folder, url).send_metrics()
+    go_on(folder, 50)
+    mirror = opened(folder, url)
+    with monkeypatch.context() as patch, suppress(RunError):
+        kill_after(patch, 2)
+        mirror.send_metrics()
+    assert resumable(url, tmp_path / "copy") is None
+    assert [row["step"] for row in Record(tmp_path / "copy").metrics()] == [0, 1, 2, 3]
+    opened(folder, url).send_metrics()
+    assert resumable(url, tmp_path / "whole") == 50
+
+
 def test_a_run_that_went_back_leaves_no_newer_checkpoint_in_the_store(tmp_path, url, monkeypatch):
     """Killed anywhere, the store has the old branch or the new one, and never a mixture."""
     count = 0
@@ -158,6 +186,7 @@ def test_the_record_reaches_to_a_step_before_its_digests_are_sent(tmp_path, url,
     folder = tmp_path / "run"
     go_on(folder, 3)
     mirror = opened(folder, url)
+    mirror.send_metrics()
     send_record, write, ends = mirror.send_record, ObjectStore.write, []
 
     def late():
@@ -174,7 +203,7 @@ def test_the_record_reaches_to_a_step_before_its_digests_are_sent(tmp_path, url,
     monkeypatch.setattr(mirror, "send_record", late)
     monkeypatch.setattr(ObjectStore, "write", checked)
     mirror.send_metrics()
-    assert ends == [(6, 6), (3, 6)]
+    assert ends == [(6, 6)]
 
 
 def test_two_starts_never_write_one_mirror(tmp_path, url, caplog):
@@ -236,10 +265,25 @@ def test_a_store_that_fails_costs_a_warning_and_all_is_sent_later(
         kill_after(patch, 1)
         mirror.log(3, {})
         while not caplog.messages:
-            pass
+            time.sleep(0.01)
     assert caplog.messages[0] == f"The run continues without {url} until it answers: Killed:"
     assert mirror.finish("finished")
     assert resumable(url, tmp_path / "copy") == 3
+
+
+def test_each_job_of_a_sweep_has_a_mirror_of_its_own_which_its_folder_records(tmp_path, url):
+    urls = []
+
+    def job(config):
+        mirror = run_mirror(config, Path(HydraConfig.get().runtime.output_dir))
+        urls.append(mirror and mirror.url)
+
+    main("train", job, argv=["-m", "seed=0,1", KEY + f"={url}/", f"hydra.sweep.dir={tmp_path}/s"])
+    assert urls == [f"{url}/0", f"{url}/1"]
+    hydra = tmp_path / "s" / "1" / ".hydra"
+    assert OmegaConf.select(load_yaml(hydra / "config.yaml"), KEY) == urls[1]
+    assert f"{KEY}={urls[1]}" in read_yaml(hydra / "overrides.yaml")
+    assert all(is_own(hydra / name) for name in ("config.yaml", "overrides.yaml"))
 
 
 @pytest.fixture(scope="module")
@@ -251,7 +295,7 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.mixed_dtypes
-def test_another_machine_goes_on_bit_for_bit(whole, tmp_path, url, monkeypatch):
+def test_another_machine_goes_on_bit_for_bit(whole, tmp_path, url, monkeypatch, capsys):
     """The second start has an empty folder, and neither the key nor the caches of the first."""
     monkeypatch.chdir(tmp_path)
     words = [*SMALL, *STEPS, "steps=6", f"checkpoint.mirror={url}", "resume=auto"]
@@ -267,3 +311,15 @@ def test_another_machine_goes_on_bit_for_bit(whole, tmp_path, url, monkeypatch):
         assert summary(folder)["params_sha256"] == summary(whole)["params_sha256"]
         assert (folder / "samples.jsonl").read_text() == (whole / "samples.jsonl").read_text()
     assert_same_checkpoint(run.folder, whole)
+    policies = []
+    for name, of_run in (("here", str(whole)), ("of_store", url)):
+        assert export(["dtype=float32", f"run={of_run}", f"out={name}"]) == 0
+        policies.append((tmp_path / name / "model.safetensors").read_bytes())
+    assert policies[0] == policies[1]
+    capsys.readouterr()
+    assert samples([url, "limit=all"]) == 0
+    assert "step 8" in capsys.readouterr().out
+    assert compare([f"run={url}", "out=compared"]) == 0
+    assert (tmp_path / "compared" / "compare" / "index.html").is_file()
+    assert export([f"run={url}", "out=s3://bucket/policy"]) == 2
+    assert "name one, and copy the result from there" in capsys.readouterr().err
