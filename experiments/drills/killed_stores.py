@@ -2,10 +2,11 @@
 
     python -m experiments.drills.killed_stores [--kills 100]
 
-A run is killed with SIGKILL at a moment of the first two seconds after the first file of its store
-has appeared. The next run in the same place must be tracked, and after `rl4p.send` the store must
-hold every step of both runs once. Each command is a process that is forked from one which has
-imported the libraries, and nothing else, since imports would take most of the time.
+A run is killed with SIGKILL after the first file of its store has appeared, at moments spread over
+half again the time that the store takes to be complete on this machine. The next run in the same
+place must be tracked, and after `rl4p.send` the store must hold every step of both runs once. Each
+command is a process that is forked from one which has imported the libraries, and nothing else,
+since imports would take most of the time.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from experiments.drills.outcome import tell
 from experiments.drills.small_run import SMALL, record, trains
 from rl4p.runs.tracker.mlflow import SETTINGS
 
-SECONDS = 2.0
+LONGER = 1.5  # the last moment, as a multiple of the time in which the store is complete
 WORDS = (*(word for word in SMALL if not word.startswith("tracker=")), "tracker=mlflow")
 LIBRARIES = ("rl4p.runs.run", "rl4p.runs.tracker.sending", "mlflow.store.tracking.sqlalchemy_store")
 
@@ -57,18 +58,36 @@ def finished(program: str, *words: str, place: Path) -> tuple[int | None, str]:
     return process.exitcode, (place / "output.txt").read_text()
 
 
-def killed(place: Path, seconds: float) -> str:
-    """Starts a run in a folder, kills it `seconds` after its store was begun, and says when."""
+def begun(place: Path) -> multiprocessing.Process:
+    """Starts a run in a folder, and returns it when the first file of its store has appeared."""
     store, words = place / "outputs", (*WORDS, "steps=200", f"hydra.run.dir={place / 'killed'}")
     process = started("rl4p.train", *words, place=place)
     while process.is_alive() and not any(
         path for path in store.glob("*mlflow.db*") if not path.name.endswith(".lock")
     ):
         time.sleep(0.001)
+    return process
+
+
+def seconds_to_complete() -> float:
+    """Returns the time from the first file of a store until it is complete."""
+    with tempfile.TemporaryDirectory() as place:
+        process, start = begun(Path(place)), time.perf_counter()
+        while process.is_alive() and not (Path(place) / "outputs" / "mlflow.db").exists():
+            time.sleep(0.001)
+        seconds = time.perf_counter() - start
+        process.kill()
+        process.join()
+        return seconds
+
+
+def killed(place: Path, seconds: float) -> str:
+    """Starts a run in a folder, kills it `seconds` after its store was begun, and says when."""
+    process = begun(place)
     time.sleep(seconds)
     if not process.is_alive():
         moment = "the run had ended"
-    elif (store / "mlflow.db").exists():
+    elif (place / "outputs" / "mlflow.db").exists():
         moment = "the store was complete"
     else:
         moment = "the store was being created"
@@ -122,10 +141,11 @@ def main() -> int:
         os.environ.setdefault(name, value)
     for name in LIBRARIES:
         import_module(name)
+    last = LONGER * seconds_to_complete()
     for number in range(kills):
         with tempfile.TemporaryDirectory() as temporary:
             place = Path(temporary)
-            seconds = SECONDS * number / kills
+            seconds = last * number / kills
             moments[killed(place, seconds)] += 1
             if reason := problem(place):
                 wrong.append(f"killed after {seconds:.2f} s: {reason}")

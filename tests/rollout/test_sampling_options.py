@@ -133,15 +133,15 @@ def test_samplers_and_server_draw_the_same_tokens(ending, params, prompts, compl
 
 
 def expected_logprobs(policy, params, request, tokens, own, end_ids):
-    """Returns the log-probability of each token, from a forward pass and NumPy alone."""
+    """Returns log p of all tokens at each place, from a forward pass and NumPy alone: [T, V]."""
     context = [*request.tokens, *tokens]
-    whole = np.array([context], np.int32)
-    hidden = policy.decoder.hidden(
-        params, whole, np.arange(len(context))[None], np.ones_like(whole)
-    )
+    padding = [0] * (-len(context) % 64)  # few lengths compile
+    whole = np.array([context + padding], np.int32)
+    read = np.array([[1] * len(context) + padding], np.int32)
+    hidden = policy.decoder.hidden(params, whole, np.arange(whole.size)[None], read)
     logits_TV = np.asarray(policy.decoder.logits(params, hidden)[0], np.float64)
     logprobs = []
-    for t, token in enumerate(tokens):
+    for t in range(len(tokens)):
         logits = logits_TV[len(request.tokens) + t - 1].copy()
         if t < own.least_tokens:
             logits[list(end_ids)] = -np.inf
@@ -156,8 +156,8 @@ def expected_logprobs(policy, params, request, tokens, own, end_ids):
             logits[logits < np.sort(logits)[-own.top_k]] = -np.inf
         if own.min_p:
             logits[logits < logits.max() + np.log(own.min_p)] = -np.inf
-        logprobs.append(logits[token] - np.logaddexp.reduce(logits))
-    return logprobs
+        logprobs.append(logits - np.logaddexp.reduce(logits))
+    return np.stack(logprobs)
 
 
 @pytest.mark.parametrize("options", [x for x in CASES if x.get("temperature") != 0], ids=str)
@@ -170,9 +170,9 @@ def test_behaviour_logprobs_are_those_of_the_distribution_that_was_drawn_from(
     for request in asked:
         for _ in request.keys_N:
             completion = next(completions)
-            expected = expected_logprobs(
-                ending, params, request, completion.tokens.tolist(), own, ending.end_ids
-            )
+            tokens = completion.tokens.tolist()
+            expected_TV = expected_logprobs(ending, params, request, tokens, own, ending.end_ids)
+            expected = expected_TV[np.arange(len(tokens)), tokens]
             np.testing.assert_allclose(completion.logprobs, expected, atol=1e-3)
 
 
@@ -185,11 +185,7 @@ def test_tokens_follow_their_distribution(ending, params, prompts, completed, ki
     asked = dataclasses.replace(asked, tokens=(*asked.tokens, 65), drawn=1, max_tokens=1)
     drawn = np.array([int(x.tokens[0]) for x in completed(kind, options, [asked])])
     first = dataclasses.replace(asked, tokens=asked.tokens[:-1])
-    logprobs = [
-        expected_logprobs(ending, params, first, [65, token], own, ending.end_ids)[1]
-        for token in range(264)
-    ]
-    share = np.exp(logprobs)
+    share = np.exp(expected_logprobs(ending, params, first, [65, 65], own, ending.end_ids)[1])
     assert share.sum() == pytest.approx(1, abs=1e-3)
     counts = np.bincount(drawn, minlength=264)
     assert not counts[share == 0].any()

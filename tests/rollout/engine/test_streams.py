@@ -51,7 +51,10 @@ class Conversations:
 
 @pytest.fixture
 def held(policy, params, monkeypatch):
-    """Returns the conversations that an engine held, and counts its device calls by name."""
+    """Returns the conversations that an engine held, and counts its device calls by name.
+
+    `held.slots` has the numbers of slots in which contexts were placed.
+    """
     policy = dataclasses.replace(policy, end_ids=())  # all turns are equally long
     engine = Continuous(max_response_tokens=64).open(policy)
     counts: Counter[str] = Counter()
@@ -60,12 +63,15 @@ def held(policy, params, monkeypatch):
 
         def counted(*args, name=name, program=program):
             counts[name] += 1
+            if name == "place":
+                hold.slots.add(len(args[2]))
             return program(*args)
 
         monkeypatch.setattr(programs, name, counted)
 
     def hold(count, most=MOST):
         counts.clear()
+        hold.slots = set()
         engine.publish(params, 0)
         source = Conversations(count, most)
         engine.stream(source)
@@ -87,4 +93,5 @@ def test_fewer_conversations_compile_nothing(held):
     assert resized == [1, 0]  # the second begins with the columns that the first ended with
     before = compilation()
     held(3, most=20)
+    assert held.slots == {20}
     assert compilation().since(before).programs == 0
