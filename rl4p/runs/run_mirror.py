@@ -144,13 +144,17 @@ class StoreMirror(Mirror):
         """
         self._store, self._folder, self._start, self._timed = store, folder, start, timed
         self._sent: dict[str, tuple[int, int] | None] = {}  # size and time of each file
-        self._steps: dict[int, bytes] = {}  # the digests of each complete checkpoint
+        self._steps: dict[
+            int, bytes
+        ] = {}  # the digests of each checkpoint; b"" if it is incomplete
         for name in store.objects():
             part = OF_A_STEP.fullmatch(name)
             if part is None and name != START:
                 self._sent[name] = None
-            elif part is not None and part[2] == DIGESTS:
-                self._steps[int(part[1])] = store.read(name) or b""
+            elif part is not None:
+                self._steps.setdefault(int(part[1]), b"")
+                if part[2] == DIGESTS:
+                    self._steps[int(part[1])] = store.read(name) or b""
 
     def send_metrics(self) -> None:
         """Makes the mirror equal to the folder, in the order that the head of the module gives."""
@@ -158,12 +162,14 @@ class StoreMirror(Mirror):
         local = steps_of(self._folder / CHECKPOINTS)
         left = [step for step in self._steps if local and step > local[-1]]
         self.delete(left)  # a resumed run has gone back
-        if self._steps or not local:  # a long record without a checkpoint would not resume
+        if (
+            any(self._steps.values()) or not local
+        ):  # a long record without a checkpoint would not resume
             self.send_record()
         for step in self.unsent():
             self.send_checkpoint(step)
         local = steps_of(self._folder / CHECKPOINTS)
-        newest = max((step for step in local if step in self._steps), default=-1)
+        newest = max((step for step in local if self._steps.get(step)), default=-1)
         self.delete([step for step in self._steps if step < newest and step not in local])
 
     def close(self, status: str) -> None:
@@ -217,8 +223,10 @@ class StoreMirror(Mirror):
             return  # nor a copy whose files were never fetched
         began = time.monotonic()
         self.delete([step])  # the remains of an earlier attempt, or of a state that was left
+        self._steps[step] = b""
         of_step = ObjectStore(self._store.address(name))
         of_step.upload(names, links)
+        self.check_start()  # this may have taken long
         self.send_record()
         of_step.write(DIGESTS, digests)
         self._steps[step] = digests
