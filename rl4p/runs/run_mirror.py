@@ -144,9 +144,8 @@ class StoreMirror(Mirror):
         """
         self._store, self._folder, self._start, self._timed = store, folder, start, timed
         self._sent: dict[str, tuple[int, int] | None] = {}  # size and time of each file
-        self._steps: dict[
-            int, bytes
-        ] = {}  # the digests of each checkpoint; b"" if it is incomplete
+        # The digests of each checkpoint, and nothing for one that is incomplete.
+        self._steps: dict[int, bytes] = {}
         for name in store.objects():
             part = OF_A_STEP.fullmatch(name)
             if part is None and name != START:
@@ -162,9 +161,8 @@ class StoreMirror(Mirror):
         local = steps_of(self._folder / CHECKPOINTS)
         left = [step for step in self._steps if local and step > local[-1]]
         self.delete(left)  # a resumed run has gone back
-        if (
-            any(self._steps.values()) or not local
-        ):  # a long record without a checkpoint would not resume
+        # A long record without a checkpoint would not resume.
+        if any(self._steps.values()) or not local:
             self.send_record()
         for step in self.unsent():
             self.send_checkpoint(step)
