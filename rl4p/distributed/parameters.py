@@ -11,6 +11,7 @@ from typing import Any
 from rl4p.errors import InputError
 
 ADAPTERS = ("lora_a", "lora_b")  # siblings of the kernel that they adapt
+PACKED = ("codes", "scales")  # of a kernel in 4 bits (`rl4p.model.nf4`)
 
 
 @dataclass(frozen=True)
@@ -23,11 +24,13 @@ class Parameter:
       matrix: whether it is a matrix or a stack of matrices; only matrices have weight decay.
       inner: whether it is a matrix that maps neither from nor to the vocabulary or labels; Muon
         takes only these.
+      narrowed: whether it may be held in the dtype of activations where it is used.
     """
 
     axes: tuple[str | None, ...]
     matrix: bool = True
     inner: bool = True
+    narrowed: bool = True
 
 
 def vector(*axes: str | None) -> Parameter:
@@ -68,7 +71,9 @@ def declared(path: tuple[Any, ...]) -> Parameter:
     Raises:
       InputError: the parameter is not in the table.
     """
-    *_, parent, name = ["", "", *names(path)]
+    *_, owner, parent, name = ["", "", "", *names(path)]
+    if name in PACKED and (kernel := DECLARED.get(f"{owner}/{parent}")):
+        return Parameter(kernel.axes, narrowed=False)
     if name in ADAPTERS and (kernel := DECLARED.get(f"{parent}/kernel")):
         into, out = kernel.axes
         return Parameter((into, None) if name == "lora_a" else (None, out))

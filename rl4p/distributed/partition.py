@@ -92,7 +92,9 @@ def changed_for_decoding(params: Params, dtype: str) -> frozenset[str]:
 
 def decoding_dtype(path: tuple, x: Any, dtype: str) -> jnp.dtype:
     """Returns the dtype of a parameter for sampling: at most `dtype` for a matrix, else its own."""
-    wider = "width" in declared(path).axes and x.dtype.itemsize > jnp.dtype(dtype).itemsize
+    parameter = declared(path)
+    narrowed = parameter.narrowed and "width" in parameter.axes
+    wider = narrowed and x.dtype.itemsize > jnp.dtype(dtype).itemsize
     return jnp.dtype(dtype) if wider else x.dtype
 
 
@@ -122,8 +124,8 @@ def gather(params: Params, dtype: Any) -> Params:
         if "layers" in keys(path) or "fsdp" not in divided:
             return x
         place = spec(path, x.ndim, ("tp",))
-        axis = divided.index("fsdp")
-        return checkpoint_name(all_gathered(x, axis, jnp.dtype(dtype), place), GATHERED)
+        axis, own = divided.index("fsdp"), x.dtype if not declared(path).narrowed else dtype
+        return checkpoint_name(all_gathered(x, axis, jnp.dtype(own), place), GATHERED)
 
     return jax.tree.map_with_path(gathered, params)
 

@@ -1,6 +1,7 @@
 """Readers and writers of Hugging Face folders: config.json, safetensors and adapters."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial, reduce
 from operator import getitem
@@ -30,6 +31,7 @@ from rl4p.model.model_tensors import (
     model_tensors,
     stacked_index,
 )
+from rl4p.model.nf4 import BLOCK, NF4Kernel, quantized, quantized_shapes
 from rl4p.model.policy import Policy
 from rl4p.model.tensor_files import (
     DTYPES,
@@ -78,7 +80,8 @@ def read_params(
       folder: a folder with model.safetensors, or with an index and the files it names.
       decoder: the decoder whose parameters are read.
       dtype: the dtype of the parameters; None keeps the dtype in the files, or takes float32 for a
-        stacked parameter whose layers differ.
+        stacked parameter whose layers differ. `nf4` holds projections in 4 bits, and the rest in
+        bfloat16.
       mesh: the mesh that shards them; None for the first device alone.
 
     Raises:
@@ -89,8 +92,9 @@ def read_params(
     if family.quantization == mxfp4.METHOD:
         stored = mxfp4.dequantized(stored)
     shapes = jax.eval_shape(decoder.init, jax.random.key(0))
+    held, rest = (quantized_shapes(shapes), "bfloat16") if dtype == "nf4" else (shapes, dtype)
     alone = SingleDeviceSharding(jax.local_devices()[0])
-    places = param_shardings(mesh, shapes) if mesh else jax.tree.map(lambda _: alone, shapes)
+    places = param_shardings(mesh, held) if mesh else jax.tree.map(lambda _: alone, held)
     parameters: dict[tuple, list[Tensor]] = {}
     for tensor in family.names(decoder.config):
         parameters.setdefault(tensor.path, []).append(tensor)
@@ -103,17 +107,61 @@ def read_params(
             node = node.setdefault(key, {})
         kinds = {DTYPES[stored[tensor.name].kind] for tensor in tensors}
         own = kinds.pop() if len(kinds) == 1 else jnp.dtype("float32")
-        shape = reduce(getitem, path, shapes).shape
-        read = partial(
-            read_part,
-            tensors=tensors,
-            stored=stored,
-            shape=shape,
-            dtype=own if dtype is None else jnp.dtype(dtype),
-        )
-        array = jax.make_array_from_callback(shape, reduce(getitem, path, places), read)
+        shape, place = (reduce(getitem, path, tree) for tree in (held, places))
+        read = partial(read_part, tensors=tensors, stored=stored, shape=shape.shape)
+        if isinstance(shape, NF4Kernel):
+            node[path[-1]] = read_nf4(partial(read, dtype=np.dtype("float32")), shape, place)
+            continue
+        read = partial(read, dtype=own if rest is None else jnp.dtype(rest))
+        array = jax.make_array_from_callback(shape.shape, place, read)
         node[path[-1]] = array.block_until_ready()  # before the next one needs memory
     return params
+
+
+def read_nf4(read: Callable[..., np.ndarray], shape: NF4Kernel, place: NF4Kernel) -> NF4Kernel:
+    """Returns a kernel in 4 bits, of which the host reads one layer at a time.
+
+    Args:
+      read: `read_part` of the kernel.
+      shape, place: the shapes and the shardings of its codes and scales.
+    """
+    scales: dict[Any, np.ndarray] = {}  # by the inputs and outputs of a device
+    check_divided(shape.scales, place.scales)
+
+    def bounds(index: Any, inputs: int) -> tuple[int, ...]:
+        _, rows, columns = (part.indices(n)[:2] for part, n in zip(index, shape.shape, strict=True))
+        return rows[0] * inputs, min(rows[1] * inputs, shape.shape[1]), *columns
+
+    def codes_of(index: Any) -> np.ndarray:
+        first, last, *columns = own = bounds(index, 2)
+        layers = [
+            quantized(read((slice(layer, layer + 1), slice(first, last), slice(*columns))))
+            for layer in range(shape.shape[0])
+        ]
+        scales[own] = np.concatenate([layer.scales for layer in layers])
+        return np.concatenate([layer.codes for layer in layers])
+
+    codes = jax.make_array_from_callback(shape.codes.shape, place.codes, codes_of)
+    made = jax.make_array_from_callback(
+        shape.scales.shape, place.scales, lambda index: scales[bounds(index, BLOCK)]
+    )
+    return jax.block_until_ready(NF4Kernel(codes, made))
+
+
+def check_divided(scales: Any, place: Any) -> None:
+    """Checks that each device gets whole blocks of a kernel.
+
+    Raises:
+      InputError: it does not.
+    """
+    try:
+        place.shard_shape(scales.shape)
+    except ValueError:
+        raise InputError(
+            f"model.param_dtype=nf4 holds blocks of {BLOCK} inputs, and {scales.shape[-2]} blocks "
+            "cannot be divided among the devices of the mesh: use fewer along fsdp and tp, or "
+            "model.param_dtype=bfloat16."
+        ) from None
 
 
 def read_part(

@@ -13,6 +13,7 @@ from rl4p.model.attention import AttentionInputs, attend
 from rl4p.model.cache import write
 from rl4p.model.decoder_config import DecoderConfig
 from rl4p.model.kernels import Kernel
+from rl4p.model.nf4 import NF4Kernel
 from rl4p.model.rope import rotate
 from rl4p.types import Array
 
@@ -188,7 +189,14 @@ class Projection(nn.Dense):
     adapter_scale: float = 0.0
 
     def __call__(self, inputs: Array) -> Array:
-        y = super().__call__(inputs)
+        if self.has_variable("params", "kernel") and isinstance(
+            kernel := self.get_variable("params", "kernel"), NF4Kernel
+        ):
+            bias = self.get_variable("params", "bias") if self.use_bias else None
+            y = self.dot_general(inputs.astype(self.dtype), kernel.astype(self.dtype))
+            y = plus(y, None if bias is None else bias.astype(self.dtype))
+        else:
+            y = super().__call__(inputs)
         if not self.has_variable("params", "lora_a"):
             return y
         down, up = (

@@ -118,7 +118,7 @@ def one_tensor(
     arrays: tuple[Array, ...], at: tuple[Array, ...], *, scale: float, dtype: Any
 ) -> Array:
     """Returns one tensor of a stacked parameter, with any adapter merged."""
-    tensor, *adapter = (jnp.asarray(array[at]) for array in arrays)
+    tensor, *adapter = (array[at] for array in arrays)
     if adapter:
         tensor = merged_kernel(tensor, adapter[0], adapter[1], scale)
     return tensor.astype(dtype)

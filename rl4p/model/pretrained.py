@@ -20,6 +20,7 @@ from rl4p.model.hub import lasting_name, model_folder
 from rl4p.model.huggingface import read_config, read_params
 from rl4p.model.kernels import Kernel, check_kernel
 from rl4p.model.lora import LoRA
+from rl4p.model.nf4 import quantized_shapes
 from rl4p.model.policy import Policy
 from rl4p.model.tensor_files import read_json
 from rl4p.model.tokenizer import check_template, load_tokenizer
@@ -38,7 +39,8 @@ class Pretrained:
         package.
       dtype: the dtype of activations.
       param_dtype: the dtype of the model's parameters; None keeps the dtype in the files. If
-        bfloat16 parameters are trained, rounding loses most of the optimizer's steps.
+        bfloat16 parameters are trained, rounding loses most of the optimizer's steps. `nf4` holds
+        the projections in 4 bits (`nf4.py`), and the rest in bfloat16; only adapters are trained.
       remat: which activations the backward pass recomputes (`Decoder`), to save memory for time.
       unroll: unrolls the layers, which makes updates faster on a CPU; requires `remat=none`
         (`Decoder`).
@@ -56,7 +58,7 @@ class Pretrained:
 
     path: ReadPath
     dtype: Literal["float32", "bfloat16"] = "float32"
-    param_dtype: Literal["float32", "bfloat16"] | None = "float32"
+    param_dtype: Literal["float32", "bfloat16", "nf4"] | None = "float32"
     remat: Remat = "elementwise"
     unroll: bool = False
     attention: Kernel = "xla"
@@ -65,6 +67,18 @@ class Pretrained:
     template: Mapping[str, Any] = field(default_factory=dict)
     date: str | None = None
     lora: LoRA = field(default_factory=LoRA)
+
+    def __post_init__(self) -> None:
+        if self.param_dtype == "nf4" and not self.lora.rank:
+            raise ValueError(
+                "param_dtype=nf4 freezes the parameters, so that only adapters can be trained: set "
+                "model.lora.rank."
+            )
+        if self.param_dtype == "nf4" and self.remat == "none":
+            raise ValueError(
+                "remat=none would keep the matrices of all layers at their full size, which "
+                "param_dtype=nf4 avoids: choose model.remat=elementwise or layer."
+            )
 
     def build(self, mesh: Mesh, key: Array) -> tuple[Policy, Params]:
         """Returns the policy and its trained parameters; `key` initializes new adapters."""
@@ -82,7 +96,11 @@ class Pretrained:
         policy = self.policy(folder, mesh)
         dtype = self.param_dtype or "float32"  # weight files are not read here
         shapes = placement.shapes(mesh, policy.decoder.init, key)
-        params = jax.tree.map(lambda x: x.update(dtype=dtype), shapes)
+        if dtype == "nf4":
+            held = quantized_shapes(shapes)
+            params = placement.with_shardings(held, placement.param_shardings(mesh, held))
+        else:
+            params = jax.tree.map(lambda x: x.update(dtype=dtype), shapes)
         if not self.lora.rank:
             return policy, params
         return replace(policy, frozen=params), placement.shapes(mesh, self.lora.init, key, params)
@@ -107,6 +125,11 @@ class Pretrained:
             raise InputError(
                 f"model.experts={self.experts} is for a model with experts, but {folder} has none: "
                 "leave it out."
+            )
+        if self.param_dtype == "nf4" and decoder.config.experts:
+            raise InputError(
+                f"model.param_dtype=nf4 holds no experts in 4 bits, and {folder} has them: choose "
+                "bfloat16."
             )
         check_kernel(self.attention, decoder.config, self.dtype, mesh.platform)
         mesh.check_divides(decoder.config.dimensions)
