@@ -272,5 +272,5 @@ def secret_in_address(key: str) -> InputError:
         "the run: leave it out, and name an environment variable that has it with key_variable=NAME"
         " (MLflow reads MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD and "
         "MLFLOW_TRACKING_TOKEN, and object stores the variables of their libraries, such as "
-        "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)."
+        "AWS_ACCESS_KEY_ID)."
     )
