@@ -54,8 +54,11 @@ def record_value(folder: Path, key: str, value: str) -> None:
     config = load_yaml(hydra / "config.yaml")
     OmegaConf.update(config, key, value, force_add=True)
     lines = [x for x in read_yaml(hydra / "overrides.yaml") if x.partition("=")[0] != key]
-    for name, new in (("overrides.yaml", [*lines, override(key, value)]), ("config.yaml", config)):
-        text = OmegaConf.to_yaml(new)
+    for name, content in (
+        ("overrides.yaml", [*lines, override(key, value)]),
+        ("config.yaml", config),
+    ):
+        text = OmegaConf.to_yaml(content)
         replace(hydra / name, signed(name, text) if is_own(hydra / name) else text)
 
 

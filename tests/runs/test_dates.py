@@ -7,9 +7,14 @@ import pytest
 
 import rl4p.model
 from rl4p.configuration.folder import record_value
+from rl4p.configuration.signature import is_own, signed
 from rl4p.configuration.yaml_file import load_yaml, read_yaml
 
 TINY = Path(rl4p.model.__file__).parent / "tiny"
+FEW = (
+    *("prompts_per_step=4", "group_size=2", "max_prompt_tokens=48", "max_response_tokens=16"),
+    *("evaluation.prompts=4", "tracker=none"),
+)
 
 
 @pytest.fixture
@@ -35,12 +40,24 @@ def test_a_value_is_recorded_as_if_the_command_line_had_given_it(tmp_path):
         assert load_yaml(hydra / "config.yaml") == config
 
 
+@pytest.mark.parametrize("own", [True, False])
+def test_a_recorded_value_is_the_users_own_if_the_files_were(tmp_path, own):
+    hydra = tmp_path / ".hydra"
+    hydra.mkdir()
+    for name, text in (("overrides.yaml", "- steps=2\n"), ("config.yaml", "model: {}\n")):
+        (hydra / name).write_text(signed(name, text) if own else text)
+    record_value(tmp_path, "model.date", "2026-01-05")
+    assert load_yaml(hydra / "config.yaml").model.date == "2026-01-05"
+    assert is_own(hydra / "overrides.yaml") is is_own(hydra / "config.yaml") is own
+
+
 @pytest.mark.slow
 def test_a_run_keeps_the_date_on_which_it_began(dated, train, monkeypatch, tmp_path):
     run = tmp_path / "run"
-    words = ("model=pretrained", f"model.path={dated}", f"hydra.run.dir={run}")
+    words = ("model=pretrained", f"model.path={dated}", f"hydra.run.dir={run}", *FEW)
     monkeypatch.setenv("TZ", "Etc/GMT+12")
-    assert train("steps=1", *words).returncode == 0
+    process = train("steps=1", *words, small=())
+    assert process.returncode == 0, process.stderr
     date = load_yaml(run / ".hydra" / "config.yaml").model.date
     assert f"model.date={date}" in read_yaml(run / ".hydra" / "overrides.yaml")
     assert read_yaml(run / "config.yaml")["model"]["date"] == date
