@@ -12,6 +12,7 @@ import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 
 from rl4p.terminal import write
@@ -43,6 +44,16 @@ class OutOfTime(Stopped):
     exit_code = 4
 
 
+class AlreadyFinished(Exception):
+    """A run that is resumed and has nothing left to do. Nothing was written."""
+
+    exit_code = 0
+
+    def __init__(self, folder: Path, where: str):
+        super().__init__(f"{folder} is already finished, at {where}")
+        self.folder = folder
+
+
 @contextmanager
 def ended_by_interrupt() -> Iterator[None]:
     """Makes Ctrl-C end the process at once, with exit code 1, until the context ends.
@@ -72,7 +83,7 @@ def report(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt):
         write("Interrupted: the work since the last save is lost.", sys.stderr)
         return 1
-    if not isinstance(error, (InputError, RunError, Stopped)):
+    if not isinstance(error, (InputError, RunError, Stopped, AlreadyFinished)):
         write("".join(traceback.format_exception(error)).removesuffix("\n"), sys.stderr)
         return 1
     if os.environ.get("HYDRA_FULL_ERROR") == "1":

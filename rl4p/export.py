@@ -49,14 +49,13 @@ def export(options: ExportOptions) -> str:
     config: Any = saved_config(run, ("model", "seed"), options.trusted_targets, options.allow)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"out={out} is not empty.")
-    import jax  # which the errors above do not need
-
-    from rl4p.distributed.mesh import Mesh
+    # Imports JAX, which the errors above do not need.
+    from rl4p.distributed.mesh import ONE_DEVICE
     from rl4p.distributed.placement import like_of
     from rl4p.model.huggingface import write_policy
     from rl4p.runs.checkpoint import restore_params
 
-    policy, params = instantiate(config.model).build(Mesh(dp=1), jax.random.key(config.seed))
+    policy, params = instantiate(config.model).build(ONE_DEVICE, ONE_DEVICE.key(config.seed))
     if options.adapter and not policy.frozen:
         raise InputError(f"{run} has no adapter, as it trained all parameters: leave adapter out.")
     like, params = like_of(params), None  # frees the memory before the checkpoint is loaded

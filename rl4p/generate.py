@@ -49,7 +49,10 @@ from rl4p.configuration.commands import run_command
 
 
 def job(arguments: list[str]) -> None:
-    # Imports JAX, which --help does not need.
+    from rl4p.runs.responses.generation.options import read_options
+
+    read_options(arguments)
+    # Imports JAX, which --help and errors do not need.
     from rl4p.runs.responses.generation.job import generate
 
     generate(arguments)

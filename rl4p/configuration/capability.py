@@ -23,6 +23,7 @@ from urllib.parse import unquote
 
 from rl4p.configuration.quoting import command, override
 from rl4p.configuration.signature import is_own
+from rl4p.configuration.suggestions import write
 from rl4p.configuration.targets import is_node, locate, type_hints
 from rl4p.configuration.tree import below, join, leaves
 from rl4p.configuration.trust import CONF, text_of_yaml
@@ -172,6 +173,28 @@ def refuse_ungiven(
         f"{are}. A file gives {'this value' if len(others) == 1 else 'these values'}, and anyone "
         f"may have written it: if you trust it, add {command([word])}."
     )
+
+
+def refuse_mistyped(listed: Sequence[Use]) -> None:
+    """Refuses paths and addresses that are empty, a shell's variable, or HOST:PORT alone.
+
+    Raises:
+      InputError: names the key.
+    """
+    for key, value, capability in listed:
+        if capability not in (Capability.READ, Capability.ADDRESS):
+            continue
+        if not value.strip():
+            raise InputError(f"{key} is empty: write a value (is a variable of the shell not set?)")
+        if variable := re.match(r"\$\w+", value):
+            raise InputError(
+                f"{key}={value} has a variable of the shell that the shell did not replace: set "
+                f"{variable[0][1:]}, and write {key}={value} without single quotes."
+            )
+        if capability is Capability.ADDRESS and re.match(r"[\w.-]+:\d+(/|$)", value):
+            problem = f"{key}={value} does not say how to reach the server"
+            word = f"http://{value}"
+            raise InputError(write(problem, [word if "[" in key else override(key, word)]))
 
 
 def is_value_of(conf: Path, value: str) -> bool:

@@ -37,8 +37,8 @@ from rl4p.configuration.sweep import FAILURE, MULTIRUN, Sweep
 from rl4p.configuration.sweep_start import new_sweep, resumed_sweep
 from rl4p.configuration.trust import CONF
 from rl4p.configuration.user_code import own_failures
-from rl4p.errors import InputError, ended_by_interrupt, report
-from rl4p.terminal import VisibleStream, make_logs_visible
+from rl4p.errors import AlreadyFinished, InputError, ended_by_interrupt, report
+from rl4p.terminal import VisibleStream, make_logs_visible, write
 
 log = logging.getLogger(__name__)
 
@@ -152,9 +152,13 @@ def call(
         overrides = with_local_folder(overrides)
         composer = Composer(CONF, config_dir, overrides)
         hydra = Hydra(name, composer.loader)  # also registers ${now:...}, which folders have
-        lines, config, sweep = preflight(
-            composer, overrides, False, run=None, targets=True, resumable=False
-        )
+        try:
+            lines, config, sweep = preflight(
+                composer, overrides, False, run=None, targets=True, resumable=False
+            )
+        except AlreadyFinished as error:
+            write(error)
+            return error.folder
         if sweep is not None:
             raise InputError("hydra.mode=MULTIRUN is a sweep: start it with python -m, and -m.")
         with join(config) as first:

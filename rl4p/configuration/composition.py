@@ -22,12 +22,14 @@ from rl4p.configuration.hydra_internals import create_config_search_path
 from rl4p.configuration.loader import Loader
 from rl4p.configuration.override_errors import (
     Catalogue,
+    listed_options,
+    refuse_several_options,
     unreadable,
     value_of,
     wrong_key,
     wrong_option,
 )
-from rl4p.configuration.schema import PLACES, check, without_place
+from rl4p.configuration.schema import GROUPS, PLACES, check, without_place
 from rl4p.configuration.suggestions import option_correction
 from rl4p.configuration.trust import CONF
 from rl4p.errors import InputError
@@ -105,6 +107,7 @@ class Composer:
             except HydraException as error:
                 choices = self.catalogue.options_like(line)
                 raise unreadable(lines, index, one_line(error), choices) from error
+            refuse_several_options(overrides[-1], GROUPS)
             overrides[-1].config_loader = self.loader  # glob(...) reads the options from it
         return overrides
 
@@ -124,6 +127,8 @@ class Composer:
             except COMPOSING_FAILED:
                 if override is None or config is None:
                     break
+                if listed := listed_options(self.catalogue, override, config, PLACES):
+                    return listed
                 unknown = sets_a_value(override) and wrong_key(self.catalogue, override, config)
                 if override.is_add() and not unknown:
                     return InputError(f"{override.input_line[1:]} needs no +: it already exists.")

@@ -96,7 +96,12 @@ def run_folder(given: str, *, key: str = "run") -> Path:
             raise not_a_run(given, f"it has no {RECORD}", key=key)
         return folder.resolve()
     if given != LATEST:
-        return Path(given).expanduser().resolve()
+        folder = Path(given).expanduser().resolve()
+        if (folder / JOBS).is_file():
+            job = next((x.parent for x in sorted(folder.glob(f"*/{RECORD}"))), folder / "0")
+            problem = f"{key}={given} is a sweep, which has several runs; choose one of them"
+            raise InputError(write(problem, [override(key, str(Path(given) / job.name))]))
+        return folder
     if not (runs := newest_runs()):
         raise InputError(f"{key}={LATEST}: there is no run under {RUNS.resolve()}.")
     return runs[0].resolve()

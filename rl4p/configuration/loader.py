@@ -23,6 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rl4p.configuration.capability import (
     allowed_by_environment,
+    refuse_mistyped,
     refuse_secrets,
     refuse_secrets_in,
     refuse_ungiven,
@@ -221,6 +222,7 @@ class Loader(ConfigLoaderImpl):
             tree = resolved(root, complete=False)
             tree = {key: value for key, value in tree.items() if not parts or key in parts}
             listed = list(uses(tree, (*TRUSTED, *self.trusted)))
+            refuse_mistyped(listed)
         refuse_ungiven(
             listed,
             self.given.keys() | values_by_key(self.recorded).keys(),

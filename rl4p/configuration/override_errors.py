@@ -4,7 +4,7 @@ A word may not be KEY=VALUE, or its key or its option may not exist.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any, NoReturn
 
@@ -208,6 +208,31 @@ def keys_below(value: Any, key: str = "") -> Iterator[str]:
             yield join(key, name)
 
 
+def listed_options(
+    catalogue: Catalogue, override: Override, config: DictConfig, places: Mapping[str, str]
+) -> InputError | None:
+    """Returns the error for a list of options where each has a name, such as reward.terms=[format].
+
+    Args:
+      config: the configuration without this override.
+      places: by group, where its options belong, with {} for the name.
+    """
+    key, names = override.key_or_group, override.value()
+    groups = [group for group, place in places.items() if place == f"{key}.{{}}"]
+    if not groups or not isinstance(names, list):
+        return None
+    [group], here = groups, list(OmegaConf.select(config, key) or ())
+    names = [str(name) for name in names]
+    problem = f"{override.input_line} is a list, but each of {key} has a name"
+    if unknown := [name for name in names if name not in (*here, *catalogue.options(group))]:
+        options = catalogue.options(group)
+        hint = did_you_mean(unknown[0], options) or f" (options: {', '.join(options)})"
+        return InputError(f"{problem}, and {unknown[0]} is none of the options of {group}{hint}")
+    words = [f"+{group}@{key}.{name}={name}" for name in names if name not in here]
+    words += [f"~{group}@{key}.{name}" for name in here if name not in names]
+    return InputError(write(problem, words) if words else f"{problem}; leave it out: it has these.")
+
+
 # Words that are not KEY=VALUE as Hydra reads it.
 
 KEY = r"[+~]{0,2}[\w@/.-]+"
@@ -320,6 +345,20 @@ def bare_word(word: str, options: Sequence[Sequence[str]]) -> InputError:
     if colon and re.fullmatch(KEY, key) and value:
         return InputError(write(f"{word} is not KEY=VALUE", [readable(key, value.strip())]))
     return InputError(f"{word} is not KEY=VALUE: --help lists the keys.")
+
+
+def refuse_several_options(override: Override, groups: Collection[str]) -> None:
+    """Refuses a list of options for a group that takes one.
+
+    Raises:
+      InputError: the error names the sweep over the options.
+    """
+    if override.key_or_group in groups and override.package is None:
+        options = override.value()
+        if isinstance(options, list):
+            word = f"{override.key_or_group}={','.join(map(str, options))}"
+            problem = f"{override.input_line} is a list, but a run has one {override.key_or_group}"
+            raise InputError(write(problem, ["-m", word] if len(options) > 1 else [word]))
 
 
 def several_values(override: Override) -> InputError:

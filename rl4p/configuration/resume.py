@@ -15,13 +15,15 @@ from rl4p.configuration.capability import refuse_of_file, uses
 from rl4p.configuration.composition import Composer
 from rl4p.configuration.folder import not_a_run, only_run_in, run_folder
 from rl4p.configuration.quoting import quoted
+from rl4p.configuration.run_copy import CHECKPOINTS, DIGESTS, UNSENT
 from rl4p.configuration.schema import without_hydra
 from rl4p.configuration.signature import is_own
+from rl4p.configuration.sweep import SUMMARY, document
 from rl4p.configuration.targets import resolved
 from rl4p.configuration.tree import differences, leaves
-from rl4p.configuration.trust import TRUSTED, check_trust, names_in
+from rl4p.configuration.trust import TRUSTED, check_names, check_trust, names_in
 from rl4p.configuration.yaml_file import load_yaml, read_yaml
-from rl4p.errors import InputError
+from rl4p.errors import AlreadyFinished, InputError
 
 MAY_CHANGE = (
     "steps",
@@ -73,6 +75,7 @@ def resume(
 
     Raises:
       InputError: it is not the folder of a run, or a key would change that may not.
+      AlreadyFinished: the run has all of its steps; nothing was written.
     """
     folder = run_folder(given, key="resume")
     refuse_links(given, folder)
@@ -84,7 +87,20 @@ def resume(
         config = composer.compose(lines, targets=targets)
     except InputError as error:
         raise with_config_dir(error, folder, composer) from error
+    rules = [OmegaConf.select(each, "stop") for each in (saved, config)]
     refuse_changes(given, saved, without_hydra(config))
+    summary = document(folder / SUMMARY)
+    newest = OmegaConf.select(config, "checkpoint.restore", default="newest") == "newest"
+    # The store of a mirror may have the summary without the last checkpoint, and lack both.
+    saved_last = (folder / CHECKPOINTS / str(summary.get("step")) / DIGESTS).is_file()
+    whole = saved_last and not (folder / UNSENT).exists()
+    mirrored = OmegaConf.select(config, "checkpoint.mirror", default=None) is not None
+    if summary.get("status") == "finished" and newest and (whole or not mirrored):
+        step, rule = summary.get("step"), summary.get("stopped_by")
+        if step == config.get("steps"):
+            raise AlreadyFinished(folder, f"step {step}: add steps=N with more steps to go on.")
+        if rule in ("target", "patience") and rules[0] == rules[1]:
+            raise AlreadyFinished(folder, f"step {step}, by stop.{rule}: change it to go on.")
     if targets:
         with only_run_in(folder, lock=LOCK_SH):
             pass  # refuses a folder whose run is still active, before Hydra writes
@@ -322,7 +338,8 @@ def saved_config(
         config = None
     if not isinstance(config, DictConfig) or not set(keys) <= set(config):
         raise not_a_run(str(folder), ".hydra/config.yaml is absent or broken")
-    config.trusted_targets = list(names_in(trusted_targets))
+    check_names(names := names_in(trusted_targets))
+    config.trusted_targets = list(names)
     used = resolved(OmegaConf.masked_copy(config, list(keys)))
     check_trust(used, trusted := (*TRUSTED, *config.trusted_targets))
     refuse_of_file(path, list(uses(used, trusted)), names_in(allow))

@@ -15,6 +15,7 @@ from rl4p.storage import ObjectStore, cache_folder
 CHECKPOINTS = "checkpoints"  # the folder of a run that holds its checkpoints
 DIGESTS = "digests.sha256"
 START = ".mirror"  # identifies the start that wrote a mirror last, here and in the store
+UNSENT = ".unsent"  # in a run folder whose mirror lacks a part of it
 OF_A_STEP = re.compile(rf"{CHECKPOINTS}/(0|[1-9][0-9]*)/(.+)")
 
 _copies: dict[Path, ObjectStore] = {}  # of this process, so that no file says where to fetch from

@@ -16,7 +16,7 @@ from rl4p.configuration.targets import (
     resolved,
 )
 from rl4p.configuration.tree import join
-from rl4p.configuration.trust import TRUSTED, check_trust, names_in
+from rl4p.configuration.trust import TRUSTED, check_names, check_trust, names_in
 from rl4p.errors import InputError
 
 Natural = Annotated[int, Field(ge=0)]
@@ -182,7 +182,8 @@ def check(config: DictConfig, *, targets: bool = True) -> None:
     for name, section in SECTIONS.items():
         check_type(name, tree[name], dict)
         check_arguments(name, tree[name], section, name)
-    trusted = (*TRUSTED, *names_in(tree["trusted_targets"]))
+    check_names(names := names_in(tree["trusted_targets"]))
+    trusted = (*TRUSTED, *names)
     check_trust(tree, trusted)
     for name in GROUPS:
         if not holds_node(tree[name]) and not (name in OPTIONAL and tree[name] is None):

@@ -6,7 +6,8 @@ the value that the user gave, and spaces separate several overrides.
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
+from decimal import Decimal
 from typing import NamedTuple
 
 from rl4p.configuration.quoting import command
@@ -14,6 +15,8 @@ from rl4p.configuration.quoting import command
 NUMBER = r"[-+.\d].*"
 TRUE = r"(?i)true|yes|on"
 FALSE = r"(?i)false|no|off|null|none"
+THOUSANDS = {"k": 10**3, "m": 10**6, "b": 10**9}
+MOST_WRITTEN = 10  # integers that are written out
 USES_ALL = "mesh=auto uses all devices that JAX finds"
 
 
@@ -129,7 +132,12 @@ KEYS = (
     Key("model.run", "model=run model.run={}"),
     Key("torch_dtype precision", "model.dtype={}"),
     Key("bf16", "model.dtype=bfloat16"),
-    Key("lora_rank lora_r", "model.lora.rank={}"),
+    Key("lora_rank lora_r model.lora.r model.lora.lora_r", "model.lora.rank={}"),
+    Key("lora_alpha model.lora.lora_alpha", "model.lora.alpha={}"),
+    Key(
+        "target_modules lora_target_modules model.lora.target_modules model.lora.modules",
+        "model.lora.targets={}",
+    ),
     Key("temp temperature", "rollout.temperature={}"),
     Key("device devices num_gpus n_gpus_per_node", "mesh=auto", USES_ALL),
     Key("tensor_parallel_size tp_size", "mesh=fsdp_tp mesh.tp={}"),
@@ -220,6 +228,34 @@ def option_correction(group: str, value: str) -> Suggestion | None:
         if group == known.group and re.fullmatch(known.value, value):
             return Suggestion(fill(known.overrides, value), known.reason)
     return None
+
+
+def integers_in(text: str) -> Sequence[int]:
+    """Returns the integer in a text such as 10k, or the integers in a range such as 0-2 or 0..2.
+
+    Returns () for any other text.
+    """
+    if count := re.fullmatch(r"(\d+(?:\.\d+)?)([kmb])", text.lower()):
+        number = Decimal(count[1]) * THOUSANDS[count[2]]
+        return (int(number),) if number == int(number) else ()
+    if ends := re.fullmatch(r"(\d+)(?:-|\.\.)(\d+)", text):
+        return range(int(ends[1]), int(ends[2]) + 1)
+    return ()
+
+
+def sweep_over(numbers: Sequence[int]) -> str:
+    """Returns the values of a sweep as Hydra reads them: 0,1,2 or range(0,100)."""
+    if len(numbers) > MOST_WRITTEN:
+        return f"range({numbers[0]},{numbers[-1] + 1})"
+    return ",".join(map(str, numbers))
+
+
+def metrics_like(name: str, names: Collection[str]) -> list[str]:
+    """Returns the metrics that end in a name such as pass@1, or else those with the nearest end."""
+    last = name.replace("@", "_at_").rpartition("/")[2]
+    by_end = {each: each.rpartition("/")[2] for each in names}
+    near = difflib.get_close_matches(last, by_end.values(), n=1)
+    return [each for each, end in by_end.items() if end in near]
 
 
 def did_you_mean(name: str, names: Iterable[str], form: str = "{}") -> str:

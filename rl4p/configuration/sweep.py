@@ -197,7 +197,7 @@ def failure(folder: Path) -> tuple[str, int]:
 def document(path: Path) -> dict[str, Any]:
     """Returns a JSON object from a file; {} if the file is absent or broken."""
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

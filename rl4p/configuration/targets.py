@@ -22,7 +22,15 @@ from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import SchemaError
 
 from rl4p.configuration.interpolations import bounded_interpolations
-from rl4p.configuration.suggestions import SECTIONS, did_you_mean, fill, key_correction, write
+from rl4p.configuration.suggestions import (
+    SECTIONS,
+    did_you_mean,
+    fill,
+    integers_in,
+    key_correction,
+    sweep_over,
+    write,
+)
 from rl4p.configuration.tree import join
 from rl4p.configuration.trust import TRUSTED, check_trust, names_in, require_trust
 from rl4p.errors import InputError
@@ -146,7 +154,12 @@ def check_arguments(key: str, arguments: Mapping[str, Any], target: Any, owner: 
                 raise unknown_key(join(key, name), named, owner, arguments[name])
     for name, parameter in named.items():
         if parameter.default is parameter.empty and name not in arguments:
-            raise InputError(f"{join(key, name)} is missing: {owner} needs it.")
+            hint = ""
+            if inspect.isfunction(target):
+                hint = (
+                    " A _target_ is called with its options: name a class whose objects are called."
+                )
+            raise InputError(f"{join(key, name)} is missing: {owner} needs it.{hint}")
     hints = type_hints(target)
     for name, value in arguments.items():
         if name in hints and not holds_node(value):
@@ -209,6 +222,9 @@ def meant(key: str, value: Any, hint: Any) -> list[str] | None:
     several = isinstance(value, list) and len(value) > 1
     if several and not any(type_errors(each, hint) for each in value):
         return ["-m", f"{key}={','.join(map(str, value))}"]
+    numbers = integers_in(value) if isinstance(value, str) else ()
+    if numbers and not any(type_errors(each, hint) for each in (numbers[0], numbers[-1])):
+        return [*["-m"] * (len(numbers) > 1), f"{key}={sweep_over(numbers)}"]
     candidates: list[tuple[Any, str]] = [([value], f"[{value}]")]
     if isinstance(value, float) and value.is_integer():
         candidates.append((int(value), str(int(value))))

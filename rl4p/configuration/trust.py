@@ -14,7 +14,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from rl4p.configuration.suggestions import did_you_mean
+from rl4p.configuration.suggestions import did_you_mean, write
 from rl4p.configuration.tree import below, join, leaves
 from rl4p.errors import InputError
 
@@ -69,7 +69,7 @@ def text_of_yaml(conf: Path) -> str:
     folders = [folder for folder in conf.iterdir() if not folder.is_symlink()]
     files = [file for each in folders for file in each.rglob("*.yaml")]
     files += [*conf.glob("*.yaml"), *(conf / "experiment").glob("*.yaml")]
-    return "\n".join(file.read_text() for file in files)
+    return "\n".join(file.read_text("utf-8") for file in files)
 
 
 def names_in(names: str | Iterable[str] | None) -> tuple[str, ...]:
@@ -77,6 +77,19 @@ def names_in(names: str | Iterable[str] | None) -> tuple[str, ...]:
     if isinstance(names, str):
         return (names,)
     return tuple(names or ())
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Refuses trusted names that are no names of packages, such as the file of a module."""
+    for name in names:
+        if not name.strip("."):
+            continue  # it trusts nothing
+        if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*\.?", name) or name.endswith(".py"):
+            module = ".".join(part for part in Path(name).with_suffix("").parts if part not in "./")
+            problem = f"trusted_targets={name} is not the name of a package or a module"
+            if Path(name).suffix not in ("", ".py") or not module.replace(".", "").isidentifier():
+                raise InputError(f"{problem}: write it as in `import package.module`.")
+            raise InputError(write(problem, [f"trusted_targets={module}"]))
 
 
 def check_trust(value: Any, trusted: Collection[str], key: str = "") -> None:

@@ -33,6 +33,15 @@ def names_of(row: Mapping[Any, Any]) -> str:
     return f"the row has the fields {sorted(map(str, row))}"
 
 
+def kind_of(value: Any) -> str:
+    """Returns in words what a value is that is no text, for an error message."""
+    if isinstance(value, bool):
+        return "true or false"
+    if isinstance(value, int | float):
+        return "a number"
+    return {list: "a list", dict: "an object"}.get(type(value), type(value).__name__)
+
+
 def equals(value: Any, wanted: Any) -> bool:
     """Returns whether a field has a wanted value.
 

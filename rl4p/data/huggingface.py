@@ -1,5 +1,6 @@
 """Questions from a data set of the Hugging Face library `datasets`."""
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -11,6 +12,9 @@ from rl4p.data.rows import Rows
 from rl4p.errors import InputError
 from rl4p.storage import local_copy
 
+log = logging.getLogger(__name__)
+
+SECONDS = 10.0  # timeout of the hub's first answer
 SAVED = ("dataset_dict.json", "state.json")  # in folders that `save_to_disk` wrote
 
 
@@ -77,6 +81,8 @@ class HuggingFace(Rows):
                 f"data.revision={self.revision} has no effect on the folder data.path={self.path}: "
                 "leave it out."
             )
+        if not folder.exists():
+            use_cache_if_offline(self.path)
         try:
             if any((folder / name).is_file() for name in SAVED):
                 return self.saved_split(datasets.load_from_disk(folder), split)
@@ -112,3 +118,24 @@ class HuggingFace(Rows):
                 "a file or a folder on this machine."
             )
         return " ".join(str(error).split()).rstrip(".") + "."
+
+
+def use_cache_if_offline(path: str) -> None:
+    """Makes the library read its cache alone if the hub does not answer one request.
+
+    By itself it repeats its requests for half a minute for each split.
+    """
+    from datasets import config
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.errors import HfHubHTTPError
+
+    if constants.HF_HUB_OFFLINE or config.HF_HUB_OFFLINE:
+        return
+    try:
+        HfApi().dataset_info(path, timeout=SECONDS)
+    except HfHubHTTPError as error:
+        log.info("The hub answered about %s: %s", path, error)  # `load_dataset` says more
+    except Exception as error:  # noqa: BLE001 - of the HTTP library, which the version decides
+        log.info("The hub does not answer, so that only its cache is read: %r", error)
+        constants.HF_HUB_OFFLINE = True  # read at each request
+        config.HF_HUB_OFFLINE = True

@@ -1,6 +1,7 @@
 """A line of JSON that anyone may have written."""
 
 import json
+import shlex
 from typing import Any
 
 from rl4p.data.fields import Written
@@ -18,7 +19,25 @@ def parsed(line: bytes, place: str) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise InputError(f"{place}: not UTF-8.") from None
     except (ValueError, RecursionError) as error:  # number too long, nesting too deep
+        refuse_several_lines(line, place)
         raise InputError(f"{place}: not JSON ({getattr(error, 'msg', error)}).") from None
     if not isinstance(row, dict):
+        refuse_several_lines(line, place)
         raise InputError(f"{place}: a JSON object is expected, not {type(row).__name__}.")
     return row
+
+
+def refuse_several_lines(line: bytes, place: str) -> None:
+    """Refuses the first line of a JSON array, or of an object that continues on other lines.
+
+    Raises:
+      InputError: names the command that writes an object on each line.
+    """
+    start = line.decode("utf-8-sig", "replace").strip()[:1]
+    file, _, number = place.rpartition(", line ")
+    if number == "1" and start in ("[", "{"):
+        what, pattern = ("a JSON array", ".[]") if start == "[" else ("JSON of several lines", ".")
+        change = (
+            f"jq -c {shlex.quote(pattern)} {shlex.quote(file)} > {shlex.quote(f'{file}.jsonl')}"
+        )
+        raise InputError(f"{file} is {what}, and one object a line is expected: write {change}")

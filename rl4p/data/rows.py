@@ -15,6 +15,7 @@ from rl4p.data.fields import (
     MISSING,
     check_columns,
     equals,
+    kind_of,
     names_of,
     value_of,
     without_exponent,
@@ -278,7 +279,7 @@ class Rows(Prompting, ABC):
         if pair is not None:
             solution = pair.preferred
         elif self.answer_key is not None:
-            solution = self.text(row, self.answer_key, place)
+            solution = self.text(row, self.answer_key, place, number=True)
         else:
             solution = messages[-1]["content"] if messages and is_answered(messages) else None
         if self.reference_key is not None:
@@ -333,6 +334,9 @@ class Rows(Prompting, ABC):
         return value
 
     def absent(self, row: Any, key: str, place: str) -> str:
+        value = value_of(row, key)
+        if value is not MISSING and value is not None and not isinstance(value, str):
+            return f'{place}: the value of "{key}" is {kind_of(value)}, and a text is expected.'
         options = "data.question_key, data.answer_key and data.reference_key"
         if self.messages_key is not None:
             options = "data.messages_key and data.answer_key, which null leaves to the conversation"

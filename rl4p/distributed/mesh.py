@@ -63,7 +63,7 @@ class Mesh(ProcessOptions):
         """All available devices; the mesh takes as many as its axes need."""
         if self.cpu_devices is not None:
             divide_cpu(usable_cores() if self.cpu_devices == -1 else self.cpu_devices)
-        devices = jax.devices()
+        devices = devices_of_jax()
         if self.cpu_devices is not None and devices[0].platform != "cpu":
             raise InputError(
                 f"mesh.cpu_devices={self.cpu_devices} divides a CPU, and JAX runs on "
@@ -92,6 +92,11 @@ class Mesh(ProcessOptions):
         if not self.rollout_devices:
             return self
         return RolloutMesh(tp=self.devices.shape["tp"], training=self)
+
+    def key(self, seed: int) -> jax.Array:
+        """Returns a random key, made after the check of the devices, which the first array uses."""
+        _ = self.devices
+        return jax.random.key(seed)
 
     def sizes(self, devices: int, local: int) -> tuple[int, ...]:
         """Returns the sizes of the three axes for `devices` devices, `local` of one process.
@@ -210,6 +215,23 @@ def sizes_of(shape: str) -> dict[str, int]:
             "fsdp and tp, or named sizes, such as {dp:2,fsdp:-1}."
         )
     return dict.fromkeys(AXES, 1) | sizes
+
+
+def devices_of_jax() -> Sequence[Any]:
+    """Returns the devices that JAX finds.
+
+    Raises:
+      InputError: JAX_PLATFORMS names a platform that this machine lacks.
+    """
+    try:
+        return jax.devices()
+    except (AssertionError, RuntimeError) as error:  # without a GPU, an assertion of JAX fails
+        if not (platforms := os.environ.get("JAX_PLATFORMS")):
+            raise
+        raise InputError(
+            f"JAX_PLATFORMS={platforms}, but JAX finds no such device here (a GPU needs its driver "
+            "and rl4p[cuda]): leave JAX_PLATFORMS out, or write JAX_PLATFORMS=cpu"
+        ) from error
 
 
 def usable_cores() -> int:

@@ -22,7 +22,7 @@ from rl4p.experiment.compatibility import (
     refuse_a_gap_that_is_never_measured,
     refuse_what_cannot_act,
 )
-from rl4p.experiment.description import describe_data, describe_model, describe_step
+from rl4p.experiment.description import describe
 from rl4p.experiment.evaluation import (
     Encode,
     build_evaluation,
@@ -202,9 +202,7 @@ def build(config: DictConfig) -> Experiment:
         prompts=prompts,
         evaluation=evaluation,
         hooks=tuple(build_hook(config.hooks[x], f"hooks.{x}") for x in config.hooks),
-        sizes=f"{describe_model(policy, params)}; "
-        f"{describe_data(prompts, dropped, evaluation, test_dropped)}\n"
-        f"{describe_step(config, phases, prompts, policy.mesh)}",
+        sizes=describe(config, loop, state, prompts, evaluation, (dropped, test_dropped)),
         idle_options=tuple(idle_options(phases)),
     )
 

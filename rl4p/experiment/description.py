@@ -6,10 +6,37 @@ from omegaconf import DictConfig
 from rl4p.distributed.mesh import Mesh
 from rl4p.learner.microbatches import rows_in
 from rl4p.loop.evaluation import Evaluation
+from rl4p.loop.parts import Loop
 from rl4p.loop.phases import Phases
 from rl4p.model.policy import Policy, padded_width
 from rl4p.protocols.traits import RolloutTraits
-from rl4p.types import Params, Prompt
+from rl4p.types import Params, Prompt, TrainState
+
+SLOW_ON_A_CPU = 50e6  # parameters; a step of the recipes takes minutes with more
+
+
+def describe(
+    config: DictConfig,
+    loop: Loop,
+    state: TrainState,
+    prompts: list[Prompt],
+    evaluation: Evaluation,
+    dropped: tuple[int, int],
+) -> str:
+    """Describes a run in a few lines: its model, data, steps, evaluations and memory.
+
+    Args:
+      dropped: the numbers of prompts and of held-out prompts that were too long.
+    """
+    policy = loop.policy
+    lines = (
+        f"{describe_model(policy, state.params)}; "
+        f"{describe_data(prompts, dropped[0], evaluation, dropped[1])}",
+        describe_step(config, loop.phases, prompts, policy.mesh),
+        describe_evaluation(config, evaluation),
+        describe_memory(policy, state),
+    )
+    return "\n".join(filter(None, lines))
 
 
 def describe_model(policy: Policy, params: Params) -> str:
@@ -53,4 +80,52 @@ def describe_step(config: DictConfig, phases: Phases, prompts: list[Prompt], mes
         f"update{'s' * (updates > 1)} of at most {microbatches} "
         f"microbatch{'es' * (microbatches > 1)}"
         + (f"; {config.steps:,} steps are {epochs:.3g} epochs" if trains_on_data else "")
+    )
+
+
+def describe_evaluation(config: DictConfig, evaluation: Evaluation) -> str:
+    """Describes the evaluations of the whole run beside its training; "" if nothing is sampled."""
+    prompts, every = sum(map(len, evaluation.sets)), evaluation.every
+    if not prompts:
+        return ""
+    times = 1 + (-(-config.steps // every) if every else 1)  # before the first step, after the last
+    responses = times * prompts * (1 + evaluation.samples)
+    trained = config.steps * config.prompts_per_step * config.group_size
+    more = "; more than training, unless evaluation.prompts or evaluation.every changes it"
+    return (
+        f"evaluation: {times} times {prompts:,} prompts = {responses:,} responses, beside "
+        f"{trained:,} to train on{more * (responses > trained)}"
+    )
+
+
+def describe_memory(policy: Policy, state: TrainState) -> str:
+    """Describes the memory of the state on all devices, which is the size of a checkpoint too."""
+    parameters, optimizer, frozen, others = (
+        sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
+        for tree in (
+            state.params,
+            state.optimizer_state,
+            policy.frozen,
+            (state.average, state.reference),
+        )
+    )
+    parts = {"parameters": parameters, "optimizer": optimizer, "frozen": frozen, "copies": others}
+    words = ", ".join(f"{name} {in_words(size)}" for name, size in parts.items() if size)
+    whole = parameters + optimizer + others
+    return f"memory: {words}, and gradients and activations; a checkpoint has {in_words(whole)}"
+
+
+def in_words(size: int) -> str:
+    """Returns a number of bytes with its unit."""
+    return f"{size / 1e9:,.2f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"
+
+
+def slow_device(policy: Policy, params: Params) -> str | None:
+    """Returns a sentence about a model that is large for a CPU and trains on one; None if not."""
+    size = sum(leaf.size for leaf in jax.tree.leaves((params, policy.frozen)))
+    if policy.mesh.platform != "cpu" or size < SLOW_ON_A_CPU:
+        return None
+    return (
+        f"A model of {size / 1e6:,.0f}M parameters trains on a CPU, where a step takes minutes: "
+        "JAX has no GPU or TPU here (a GPU needs its driver and rl4p[cuda])."
     )

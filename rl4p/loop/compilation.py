@@ -71,6 +71,7 @@ class Spans:
 WORK: ContextVar[str] = ContextVar("WORK", default="the training loop")
 COUNTED = Compilation()
 COMPILING: defaultdict[str, Spans] = defaultdict(Spans)  # by work, in the seconds of `clock`
+COMPILES: dict[str, float] = {}  # "since" is when the compilation began that goes on, if one does
 LOCK = Lock()
 clock = time.perf_counter
 
@@ -113,9 +114,12 @@ def count_duration(event: str, duration_secs: float, **_: Any) -> None:
             COUNTED.seconds += COMPILING[WORK.get()].add(end - duration_secs, end)
     if event == "/jax/core/compile/backend_compile_duration":  # sent for reads of the cache too
         COUNTED.programs += 1
+        COMPILES.clear()
 
 
 def count_event(event: str, **_: Any) -> None:
+    if event == "/jax/compilation_cache/compile_requests_use_cache":  # sent before XLA compiles
+        COMPILES["since"] = clock()
     if event == "/jax/compilation_cache/cache_hits":
         COUNTED.from_cache += 1
 

@@ -15,10 +15,11 @@ from rl4p.distributed.processes import to_host
 from rl4p.errors import RunError
 from rl4p.learner.gradient_step import gradient_step
 from rl4p.loop.batches import rollout_batch
+from rl4p.loop.compilation import clock
 from rl4p.loop.metrics import measured
 from rl4p.loop.parts import Loop
 from rl4p.loop.sampler_gap import check_gap
-from rl4p.loop.stopwatch import Stopwatch
+from rl4p.loop.stopwatch import Stopwatch, doing
 from rl4p.protocols.hook import Hook, StepInfo
 from rl4p.types import Params, TrainState
 
@@ -88,5 +89,6 @@ def run_hooks(hooks: Iterable[Hook], info: StepInfo, *, last: bool) -> StepInfo:
     """Calls the hooks that are due, in order; each receives the metrics of the earlier hooks."""
     for hook in hooks:
         if last or (hook.every > 0 and info.step % hook.every == 0):
-            info = replace(info, metrics=info.metrics | (hook(info) or {}))
+            with doing(type(hook).__name__.lower(), clock()):
+                info = replace(info, metrics=info.metrics | (hook(info) or {}))
     return info

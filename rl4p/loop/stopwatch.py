@@ -1,9 +1,32 @@
 """Measurement of the time that the parts of a step take."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rl4p.loop.compilation import clock, compilation, compiled_within
+from rl4p.loop.compilation import COMPILES, clock, compilation, compiled_within
+
+DOING: list[tuple[str, float]] = []  # the parts that the main thread is in, and when each began
+
+
+def activity() -> tuple[str, float] | None:
+    """Returns what the main thread does now and since when, or None; any thread may call this."""
+    if (since := COMPILES.get("since")) is not None:
+        return "compile", since
+    return next(iter(DOING[-1:]), None)
+
+
+@contextmanager
+def doing(name: str, started: float) -> Iterator[None]:
+    """Lets `activity` name a part while the main thread is in it."""
+    shown = threading.current_thread() is threading.main_thread()
+    if shown:
+        DOING.append((name, started))
+    try:
+        yield
+    finally:
+        if shown:
+            DOING.pop()
 
 
 class Stopwatch:
@@ -21,7 +44,8 @@ class Stopwatch:
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
         started = clock()
-        yield
+        with doing(name, started):
+            yield
         ended = clock()
         seconds = ended - started - compiled_within(started, ended)
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds

@@ -100,7 +100,7 @@ def chat_template(given: str) -> ChatTemplate:
     path = local_copy(given).expanduser()
     if path.is_file():
         check_file(path)
-        return ChatTemplate(path.read_text())
+        return ChatTemplate(path.read_text("utf-8"))
     hint = did_you_mean(given, TEMPLATES, "model.chat_template={}") or "."
     raise InputError(
         f"model.chat_template={given} is neither a file nor one of {KEYS}{hint}".rstrip(".") + "."

@@ -359,7 +359,7 @@ def write_policy(
                 )
             save_tokenizer(policy.tokenizer, unfinished)
             if policy.chat_template is not None:
-                (unfinished / "chat_template.jinja").write_text(policy.chat_template)
+                (unfinished / "chat_template.jinja").write_text(policy.chat_template, "utf-8")
             unfinished.rename(folder)  # fails unless the target is absent or empty
     except OSError as error:
         raise RunError(f"{folder} could not be written: {error}.") from error

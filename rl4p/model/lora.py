@@ -13,6 +13,19 @@ from rl4p.errors import InputError
 from rl4p.types import Array, Params
 
 PROJECTIONS = ("query", "key", "value", "output", "gate", "up", "down")
+# The names of the same projections in Hugging Face's modules, two of which hold several.
+MODULES = {
+    "q_proj": "query",
+    "k_proj": "key",
+    "v_proj": "value",
+    "o_proj": "output",
+    "gate_proj": "gate",
+    "up_proj": "up",
+    "down_proj": "down",
+    "qkv_proj": "query|key|value",
+    "gate_up_proj": "gate|up",
+    "all-linear": ".*",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,23 +40,31 @@ class LoRA:
     Attributes:
       rank: the rank of the adapters; 0 trains all parameters and adds no adapters.
       alpha: the adapter's weight is alpha / rank.
-      targets: a regular expression for the full names of the adapted projections. The projections
-        are query, key, value, output, gate, up and down.
+      targets: the adapted projections: a regular expression for full names, or a list of names. The
+        projections are query, key, value, output, gate, up and down; Hugging Face's names of them,
+        such as q_proj, are accepted too.
     """
 
     rank: Natural = 0
     alpha: AboveZero = 16.0
-    targets: str = ".*"
+    targets: str | tuple[str, ...] = ".*"
 
     def __post_init__(self) -> None:
         try:
-            re.compile(self.targets)
+            re.compile(self.pattern)
         except re.error as error:
             raise ValueError(f"targets={self.targets} is not a valid regex: {error}.") from None
         if self.rank == 0 and (self.alpha, self.targets) != (LoRA.alpha, LoRA.targets):
             raise ValueError(
                 "alpha and targets have no effect with rank=0, which adds no adapter: set rank."
             )
+
+    @property
+    def pattern(self) -> str:
+        """The regular expression of the names in `targets`."""
+        names = (self.targets,) if isinstance(self.targets, str) else self.targets
+        names = [re.sub(r"[\w-]+", lambda word: MODULES.get(word[0], word[0]), x) for x in names]
+        return "|".join(names)
 
     @property
     def scale(self) -> float:
@@ -58,7 +79,7 @@ class LoRA:
         kernels = {
             name: base["layers"][name]["kernel"]
             for name in PROJECTIONS
-            if name in base["layers"] and re.fullmatch(self.targets, name)
+            if name in base["layers"] and re.fullmatch(self.pattern, name)
         }
         if not kernels:
             names = [name for name in PROJECTIONS if name in base["layers"]]

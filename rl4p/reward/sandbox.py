@@ -130,7 +130,9 @@ def start(
     """
     limited = {"memory": limits.memory, "seconds": limits.seconds, "file_bytes": FILES}
     limited["threads"] = THREADS if kind == "bubblewrap" and counts_threads() else None
-    texts = [Path(str(each.__file__)).read_text() for each in (sandbox_child, sandbox_tester)]
+    texts = [
+        Path(str(each.__file__)).read_text("utf-8") for each in (sandbox_child, sandbox_tester)
+    ]
     # One program, in which the import of one part by the other has no place.
     lines = [line for line in "".join(texts).splitlines() if not line.startswith("from rl4p.")]
     code = "\n".join([*lines, "main(sys.argv[1])"])

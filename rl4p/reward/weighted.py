@@ -62,6 +62,11 @@ class Weighted:
                     "your own reward for that."
                 )
             weight = TermTraits.read(term).weight
+            if not hasattr(term, "weight"):
+                raise ValueError(
+                    f"terms.{name} has no weight: add the field `weight: float = 1.0` to the class "
+                    f"{type(term).__name__}."
+                )
             if weight is None or not (is_number(weight) and np.isfinite(weight)):
                 raise ValueError(f"terms.{name}.weight={weight} must be a finite number.")
             deadline = term.deadline if isinstance(term, TimedTerm) else None

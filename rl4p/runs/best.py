@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from omegaconf import DictConfig, OmegaConf
 
-from rl4p.configuration.suggestions import did_you_mean
+from rl4p.configuration.suggestions import metrics_like, write
 from rl4p.configuration.yaml_file import load_yaml
 from rl4p.errors import InputError
 from rl4p.runs.record import Record
@@ -116,11 +116,10 @@ def best_of(config: DictConfig, evaluation: "Evaluation") -> Best | None:
             )
         return None
     if metric not in names:
-        hint = did_you_mean(metric, names) or "."
-        raise InputError(
-            f"checkpoint.best={metric} is not a metric of the evaluations{hint} (metrics: "
-            f"{', '.join(names)})"
-        )
+        problem = f"checkpoint.best={metric} is not a metric of the evaluations"
+        if near := metrics_like(metric, names):
+            raise InputError(write(problem, *([f"checkpoint.best={name}"] for name in near)))
+        raise InputError(f"{problem}; they are {', '.join(names)}.")
     if not evaluation.every:
         raise InputError(
             f"checkpoint.best={metric} cannot act, because evaluation.every=0 evaluates no step "

@@ -34,8 +34,9 @@ def load_policy(
     Raises:
       InputError: the model cannot be built, or there is no such checkpoint.
     """
-    key = jax.random.fold_in(jax.random.key(config.seed), 0)
-    policy, params = instantiate(config.model).build(instantiate(config.mesh), key)
+    mesh = instantiate(config.mesh)
+    key = jax.random.fold_in(mesh.key(config.seed), 0)
+    policy, params = instantiate(config.model).build(mesh, key)
     if run is None:
         return policy, params, None
     like = like_of(params)

@@ -1,19 +1,40 @@
-"""The terminal output of a run: a progress bar, occasional samples, and a table at the end."""
+"""The terminal output of a run: a progress bar, occasional samples, and a table at the end.
 
+The bar says what the run does now and for how long. Without a terminal, plain lines come at least
+once a minute. Both come from a thread, because a compilation or a rollout may take minutes.
+"""
+
+import logging
 import re
+import statistics
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+from rl4p.loop.compilation import clock
+from rl4p.loop.stopwatch import activity
 from rl4p.protocols.hook import StepInfo
 from rl4p.runs.tolerance import RunConsole, Tolerance
 from rl4p.terminal import visible
 
 NAME = "The progress bar"
+FILES = ("metrics.jsonl", "samples.jsonl", "plots/learning_curve.png")  # named at the end
+log = logging.getLogger(__name__)
+
+WORDS = {  # of parts of a step and of hooks, where they differ from the name
+    "compile": "compiling",
+    "reward": "grading",
+    "evaluation": "evaluating",
+    "checkpoints": "saving",
+}
+BEAT = 0.5  # seconds between two changes of the bar
+SILENCE = 50.0  # seconds without a plain line, after which one says what the run does
+RECENT = 10  # steps from whose times the rest is estimated
 SHOWN = {"pass_at_1": "pass@1", "loss": "loss"}  # the metrics of an evaluation
 
 
@@ -25,34 +46,52 @@ class ProgressBar:
     Attributes:
       every: 1, because the hook receives every step and decides itself what to print.
       lines_every: the number of steps between plain lines.
+      evaluation_every: the number of steps between evaluations, for the remaining time.
     """
 
     def __init__(
-        self, steps: int, lines_every: int, samples_every: int, *, quiet: bool = False
+        self,
+        steps: int,
+        lines_every: int,
+        samples_every: int,
+        *,
+        evaluation_every: int = 0,
+        quiet: bool = False,
     ) -> None:
         self.every = 1
         self.steps = steps
         self.lines_every = lines_every
         self.samples_every = samples_every
+        self.evaluation_every = evaluation_every
         self.console = RunConsole(quiet=quiet)
         self.pass_at_1 = ""
+        self.line = ""
+        self.step = 0
+        self.seconds: list[float] = []  # of steps, without compilation
+        self.evaluations: list[float] = []  # the same of evaluations
+        self.printed = clock()  # the last plain line
+        self.ended = threading.Event()
+        self.thread = threading.Thread(target=self.beat, name=NAME, daemon=True)
         self.tolerance = Tolerance()
         self.bar = Progress(
             TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
             BarColumn(),
+            TimeElapsedColumn(),
             TextColumn("{task.description}", markup=False),
-            TimeRemainingColumn(),
             console=self.console,
             disable=not self.console.is_terminal,
         )
-        self.task = self.bar.add_task("compiling, then a first evaluation", total=steps)
+        self.task = self.bar.add_task("starting", total=steps)
 
     def __enter__(self) -> "ProgressBar":
         with self.tolerance.of(NAME):
             self.bar.start()
+        self.thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.ended.set()
+        self.thread.join()
         with self.tolerance.of(NAME):
             self.bar.stop()
 
@@ -60,7 +99,28 @@ class ProgressBar:
         """Sets the first step and the last known metrics."""
         with self.tolerance.of(NAME):
             self.note_evaluation(metrics)
-            self.bar.update(self.task, completed=step, description=f"{self.pass_at_1} compiling")
+            self.step, self.line = step, self.pass_at_1
+            self.bar.update(self.task, completed=step, description=self.line)
+
+    def beat(self) -> None:
+        """Shows what the run does until it ends; called in a thread of its own."""
+        while not self.ended.wait(BEAT):
+            with self.tolerance.of(NAME):
+                self.show_activity()
+
+    def show_activity(self) -> None:
+        """Shows what the run does now: in the bar, or in a plain line after a long silence."""
+        if (now := activity()) is None:
+            return
+        words = f"{WORDS.get(now[0], now[0])} for {clock() - now[1]:.0f} s"
+        if self.console.is_terminal:
+            self.bar.update(self.task, description=visible(f"{words}  {self.line}".strip()))
+        elif clock() - self.printed > SILENCE:
+            self.print_line(f"step {self.step}/{self.steps}  {words}")
+
+    def print_line(self, line: str) -> None:
+        self.printed = clock()
+        self.console.print(line, soft_wrap=True)
 
     def __call__(self, info: StepInfo) -> None:
         with self.tolerance.of(NAME):
@@ -75,17 +135,31 @@ class ProgressBar:
         line = f"reward {info.metrics['reward/mean']:.3f}  {self.pass_at_1}".rstrip()
         if (rate := info.metrics.get("rollout/tokens_per_second")) is not None:
             line += f"  {rate:,.0f} tokens/s"
+        seconds = info.metrics["time/step"]
+        self.seconds.append(seconds - info.metrics.get("time/compile", 0.0))
+        line += f"  {seconds:.2f} s/step, {self.left(info.step):.0f} s left"
+        self.step, self.line = info.step, line
         self.bar.update(self.task, completed=info.step, description=visible(line))
+        line = f"step {info.step}/{self.steps}  {line}"
+        if not self.console.quiet:
+            log.info("%s", line)
         due = info.step % self.lines_every == 0 or info.step == self.steps
-        if not self.console.is_terminal and due:
-            seconds = info.metrics["time/step"]
-            left = (self.steps - info.step) * seconds
-            self.console.print(
-                f"step {info.step}/{self.steps}  {line}  {seconds:.2f} s/step, {left:.0f} s left"
-            )
+        if not self.console.is_terminal and (due or clock() - self.printed > SILENCE):
+            self.print_line(line)
+
+    def left(self, step: int) -> float:
+        """Returns the estimated seconds after a step, with its evaluations, without compilation."""
+        every, last = self.evaluation_every, self.steps > step
+        evaluations = (self.steps - 1) // every - step // every if every else 0
+        seconds = statistics.median(self.seconds[-RECENT:]) * (self.steps - step)
+        if self.evaluations and last:
+            seconds += statistics.median(self.evaluations[-RECENT:]) * (evaluations + 1)
+        return seconds
 
     def note_evaluation(self, metrics: Mapping[str, float]) -> None:
-        """Stores pass@1 and the loss for the next lines, if the metrics contain them."""
+        """Stores pass@1 and the loss for the next lines, if the metrics contain them, and times."""
+        if (seconds := metrics.get("time/evaluation")) is not None:
+            self.evaluations.append(seconds)
         named = [
             f"{name.split('/')[1]} {SHOWN[name.rpartition('/')[2]]} {score:.3f}"
             for name, score in metrics.items()
@@ -135,7 +209,8 @@ def print_summary(folder: Path, summary: Mapping[str, Any]) -> None:
         f"({compiled['from_cache']} from the cache)",
         soft_wrap=True,
     )
-    out.print(f"{folder}: metrics.jsonl, samples.jsonl, plots/learning_curve.png", soft_wrap=True)
+    files = [name for name in FILES if (folder / name).exists()]
+    out.print(f"{folder}: {', '.join(files)}", soft_wrap=True)
     for line in idle_lines(summary):
         out.print(line, style="bold", soft_wrap=True)
 

@@ -180,7 +180,7 @@ class Record:
     def summary(self) -> dict[str, Any] | None:
         """Returns the summary; None if the run has not ended, or was killed."""
         path = self.folder / "summary.json"
-        return json.loads(path.read_text()) if path.exists() else None
+        return json.loads(path.read_text("utf-8")) if path.exists() else None
 
 
 def replace_file(path: Path, content: str | bytes) -> None:

@@ -22,6 +22,7 @@ from rl4p.distributed.mesh import Mesh
 from rl4p.distributed.processes import agreed, anywhere, first, reporting_errors
 from rl4p.errors import InputError, OutOfTime, RunError, Stopped
 from rl4p.experiment.build import Experiment, build
+from rl4p.experiment.description import slow_device
 from rl4p.experiment.planning.report import refuse_what_does_not_fit
 from rl4p.loop.compilation import (
     clock,
@@ -67,7 +68,16 @@ def run(config: DictConfig) -> dict[str, Any]:
     started, compiled = clock(), compilation()
     keep_programs()
     folder = Path(agreed(HydraConfig.get().runtime.output_dir))
-    with recorded_in(folder) as record, StopRequest() as request:
+
+    def last_words() -> str:
+        newest = max(steps_of(folder / "checkpoints"), default=None)
+        saved = "nothing is saved yet" if newest is None else f"step {newest} is the newest saved"
+        return (
+            f"Stopped in the middle of a step, which took too long to end: {saved}. Continue with: "
+            f"{resume_command(config, folder)}"
+        )
+
+    with recorded_in(folder) as record, StopRequest(last_words) as request:
         if config.resume is None and (record.metrics() or steps_of(record.folder / "checkpoints")):
             resume = command([override("resume", str(folder))])
             raise InputError(f"{folder} already contains a run: continue it with {resume}.")
@@ -81,7 +91,9 @@ def run(config: DictConfig) -> dict[str, Any]:
         tolerance = Tolerance()
         with tolerance.of("Printing"):
             terminal.print(f"{folder}\n{experiment.sizes}")
-        for sentence in experiment.idle_options if first() else ():
+        log.info("%s", experiment.sizes)
+        slow = slow_device(experiment.loop.policy, experiment.state.params)
+        for sentence in (*experiment.idle_options, *([slow] if slow else [])) if first() else ():
             log.warning("%s", sentence)
         for key, value in experiment.recorded.items() if first() else ():
             record_value(folder, key, value)
@@ -114,6 +126,8 @@ def run(config: DictConfig) -> dict[str, Any]:
             try:
                 summary = outcome.summary(status, started, compilation().since(compiled))
                 summary["warnings"] = diagnosis.end()
+                seconds = summary["seconds"]["total"]
+                log.info("%s at step %d after %.0f s.", status, outcome.step, seconds)
                 summary["idle_options"] = list(experiment.idle_options)
                 with at_the_end(status):
                     if outcome.begun or config.resume is None:
@@ -217,7 +231,13 @@ def run_steps(
     """Runs the steps and their hooks from the start or a checkpoint to the end or a stop."""
     record, tracked, samples = outcome.record, outcome.tracked, config.samples
     lines_every = max(1, config.steps // 20)
-    bar = ProgressBar(config.steps, lines_every, samples.every, quiet=not first())
+    bar = ProgressBar(
+        config.steps,
+        lines_every,
+        samples.every,
+        evaluation_every=experiment.evaluation.every,
+        quiet=not first(),
+    )
     with ExitStack() as stack, bar:
         state = first_state(config, experiment, checkpoints, record, tracked)
         outcome.begin(state, resumed=config.resume is not None)
@@ -254,6 +274,7 @@ def run_steps(
                 stopped = "signal" if anywhere(request.received is not None) else None
                 if stopped := stopped or early.reason(checkpoints, outcome.state):
                     outcome.stopped_by = stopped
+                    log.info("The run ends after step %d: %s.", outcome.step, stopped)
                     break
                 began = clock()
                 info = next(steps)
@@ -261,6 +282,7 @@ def run_steps(
                 early.steps.append(clock() - began)
             else:
                 outcome.stopped_by = "steps"
+        request.answered()
         checkpoints.save(outcome.state)  # no other hook, so that a resumed run has equal lines
 
 
@@ -285,6 +307,7 @@ def first_state(
     """Returns the state of the newest checkpoint, or the initial state after its evaluation."""
     if config.resume is not None and not agreed(may_start_again(record, checkpoints)):
         state = checkpoints.restore(experiment.state)
+        log.info("The run continues after step %d.", int(state.step))
         if int(state.step) > config.steps:
             raise InputError(
                 f"steps={config.steps}, but {config.resume} is already at step {int(state.step)}."

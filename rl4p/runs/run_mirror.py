@@ -24,7 +24,7 @@ from omegaconf import DictConfig
 
 from rl4p.configuration.folder import RECORD, record_value
 from rl4p.configuration.quoting import command, override
-from rl4p.configuration.run_copy import CHECKPOINTS, DIGESTS, OF_A_STEP, START, register
+from rl4p.configuration.run_copy import CHECKPOINTS, DIGESTS, OF_A_STEP, START, UNSENT, register
 from rl4p.errors import InputError, RunError
 from rl4p.protocols.tracker import Mirror
 from rl4p.runs.record import replace_file
@@ -61,6 +61,8 @@ class RunMirror:
         start = uuid.uuid4().hex
         store.write(START, start.encode())
         replace_file(folder / START, start)
+        replace_file(folder / UNSENT, "")
+        self.unsent = folder / UNSENT
         register(folder, store)
         self.background = BackgroundMirror(
             folder,
@@ -81,6 +83,8 @@ class RunMirror:
 
     def finish(self, status: str) -> bool:
         self.sent = self.background.finish(status)
+        if self.sent:
+            self.unsent.unlink(missing_ok=True)
         return self.sent
 
 

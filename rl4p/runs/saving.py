@@ -1,5 +1,6 @@
 """How Orbax writes a checkpoint: with digests, and without tracebacks of its threads."""
 
+import logging
 import shutil
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,8 @@ from typing import Any
 import orbax.checkpoint as ocp
 
 from rl4p.runs.saved_steps import write_digests
+
+log = logging.getLogger(__name__)
 
 
 class WithDigests(ocp.path.atomicity.AtomicRenameTemporaryPath):
@@ -28,6 +31,7 @@ class WithDigests(ocp.path.atomicity.AtomicRenameTemporaryPath):
         self._final_path = final
         write_digests(Path(complete))
         complete.rename(final)
+        log.info("The checkpoint of step %s is saved.", final.name)
 
 
 @contextmanager

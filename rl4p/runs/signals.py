@@ -1,28 +1,47 @@
-"""SIGTERM, Ctrl-C and a closed terminal stop a run after its step; a second signal at once."""
+"""SIGTERM, Ctrl-C and a closed terminal stop a run after its step; a second signal at once.
+
+A step may take minutes, and a compilation lets no handler of Python run, but a queue kills a job
+soon after SIGTERM. So a thread ends the process if its step has not ended in time.
+"""
 
 import errno
 import os
+import select
 import signal
 import stat
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import Any, TextIO
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+SECONDS = 15.0  # after SIGTERM; Slurm kills after 30
+HANDLED_SECONDS = 1.0
+UNFINISHED = "Stopped in the middle of a batch; all before it is saved. The same command continues."
+SHOW_CURSOR = "\x1b[?25h"  # which a progress bar hides
 
 
 class StopRequest:
     """A context manager that stores the first signal that it receives.
 
     It has no effect outside the main thread, where Python cannot set signal handlers.
+
+    Args:
+      last_words: returns what to print if the process ends in the middle of its work.
+      seconds: the time after SIGTERM in which `answered` must be called or the context must end.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, last_words: Callable[[], str] = lambda: UNFINISHED, seconds: float = SECONDS
+    ) -> None:
+        self.last_words, self.seconds = last_words, seconds
         self.received: signal.Signals | None = None
         self.before: dict[signal.Signals, object] = {}
+        self.pipe: tuple[int, int] | None = None
+        self.done = threading.Event()
 
     def __enter__(self) -> "StopRequest":
         for name in ("stdout", "stderr"):
@@ -34,7 +53,54 @@ class StopRequest:
                 for number in SIGNALS
                 if not ignored(number)
             }
+            self.pipe = os.pipe()
+            os.set_blocking(self.pipe[1], False)
+            # Python writes the number of a signal here at once, also during a compilation.
+            self.wakeup = signal.set_wakeup_fd(self.pipe[1], warn_on_full_buffer=False)
+            self.thread = threading.Thread(target=self.watch, args=self.pipe[:1], daemon=True)
+            self.thread.start()
         return self
+
+    def watch(self, pipe: int) -> None:
+        """Ends the process if SIGTERM is not answered in time, or a second signal not at all."""
+        end, signals = None, 0
+        while not self.done.is_set():
+            left = None if end is None else max(0.0, end - time.monotonic())
+            if not select.select([pipe], [], [], left)[0]:
+                return self.end(3)
+            number = os.read(pipe, 1)[0]
+            if number in SIGNALS:
+                signals += 1
+                if number == signal.SIGTERM and end is None:
+                    end = time.monotonic() + self.seconds
+                if signals > 1 and not self.handled():
+                    return self.end(1)
+        return None
+
+    def handled(self) -> bool:
+        """Returns whether the handler runs soon, which it does not during a compilation."""
+        end = time.monotonic() + HANDLED_SECONDS
+        while self.received is None and time.monotonic() < end:
+            time.sleep(0.01)
+        return self.received is not None
+
+    def end(self, exit_code: int) -> None:
+        """Prints the last words and ends the process, unless the work has just ended."""
+        if not self.done.is_set():
+            words = f"{SHOW_CURSOR if os.isatty(2) else ''}\n{self.last_words()}\n"
+            with suppress(OSError):
+                os.write(2, words.encode(errors="replace"))
+            os._exit(exit_code)
+
+    def answered(self) -> None:
+        """Says that the work has ended, so that only the rest has to be saved."""
+        if self.pipe is not None and not self.done.is_set():
+            self.done.set()
+            signal.set_wakeup_fd(self.wakeup)
+            os.write(self.pipe[1], b"\0")
+            self.thread.join()
+            for descriptor in self.pipe:
+                os.close(descriptor)
 
     def receive(self, number: int, frame: FrameType | None) -> None:
         self.received = signal.Signals(number)
@@ -53,6 +119,7 @@ class StopRequest:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.answered()
         self.restore()
         for name in ("stdout", "stderr"):
             if isinstance(stream := getattr(sys, name), Terminal):

@@ -51,6 +51,15 @@ def larger_group(history: History) -> str:
     return f"group_size={max(8, 2 * history.config['group_size'])}"
 
 
+def are_cut(history: History) -> bool:
+    """Returns whether most responses are cut at the limit."""
+    return history.late("rollout/truncated") >= TRUNCATED
+
+
+def longer_responses(history: History) -> str:
+    return f"max_response_tokens={2 * history.config['max_response_tokens']}"
+
+
 def skipped_updates(history: History) -> Symptom | None:
     skipped = sum(x > 0 for x in history.recent("update/skipped"))
     if not skipped:
@@ -82,6 +91,8 @@ def no_advantage(history: History) -> Symptom | None:
     why, remedy = "in each group all rewards are equal", larger_group(history)
     if history.option("rollout.temperature") == 0:
         why, remedy = "at temperature 0 all samples of a prompt are equal", "rollout.temperature=1"
+    elif are_cut(history):  # more samples would be cut too
+        why, remedy = "most responses are cut before their answer", longer_responses(history)
     elif not any(history.recent("reward/std")):
         why = (
             f"all samples get the reward {history.late('reward/mean'):.3g}, as the prompts are too "
@@ -92,10 +103,10 @@ def no_advantage(history: History) -> Symptom | None:
 
 def truncated(history: History) -> Symptom | None:
     share, limit = history.late("rollout/truncated"), history.config["max_response_tokens"]
-    if share < TRUNCATED or not (history.lasts or share == 1) or history.solved:
+    if not are_cut(history) or not (history.lasts or share == 1) or history.solved:
         return None
     meaning = f"most responses are cut at max_response_tokens={limit}, often before their answer."
-    return Symptom("rollout/truncated", share, meaning, f"max_response_tokens={2 * limit}")
+    return Symptom("rollout/truncated", share, meaning, longer_responses(history))
 
 
 def equal_groups(history: History) -> Symptom | None:
@@ -110,6 +121,8 @@ def equal_groups(history: History) -> Symptom | None:
         "easy for this policy."
     )
     remedy = f"{larger_group(history)}, or other prompts"
+    if are_cut(history):
+        remedy = longer_responses(history)
     return Symptom("advantage/zero_std_groups", share, meaning, remedy)
 
 

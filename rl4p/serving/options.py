@@ -11,6 +11,7 @@ from annotated_types import Ge, Le
 
 from rl4p.configuration.bounds import Natural, Positive
 from rl4p.configuration.commands import Checkpoint, CommandLine, read, refuse_without_effect
+from rl4p.configuration.folder import run_folder
 from rl4p.errors import InputError
 
 # The keys of the configuration that a command line may set, each with all keys below it.
@@ -102,7 +103,11 @@ def read_options(arguments: Sequence[str]) -> CommandLine[ServeOptions]:
     if line.options.prompting:
         keys += PROMPTING
     refuse_without_effect(line.overrides, keys, ServeOptions, "serve", INSTEAD)
-    if line.options.run is None and not any(map(is_model, line.overrides)):
+    if line.options.run is not None:
+        run_folder(line.options.run)
+    elif not any(map(is_model, line.overrides)):
+        if bare := next((word for word in line.overrides if "=" not in word), None):
+            raise InputError(f"{bare} is neither KEY=VALUE nor a path that exists; see --help.")
         raise InputError(
             "There is nothing to serve: write run=FOLDER, model=tiny, or model=pretrained "
             "model.path=FOLDER."

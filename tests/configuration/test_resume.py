@@ -62,6 +62,31 @@ def test_a_run_goes_on_as_it_was_in_its_own_folder(toy, started, absolute):
     assert list(started.parent.iterdir()) == [started]
 
 
+@pytest.mark.parametrize("word", ["resume={}", "resume=auto hydra.run.dir={}"])
+def test_a_finished_run_has_nothing_left_to_do_and_stays_as_it_is(toy, started, capsys, word):
+    steps = OmegaConf.load(started / ".hydra/config.yaml").steps
+    (started / "summary.json").write_text(json.dumps({"status": "finished", "step": steps}))
+    (started / "metrics.jsonl").write_text("")
+    before = files(started)
+    assert toy.run(*word.format(started).split()) == 0
+    assert f"is already finished, at step {steps}: add steps=N" in capsys.readouterr().err
+    assert (toy.jobs, files(started)) == ([], before)
+    assert toy.run(*word.format(started).split(), f"steps={steps + 1}") == 0
+    assert len(toy.jobs) == 1
+
+
+@pytest.mark.parametrize("rule", ["target", "patience"])
+def test_a_run_that_a_rule_ended_has_nothing_left_to_do_until_it_changes(
+    toy, started, capsys, rule
+):
+    ended = {"status": "finished", "step": 2, "stopped_by": rule}
+    (started / "summary.json").write_text(json.dumps(ended))
+    assert toy.run(f"resume={started}") == 0
+    assert f"at step 2, by stop.{rule}: change it" in capsys.readouterr().err
+    assert toy.run(f"resume={started}", "stop.patience=7") == 0
+    assert len(toy.jobs) == 1
+
+
 NAMES = ["a b", "a,b=c", "été ünïcode", "it's", 'say "so"', "both ' and \"", "a (1)", "[a]{b}"]
 QUICK = ("a,b=c", "été ünïcode", "both ' and \"")
 

@@ -76,6 +76,17 @@ MISTAKES = {
     "trusted_targets=mine,yours": "'trusted_targets=[mine,yours]'",
     "resume=true": "resume=latest",
     "hydra.run.dir=": "hydra.run.dir=outputs/my_run",
+    "steps=10k": "steps=10000",
+    "seed=0-2": "-m seed=0,1,2",
+    "seed=0..20": "-m 'seed=range(0,21)'",
+    "trusted_targets=my_rewards.py": "trusted_targets=my_rewards",
+    "trusted_targets=src/my_rewards.py": "trusted_targets=src.my_rewards",
+    "advantage=[grpo,rloo]": "-m advantage=grpo,rloo",
+    "optimizer=[adamw]": "optimizer=adamw",
+    "reward.terms=[correct,math]": "+term@reward.terms.math=math '~term@reward.terms.format'",
+    "hooks=[export]": "+hook@hooks.export=export",
+    "model.lora.r=8": "model.lora.rank=8",
+    "lora_alpha=32": "model.lora.alpha=32",
     # Words.
     "help": "--help",
     "grpo": "advantage=grpo",
@@ -148,7 +159,7 @@ def test_the_message_of_a_mistake_ends_with_what_to_write(
         overrides = kept + [word for word in words if word != "-m"]
         if "-m" in words or choice.startswith("resume="):
             command_line.preflight(
-                Composer(), overrides, "-m" in words, targets=False, resumable=True
+                Composer(), overrides, "-m" in words, run=None, targets=False, resumable=True
             )
         else:
             configuration.compose(overrides)

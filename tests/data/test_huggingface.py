@@ -133,3 +133,16 @@ def test_a_table_of_texts_stays_one(tmp_path):
         path=str(tmp_path / "f"), held_out_split="train", where={"level": 1}, **options
     )
     assert [row.question for row in data.train()] == ["q1", "q3", "q5", "q7"]
+
+
+def test_a_hub_that_does_not_answer_gets_one_request(monkeypatch, caplog):
+    """By itself the library repeats it for half a minute."""
+    constants = pytest.importorskip("huggingface_hub").constants
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    caplog.set_level("INFO")
+    with pytest.raises(InputError, match="the hub cannot be reached, and the local cache does not"):
+        HuggingFace(path="nobody/nothing").train()
+    assert constants.HF_HUB_OFFLINE
+    assert "Retrying" not in caplog.text

@@ -46,7 +46,7 @@ def test_other_names_of_the_fields(write):
         ('{"question": "1+1?"}', 'no text under "answer"'),
         (row(question=""), 'no text under "question"'),
         (row(answer=" \n"), 'no text under "answer"'),
-        (row(answer=2), 'no text under "answer"'),
+        (row(answer=["2"]), 'the value of "answer" is a list, and a text is expected'),
         (row(answer=None), 'no text under "answer"'),
     ],
     ids=range(16),

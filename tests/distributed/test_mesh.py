@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -292,3 +293,16 @@ def test_a_dimension_that_does_not_divide_is_named(monkeypatch, sizes, dimension
     with pytest.raises(InputError, match=sentence):
         Mesh().check_divides({dimension: parts})
     Mesh().check_divides({dimension: 60 * size})
+
+
+def test_a_platform_that_the_machine_lacks_is_named():
+    code = "from rl4p.distributed.mesh import Mesh; Mesh(dp=1).devices"
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"JAX_PLATFORMS": "rocm"},
+        capture_output=True,
+        text=True,
+    )
+    last = run.stderr.splitlines()[-1]
+    assert "InputError: JAX_PLATFORMS=rocm, but JAX finds no such device here" in last
+    assert last.endswith("write JAX_PLATFORMS=cpu")

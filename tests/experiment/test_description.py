@@ -3,11 +3,14 @@
 from dataclasses import replace
 from types import SimpleNamespace
 
+import jax
 import numpy as np
+import pytest
 
 from rl4p.configuration import compose
+from rl4p.experiment import description
 from rl4p.experiment.build import build
-from rl4p.experiment.description import describe_data, describe_model
+from rl4p.experiment.description import describe_data, describe_model, slow_device
 from rl4p.model.policy import padded_width
 
 SMALL = (
@@ -24,6 +27,29 @@ def test_the_sizes_of_a_run_are_those_of_its_parts():
     assert f"a step: 4 prompts x 2 samples = 8 sequences, at most {8 * width:,} tokens" in text
     assert "2 updates of at most" in text
     assert "frozen" not in text
+    state = experiment.state
+    whole = sum(x.nbytes for x in jax.tree.leaves((state.params, state.optimizer_state)))
+    assert f"a checkpoint has {whole / 1e6:,.1f} MB" in text
+
+
+@pytest.mark.parametrize(
+    ("every", "times", "more"), [(5, 3, True), (4, 4, True), (0, 2, True), (0, 2, False)]
+)
+def test_the_evaluations_stand_beside_the_training(every, times, more):
+    """Of 10 steps; the first evaluation is before them, and the last after them."""
+    prompts = 100 if more else 3
+    evaluation = SimpleNamespace(every=every, sets=[[None] * prompts], samples=3)
+    config = SimpleNamespace(steps=10, prompts_per_step=2, group_size=4)
+    text = description.describe_evaluation(config, evaluation)
+    responses = f"{times * prompts * 4:,} responses, beside 80 to train on"
+    assert text.startswith(f"evaluation: {times} times {prompts} prompts = {responses}")
+    assert ("more than training" in text) is more
+
+
+def test_a_large_model_on_a_cpu_is_named(policy, params, monkeypatch):
+    assert slow_device(policy, params) is None
+    monkeypatch.setattr(description, "SLOW_ON_A_CPU", 1)
+    assert "trains on a CPU" in str(slow_device(policy, params))
 
 
 def test_adapters_stand_beside_what_is_frozen(policy, params):

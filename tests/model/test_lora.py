@@ -131,7 +131,11 @@ def test_the_key_is_that_of_fresh_adapters(adapted, folder, params):
 
 
 def test_the_targets_are_a_pattern(folder):
-    assert set(build(folder, targets="query|value")[1]["layers"]) == {"query", "value"}
+    for targets in ("query|value", ("query", "value"), ("q_proj", "v_proj"), "(q|v)_proj|value"):
+        names = {"query", "value"} if targets != "(q|v)_proj|value" else {"value"}
+        assert set(build(folder, targets=targets)[1]["layers"]) == names
+    assert LoRA(rank=1, targets=("qkv_proj", "down_proj")).pattern == "query|key|value|down"
+    assert LoRA(rank=1, targets="all-linear").pattern == ".*"
     with pytest.raises(InputError, match="no projection of this model, which has query, key, val"):
         build(folder, targets="quer")
     with pytest.raises(ValueError, match="is not a valid regex"):

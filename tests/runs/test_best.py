@@ -95,7 +95,7 @@ def test_a_run_without_a_best_checkpoint_says_so(tmp_path):
     ("overrides", "every", "sentence"),
     [
         (["checkpoint.mode=min"], 5, "has no effect without checkpoint.best"),
-        (["checkpoint.best=eval/arithmetic/pas_at_1"], 5, f"did you mean {METRIC}"),
+        (["checkpoint.best=eval/arithmetic/pas_at_1"], 5, f"write checkpoint.best={METRIC}"),
         (["checkpoint.best=reward/mean"], 5, f"is not a metric of the evaluations. .*{METRIC}"),
         ([BEST], 0, "evaluation.every=0 evaluates no step but the last"),
     ],

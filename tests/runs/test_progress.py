@@ -5,6 +5,9 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
+from rl4p.loop.compilation import COMPILES, clock
+from rl4p.loop.stopwatch import Stopwatch
+from rl4p.runs import progress
 from rl4p.runs.progress import ProgressBar, print_summary, shorten, time_table
 
 METRICS = {"reward/mean": 0.25, "rollout/tokens_per_second": 1234.4, "time/step": 2.0}
@@ -72,6 +75,46 @@ def test_all_tasks_are_named_and_a_step_that_sampled_nothing_has_no_rate(printed
     assert line == "step 5/10  reward 0.250  2.00 s/step, 10 s left"
 
 
+def test_the_remaining_time_has_the_evaluations_and_no_compilation(printed):
+    """After step 3, evaluations follow steps 4, 8 and 10, the last one."""
+    first = {"time/step": 200.0, "time/compile": 198.0, "time/evaluation": 7.0}
+    infos = [info(1, **first), info(2), info(3)]
+    lines = printed(infos, lines_every=1, begin=(0, {"time/evaluation": 7.0}), evaluation_every=4)
+    assert lines[-1].endswith(f"2.00 s/step, {7 * 2 + 3 * 7} s left")
+    (line,) = printed([info(10)], begin=(0, {"time/evaluation": 7.0}), evaluation_every=4)
+    assert line.endswith(", 0 s left")
+
+
+def test_a_plain_line_is_one_line_at_any_width(printed, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    (line,) = printed([info(5, **{"eval/a/pass_at_1": 0.5, "eval/b/pass_at_1": 1.0})])
+    assert len(line) > 80
+
+
+def test_after_a_silence_a_line_says_what_the_run_does(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "SILENCE", 0.0)
+    monkeypatch.setattr(progress, "BEAT", 1e9)
+    with ProgressBar(10, 5, 0) as bar:
+        bar.begin(3, {})
+        bar.show_activity()
+        assert capsys.readouterr().out == ""  # it does nothing
+        with Stopwatch()("reward"):
+            bar.show_activity()
+            assert capsys.readouterr().out == "step 3/10  grading for 0 s\n"
+            monkeypatch.setitem(COMPILES, "since", clock() - 70)
+            bar.show_activity()
+            assert capsys.readouterr().out == "step 3/10  compiling for 70 s\n"
+
+
+def test_a_thread_shows_it_while_the_main_thread_is_busy(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "SILENCE", 0.0)
+    monkeypatch.setattr(progress, "BEAT", 0.01)
+    printed = ""
+    with ProgressBar(10, 5, 0), Stopwatch()("rollout"):
+        while "rollout for 0 s" not in printed:
+            printed += capsys.readouterr().out
+
+
 def test_a_quiet_bar_prints_nothing(printed):
     assert printed([info(5)], samples_every=1, quiet=True) == []
 
@@ -137,7 +180,11 @@ def words(text):
 
 
 def test_the_summary_has_each_task_first_last_and_best(tmp_path, capsys, monkeypatch):
+    """Of the files, those that exist are named."""
     monkeypatch.setenv("COLUMNS", "200")
+    (tmp_path / "plots").mkdir()
+    for name in ("metrics.jsonl", "plots/learning_curve.png"):
+        (tmp_path / name).touch()
     print_summary(tmp_path, SUMMARY)
     out = capsys.readouterr().out
     lines = words(out)
@@ -148,7 +195,7 @@ def test_the_summary_has_each_task_first_last_and_best(tmp_path, capsys, monkeyp
     assert "the rest" in out
     assert out.splitlines()[-2:] == [
         "finished at step 4 after 20 s, of which 3 s to compile 7 programs (2 from the cache)",
-        f"{tmp_path}: metrics.jsonl, samples.jsonl, plots/learning_curve.png",
+        f"{tmp_path}: metrics.jsonl, plots/learning_curve.png",
     ]
 
 

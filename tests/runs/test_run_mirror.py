@@ -213,8 +213,10 @@ def test_two_starts_never_write_one_mirror(tmp_path, url, caplog):
     a, b = tmp_path / "a", tmp_path / "b"
     go_on(a, 3)
     first = RunMirror(url=url).open(a)
+    assert (a / ".unsent").exists()  # so that a finished run is resumed, to send the rest
     first.log(3, {})
     assert first.finish("stopped")
+    assert not (a / ".unsent").exists()
     update(ObjectStore(url), b)
     second = RunMirror(url=url).open(b)
     with pytest.raises(InputError, match="has a later state of this run than"):

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from io import StringIO
 from pathlib import Path
 
@@ -136,3 +137,45 @@ def test_only_terminals_are_watched_and_only_during_the_run(monkeypatch):
             assert sys.stderr is file
         assert (sys.stdout, sys.stderr) == (terminal, file)
         monkeypatch.undo()
+
+
+# A process whose main thread runs code in C, in which no handler of Python is called, or a loop.
+BUSY = """
+import hashlib, sys, time
+from rl4p.runs.signals import StopRequest
+with StopRequest(lambda: "The last words.", seconds=0.3) as request:
+    print("ready", flush=True)
+    if sys.argv[1] == "c":
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)
+    while sys.argv[1] == "python" or request.received is None:
+        time.sleep(0.01)
+    request.answered()
+    time.sleep(1)  # saves
+    print("saved", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("work", "signals", "exit_code", "output", "words"),
+    [
+        ("c", [signal.SIGTERM], 3, "", "The last words."),
+        ("python", [signal.SIGTERM], 3, "", "The last words."),
+        ("c", [signal.SIGINT, signal.SIGINT], 1, "", "The last words."),
+        ("answers", [signal.SIGTERM], 0, "saved\n", ""),
+    ],
+)
+def test_work_that_does_not_end_in_time_is_ended(work, signals, exit_code, output, words):
+    with subprocess.Popen(
+        [sys.executable, "-c", BUSY, work],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        for number in signals:
+            process.send_signal(number)
+            if len(signals) > 1:
+                time.sleep(0.3)  # two of the same are one if they wait together
+        out, errors = process.communicate(timeout=60)
+    assert (process.returncode, out, errors.strip()) == (exit_code, output, words)

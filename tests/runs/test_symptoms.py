@@ -146,6 +146,16 @@ def test_a_cause_is_told_without_the_flat_reward_that_follows_from_it(config):
     assert names(rows_of(20, advantage_zero_std_groups=1.0), other) == []
 
 
+@pytest.mark.parametrize(
+    "equal",
+    [{"advantage_max": 0.0, "reward_std": 0.0}, {"advantage_zero_std_groups": 0.97}],
+)
+def test_cut_responses_need_more_tokens_and_not_more_samples(config, equal):
+    rows = rows_of(20, rollout_truncated=1.0, reward_mean=0.0, **equal)
+    remedies = {each.remedy for each in diagnose(rows, config)}
+    assert remedies == {f"max_response_tokens={2 * config['max_response_tokens']}"}
+
+
 # The note on the loss.
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rl4p.configuration.suggestions import metrics_like, write
 from rl4p.errors import InputError
 from rl4p.runs.comparison.runs import Run
 
@@ -75,7 +76,10 @@ def chosen_metric(runs: Sequence[Run], name: str | None) -> Metric:
     recorded = sorted({key for run in runs for row in run.rows for key in row} - {"step"})
     if name is not None:
         if name not in recorded:
-            raise InputError(f"metric={name} is in none of the runs; they have {_list(recorded)}.")
+            problem = f"metric={name} is in none of the runs"
+            if near := metrics_like(name, recorded):
+                raise InputError(write(problem, *([f"metric={key}"] for key in near)))
+            raise InputError(f"{problem}; they have {_list(recorded)}.")
         return Metric(names=(name,))
     tasks = [key for key in recorded if key.startswith("eval/") and key.endswith(PASS_AT_1)]
     if not tasks:

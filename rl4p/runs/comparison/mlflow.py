@@ -149,7 +149,7 @@ def _files(
     config, environment = folder / "config.yaml", folder / "environment.json"
     return (
         read_mapping(config) if config.exists() else _numbers(run.data.params),
-        json.loads(environment.read_text()) if environment.exists() else {},
+        json.loads(environment.read_text("utf-8")) if environment.exists() else {},
         recorded_samples(folder / "samples.jsonl"),
     )
 

@@ -34,7 +34,7 @@ def page(comparison: Comparison) -> str:
     environment.globals |= {
         name: getattr(words, name) for name in ("number", "span", "share", "amount", "duration")
     }
-    template = environment.from_string(TEMPLATE.read_text())
+    template = environment.from_string(TEMPLATE.read_text("utf-8"))
     results = comparison.results
     drawn, ticks = charts.strips(comparison)
     names = sorted({name for result in results for name in result.group.settings})

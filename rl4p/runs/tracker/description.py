@@ -66,7 +66,7 @@ class Description:
 
     @cached_property
     def environment(self) -> dict[str, Any]:
-        return json.loads((self.folder / "environment.json").read_text())
+        return json.loads((self.folder / "environment.json").read_text("utf-8"))
 
     @cached_property
     def overrides(self) -> list[str]:

@@ -216,7 +216,7 @@ def identity_of(folder: Path) -> str:
     path = folder / "tracker.json"
     if not path.exists():
         replace_file(path, json.dumps({IDENTITY: uuid.uuid4().hex}) + "\n")
-    return json.loads(path.read_text())[IDENTITY]
+    return json.loads(path.read_text("utf-8"))[IDENTITY]
 
 
 def mlflow_key(name: str) -> str:

@@ -1,6 +1,7 @@
 """A tracker that mirrors runs into MLflow, in an SQLite file that it creates or on a server."""
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -77,8 +78,10 @@ class MLflow:
         if self.uri is None:
             key = URI
             object.__setattr__(self, "uri", os.environ.get(URI) or LOCAL)
-        if not urlsplit(self.uri).scheme:
-            raise InputError(f"{key}={self.uri} has no scheme: write sqlite:///PATH or http://...")
+        host_and_port = re.fullmatch(r"[\w.-]+:\d+(/.*)?", str(self.uri))
+        if host_and_port or not urlsplit(self.uri).scheme:
+            address = f"http://{self.uri}" if host_and_port else "sqlite:///PATH or http://..."
+            raise InputError(f"{key}={self.uri} has no scheme: write {address}")
         if holds_secret(str(self.uri)):
             raise InputError(
                 f"{key} contains a password or a token, which would be saved with the run: set"

@@ -96,8 +96,11 @@ class ParentRun(Callback):
         try:
             client, experiment = tracker.connect()
             children = client.search_runs([experiment], f"tags.`{PARENT}` = '{parent}'")
-            if any(child.info.status == "FAILED" for child in children):
+            ended = {child.info.status for child in children}
+            if "FAILED" in ended:
                 status = "FAILED"
+            elif ended & {"KILLED", "RUNNING"}:  # a signal stopped the sweep, or one of its jobs
+                status = "KILLED"
             share_view(client, experiment, parent, keys, children)
             client.set_terminated(parent, status)
             write(where_to_look(str(tracker.uri), page(experiment, parent)))

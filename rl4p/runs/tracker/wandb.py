@@ -102,7 +102,9 @@ class WandBRun(Mirror):
         self._record = Record(folder)
         self._steps = TimedSteps(folder, 0)
         self._sent = self._folder / SENT
-        self._last = json.loads(self._sent.read_text())["step"] if self._sent.exists() else -1
+        self._last = (
+            json.loads(self._sent.read_text("utf-8"))["step"] if self._sent.exists() else -1
+        )
         mode = options.mode or os.environ.get("WANDB_MODE")
         self._run = wandb.init(
             id=identity_of(self._folder),

@@ -48,12 +48,23 @@ def test_any_metric_can_be_chosen():
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("eval/x", "metric=eval/x is in none of the runs; they have a, b."), (None, "one of a, b.")],
+    [
+        ("eval/x", "metric=eval/x is in none of the runs; they have a, b."),
+        (None, "one of a, b."),
+    ],
 )
 def test_a_metric_that_no_run_has_is_an_error_that_lists_them(name, message):
     with pytest.raises(InputError) as error:
         chosen_metric([run({"a": 1.0}), run({"b": 1.0})], name)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["pass_at_1", "pass@1", "eval/pass_at_1", "eval/x/pas_at_1"])
+def test_the_error_names_the_metrics_with_the_same_end(name):
+    runs = [run({"eval/x/pass_at_1": 1.0, "eval/y/pass_at_1": 1.0, "eval/x/prompts": 1.0})]
+    with pytest.raises(InputError) as error:
+        chosen_metric(runs, name)
+    assert str(error.value).endswith(": write metric=eval/x/pass_at_1 or metric=eval/y/pass_at_1")
 
 
 def test_costs_are_sums_over_steps():

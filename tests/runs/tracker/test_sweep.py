@@ -106,14 +106,17 @@ def begin(tmp_path, monkeypatch):
     return start
 
 
-def test_failed_runs_count_where_the_launcher_hides_them(store, record, begin):
+@pytest.mark.parametrize(("status", "shown"), [("failed", "FAILED"), ("stopped", "KILLED")])
+def test_failed_and_stopped_runs_count_where_the_launcher_hides_them(
+    store, record, begin, status, shown
+):
     """Launchers can pickle the callback."""
     end = begin(MLFLOW | {"uri": store.uri})
     assert PARENT_VARIABLE in os.environ
     assert isinstance(pickle.loads(pickle.dumps(end.callback)), ParentRun)
-    assert store.open(record.folder).finish("failed")
+    assert store.open(record.folder).finish(status)
     end()
-    assert family(store)[0].info.status == "FAILED"
+    assert family(store)[0].info.status == shown
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ def page(beside: Beside, rows: Sequence[tuple[Sample, ...]], note: str) -> str:
         lstrip_blocks=True,
         finalize=lambda value: visible(value) if type(value) is str else value,
     )
-    html = environment.from_string(TEMPLATE.read_text()).render(
+    html = environment.from_string(TEMPLATE.read_text("utf-8")).render(
         names=beside.names,
         counts=beside.counts(),
         rows=rows,

@@ -37,13 +37,13 @@ def page(samples: Sequence[Sample], heading: str, note: str, term: str) -> str:
       note: a line below the title.
       term: the reward term that decides whether an answer is right.
     """
-    script = (HERE / "page.js").read_text()
+    script = (HERE / "page.js").read_text("utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     parts = {
         "policy": f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'",
         "heading": html.escape(visible(heading)),
         "note": html.escape(visible(note)),
-        "style": (HERE / "page.css").read_text(),
+        "style": (HERE / "page.css").read_text("utf-8"),
         "script": script,
         "data": embedded(
             {
@@ -53,7 +53,9 @@ def page(samples: Sequence[Sample], heading: str, note: str, term: str) -> str:
             }
         ),
     }
-    pieces = (HERE / "page.html").read_text().split("%%")  # text, name, text, name, ..., text
+    pieces = (
+        (HERE / "page.html").read_text("utf-8").split("%%")
+    )  # text, name, text, name, ..., text
     return "".join(parts[piece] if i % 2 else piece for i, piece in enumerate(pieces))
 
 

@@ -90,7 +90,7 @@ def build_evaluated(config: DictConfig, request: EvaluationRequest) -> Evaluated
 def identity_of(run: Path) -> str | None:
     """Returns the identity by which trackers know the run, or None if it has none."""
     path = run / "tracker.json"
-    saved = json.loads(path.read_text()) if path.is_file() else {}
+    saved = json.loads(path.read_text("utf-8")) if path.is_file() else {}
     return saved.get("rl4p.run")
 
 

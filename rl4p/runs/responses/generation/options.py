@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from rl4p.configuration.bounds import AboveZero, Positive
 from rl4p.configuration.commands import Checkpoint, CommandLine, read, refuse_without_effect
+from rl4p.configuration.folder import run_folder
 from rl4p.errors import InputError
 from rl4p.http.address import check_address, check_key_variable
 
@@ -103,4 +104,6 @@ def read_options(arguments: Sequence[str]) -> CommandLine[GenerateOptions]:
     may = may if options.run is not None else (*may, "experiment")
     may = may if options.grade else tuple(key for key in may if key != "reward")
     refuse_without_effect(line.overrides, may, GenerateOptions, "generate", INSTEAD)
+    if options.run is not None:
+        run_folder(options.run)
     return line
