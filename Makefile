@@ -24,6 +24,7 @@ RUNTIME := .venv/.runtime
 DEVELOPMENT := .venv/.development
 DOCUMENTATION := .venv/.documentation
 PARITY := .venv/.parity
+STORES := .venv/.stores
 LIBTPU := .cache/libtpu
 REAL := .cache/smollm2
 SUPPLY := .cache/supply
@@ -52,7 +53,7 @@ slow: $(DEVELOPMENT)
 mutants: $(DEVELOPMENT)
 	$(BIN)/python -m tests.mutants $(ARGS)
 
-drills: $(PARITY)
+drills: $(PARITY) $(STORES)
 	$(BIN)/python -m experiments.drills $(ARGS)
 
 # libtpu has its own folder: if it were installed in .venv, JAX would look for a TPU at every import.
@@ -142,6 +143,12 @@ $(DEVELOPMENT): pyproject.toml requirements/build.txt requirements/development.t
 
 $(PARITY): $(DEVELOPMENT)
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[parity]'
+	@touch $@
+
+# A server of S3, and its client.
+$(STORES): $(DEVELOPMENT)
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[s3]' \
+	  'moto[server]==5.2.5'
 	@touch $@
 
 $(DOCUMENTATION): $(RUNTIME)

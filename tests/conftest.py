@@ -48,6 +48,7 @@ import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
+from fsspec.implementations.memory import MemoryFileSystem  # noqa: E402
 
 from rl4p.distributed.mesh import Mesh  # noqa: E402
 from rl4p.protocols.engine import Completion, finish  # noqa: E402
@@ -101,6 +102,15 @@ def on_devices():
         return os.environ | {"XLA_FLAGS": flags}
 
     return environment
+
+
+@pytest.fixture
+def url(tmp_path, monkeypatch):
+    """An address in an empty object store in memory; copies are in a folder of the test."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    yield f"memory://bucket/{tmp_path.name}"
+    MemoryFileSystem.store.clear()
+    MemoryFileSystem.pseudo_dirs[:] = [""]
 
 
 @pytest.fixture(autouse=True)

@@ -41,7 +41,7 @@ from tests.documents import (
 LANGUAGES = {"sh", "text", "python", "yaml", "json", "csv"}
 # What only users have: their data, weights, devices and other processes.
 NOT_HERE = re.compile(
-    r"/path/to/|gsm8k/|Qwen/|FOLDER|//HOST|^mesh=(v5|v6|h200)|^mesh\.(coordinator|processes)="
+    r"/path/to/|gsm8k/|Qwen/|FOLDER|//HOST|s3://|^mesh=(v5|v6|h200)|^mesh\.(coordinator|processes)="
     r"|^hydra/launcher=submitit|^tracker=wandb"
 )
 LONG = re.compile(r"^sweep=(?!seeds$)")  # many runs, which are composed only

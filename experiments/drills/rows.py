@@ -84,6 +84,14 @@ ROWS: dict[str, list[dict[str, str]]] = {
             "mutant": "metrics of later steps are not dropped",
         },
         {
+            "what": (
+                "a run killed at random moments, whose folder is lost, goes on exactly from its "
+                "mirror in S3"
+            ),
+            "drill": "killed_mirrors",
+            "mutant": "the digests of a checkpoint are sent before its files",
+        },
+        {
             "what": "a run that keeps one checkpoint and is killed while it saves the next has one",
             "drill": "killed_saves",
             "mutant": "a killed save is in the way of the next",

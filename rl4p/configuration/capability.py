@@ -294,5 +294,6 @@ def secret_in_address(key: str) -> InputError:
         f"{key} has a user name, a password or a token in an address, which would be saved with "
         "the run: leave it out, and name an environment variable that has it with key_variable=NAME"
         " (MLflow reads MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD and "
-        "MLFLOW_TRACKING_TOKEN)."
+        "MLFLOW_TRACKING_TOKEN, and object stores the variables of their libraries, such as "
+        "AWS_ACCESS_KEY_ID)."
     )

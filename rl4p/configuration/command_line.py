@@ -30,6 +30,7 @@ from rl4p.configuration.launcher import AfterSweep, JobFailed, run_sweep
 from rl4p.configuration.override_errors import refuse_arguments, several_values
 from rl4p.configuration.quoting import override, quoted
 from rl4p.configuration.resume import as_started, config_of_run, followed_by, resume
+from rl4p.configuration.resume_mirror import with_local_folder
 from rl4p.configuration.schema import without_hydra
 from rl4p.configuration.streams import replace_what_cannot_be_shown
 from rl4p.configuration.sweep import FAILURE, MULTIRUN, Sweep
@@ -148,11 +149,12 @@ def call(
             errors.append(error)
 
     with errors_of_hydra():
+        overrides = with_local_folder(overrides)
         composer = Composer(CONF, config_dir, overrides)
         hydra = Hydra(name, composer.loader)  # also registers ${now:...}, which folders have
         try:
             lines, config, sweep = preflight(
-                composer, list(overrides), False, run=None, targets=True, resumable=False
+                composer, overrides, False, run=None, targets=True, resumable=False
             )
         except AlreadyFinished as error:
             write(error)
@@ -218,6 +220,8 @@ def launch(
             refuse_hydra_of_others(options.out)
             folder = "hydra.sweep.dir" if args.multirun else "hydra.run.dir"
             args.overrides.append(override(folder, options.out))
+    elif not (args.help or args.hydra_help or args.shell_completion):
+        args.overrides = with_local_folder(args.overrides)
     composer = Composer(conf, args.config_dir, args.overrides)
     hydra = Hydra(name, composer.loader)
     try:

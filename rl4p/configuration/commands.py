@@ -27,7 +27,7 @@ from rl4p.configuration.bounds import Natural
 from rl4p.configuration.capability import refuse_secrets
 from rl4p.configuration.completion import shell_completion
 from rl4p.configuration.composition import one_line
-from rl4p.configuration.folder import LATEST
+from rl4p.configuration.folder import LATEST, refuse_address
 from rl4p.configuration.override_errors import refuse_arguments, without_spaces
 from rl4p.configuration.streams import replace_what_cannot_be_shown
 from rl4p.configuration.suggestions import did_you_mean, write
@@ -243,6 +243,8 @@ def options_of(
         if field in node:
             raise InputError(f"{key} is given twice: give it once.")
         node[field] = parsed(word, text, types.get(field))
+        if key == "out":
+            refuse_address(key, text)
     if not composes:
         tree |= dict.fromkeys(word.partition("=")[0] for word in others)
     for section in sections.keys() & tree.keys():

@@ -21,6 +21,7 @@ from rl4p.configuration.resume import OF_RESPONSES, begins, config_of_run, place
 from rl4p.configuration.schema import without_hydra
 from rl4p.configuration.trust import CONF
 from rl4p.errors import InputError
+from rl4p.storage import local_copy
 
 # The parts of a run's configuration that its evaluation uses.
 OF_RUN = (*OF_RESPONSES, "mesh", "tracker")
@@ -136,7 +137,10 @@ def read(arguments: Sequence[str], *, conf: Path = CONF) -> tuple[EvaluationRequ
 
 def words_of_export(folder: str) -> list[str]:
     """Returns the overrides that choose an exported model, which the command line gives."""
-    return ["model=pretrained", quoting.override("model.path", str(Path(folder).expanduser()))]
+    return [
+        "model=pretrained",
+        quoting.override("model.path", str(local_copy(folder).expanduser())),
+    ]
 
 
 def use_export(composer: Composer, config: DictConfig, words: list[str]) -> None:

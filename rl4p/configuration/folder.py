@@ -11,10 +11,12 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from rl4p.configuration.quoting import command, override
+from rl4p.configuration.run_copy import copy_for_reading
 from rl4p.configuration.signature import is_own, signed
 from rl4p.configuration.suggestions import write
 from rl4p.configuration.yaml_file import load_yaml, read_yaml
 from rl4p.errors import InputError
+from rl4p.storage import is_address
 
 RECORD = "metrics.jsonl"  # its presence marks the folder of a run
 RUNS = Path("outputs/runs")  # the runs that got no other `hydra.run.dir`
@@ -78,14 +80,21 @@ def only_run_in(folder: Path, *, lock: int = fcntl.LOCK_EX) -> Iterator[None]:
 def run_folder(given: str, *, key: str = "run") -> Path:
     """Returns the absolute path of the run that a value names: a folder, or the latest run.
 
-    The latest run is the one that was started or resumed last under `outputs/runs`.
+    The latest run is the one that was started or resumed last under `outputs/runs`. Of a run in an
+    object store, it is the path of a local copy (`run_copy.py`).
 
     Args:
       key: the key of the command line that has the value, for error messages.
 
     Raises:
-      InputError: there is no run under `outputs/runs`.
+      InputError: there is no run under `outputs/runs`, or at the address.
+      RunError: the object store cannot be read.
     """
+    if is_address(given):
+        folder = copy_for_reading(given)
+        if not (folder / RECORD).is_file():
+            raise not_a_run(given, f"it has no {RECORD}", key=key)
+        return folder.resolve()
     if given != LATEST:
         folder = Path(given).expanduser().resolve()
         if (folder / JOBS).is_file():
@@ -156,6 +165,7 @@ def refuse_taken(key: str, folder: str | None, pattern: str) -> None:
     if not folder:
         problem = f"{key} is empty, so the run would write into the working directory"
         raise InputError(write(problem, [f"{key}=outputs/my_run"]))
+    refuse_address(key, folder, override("checkpoint.mirror", folder))
     holds = next((path.parent for path in Path(folder).glob(pattern)), None)
     if holds is not None:
         if (Path(folder) / JOBS).exists():
@@ -165,3 +175,22 @@ def refuse_taken(key: str, folder: str | None, pattern: str) -> None:
             f"{key}={folder} already contains a run: continue it with {resume}, or choose another "
             "folder."
         )
+
+
+def refuse_address(key: str, place: str, instead: str = "") -> None:
+    """Refuses an address in an object store where a local folder or file is written.
+
+    Args:
+      key: the key of the place.
+      place: its value.
+      instead: the words of the command line that write there.
+
+    Raises:
+      InputError: the place is such an address.
+    """
+    if not is_address(place):
+        return
+    problem = f"{key}={place} is in an object store, and this is written to a local path"
+    if instead:
+        raise InputError(write(f"{problem}, which is mirrored", [instead]))
+    raise InputError(f"{problem}: name one, and copy the result from there.")

@@ -15,6 +15,7 @@ from rl4p.configuration.capability import refuse_of_file, uses
 from rl4p.configuration.composition import Composer
 from rl4p.configuration.folder import not_a_run, only_run_in, run_folder
 from rl4p.configuration.quoting import quoted
+from rl4p.configuration.run_copy import CHECKPOINTS, DIGESTS, UNSENT
 from rl4p.configuration.schema import without_hydra
 from rl4p.configuration.signature import is_own
 from rl4p.configuration.sweep import SUMMARY, document
@@ -90,7 +91,11 @@ def resume(
     refuse_changes(given, saved, without_hydra(config))
     summary = document(folder / SUMMARY)
     newest = OmegaConf.select(config, "checkpoint.restore", default="newest") == "newest"
-    if summary.get("status") == "finished" and newest:
+    # The store of a mirror may have the summary without the last checkpoint, and lack both.
+    saved_last = (folder / CHECKPOINTS / str(summary.get("step")) / DIGESTS).is_file()
+    whole = saved_last and not (folder / UNSENT).exists()
+    mirrored = OmegaConf.select(config, "checkpoint.mirror", default=None) is not None
+    if summary.get("status") == "finished" and newest and (whole or not mirrored):
         step, rule = summary.get("step"), summary.get("stopped_by")
         if step == config.get("steps"):
             raise AlreadyFinished(folder, f"step {step}: add steps=N with more steps to go on.")

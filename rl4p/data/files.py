@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from rl4p.configuration.capability import ReadPath
 from rl4p.data.rows import Rows
 from rl4p.errors import InputError
+from rl4p.storage import local_copy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +17,7 @@ class Files(Rows):
     """A table in a file, and another for evaluation.
 
     Attributes:
-      path: the file to train on.
+      path: the file to train on, or its address in an object store such as s3://BUCKET/NAME.
       held_out_path: the file to evaluate on. `evaluation.prompts` limits how much of it is used.
     """
 
@@ -32,7 +33,7 @@ class Files(Rows):
 
     def table(self, key: str) -> Iterator[tuple[str, Any]]:
         try:
-            yield from self.rows_of(Path(getattr(self, key)))
+            yield from self.rows_of(local_copy(getattr(self, key)))
         except OSError as error:
             reason = error.strerror or str(error).splitlines()[0]
             raise InputError(f"{self.origin(key)} cannot be read: {reason}.") from None

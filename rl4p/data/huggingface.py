@@ -4,13 +4,13 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, ClassVar
 
 from rl4p.configuration.capability import ReadPath
 from rl4p.data.arrow import of_fields
 from rl4p.data.rows import Rows
 from rl4p.errors import InputError
+from rl4p.storage import local_copy
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,8 @@ class HuggingFace(Rows):
 
     Attributes:
       path: the id of a data set on the hub, such as `openai/gsm8k`; or a folder that `save_to_disk`
-        wrote; or a folder with files of Parquet, CSV or JSON lines.
+        wrote; or a folder with files of Parquet, CSV or JSON lines; or the address of such a folder
+        in an object store.
       subset: the name of a subset, which the hub also calls a configuration; None is the only one.
       split: the split to train on; `train[:10%]` is a part of it.
       held_out_split: the split to evaluate on. `evaluation.prompts` limits how much of it is used.
@@ -74,7 +75,7 @@ class HuggingFace(Rows):
         import datasets
         from datasets.exceptions import DatasetsError
 
-        folder = Path(self.path)
+        folder = local_copy(self.path)
         if folder.is_dir() and self.revision is not None:
             raise InputError(
                 f"data.revision={self.revision} has no effect on the folder data.path={self.path}: "
@@ -86,13 +87,13 @@ class HuggingFace(Rows):
             if any((folder / name).is_file() for name in SAVED):
                 return self.saved_split(datasets.load_from_disk(folder), split)
             options = {"split": split, "revision": self.revision}
-            rows: Any = datasets.load_dataset(self.path, self.subset, **options)
+            rows: Any = datasets.load_dataset(str(folder), self.subset, **options)
             if (
                 rows.builder_name == "csv"
             ):  # as texts: pandas would read 0755 as 755, and NA as null
                 text = datasets.Features(dict.fromkeys(rows.column_names, datasets.Value("string")))
                 options |= {"features": text, "keep_default_na": False}
-                rows = datasets.load_dataset(self.path, self.subset, **options)
+                rows = datasets.load_dataset(str(folder), self.subset, **options)
             return rows
         except (DatasetsError, OSError, ValueError) as error:
             raise InputError(

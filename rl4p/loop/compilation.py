@@ -7,12 +7,13 @@ from collections import defaultdict
 from collections.abc import Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from pathlib import Path
 from threading import Lock
 from typing import Any
 
 import jax
 import jax.monitoring
+
+from rl4p.storage import cache_folder
 
 
 @dataclass(kw_only=True)
@@ -134,7 +135,6 @@ def keep_programs() -> None:
     `JAX_ENABLE_COMPILATION_CACHE=false` disables the cache.
     """
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        jax.config.update("jax_compilation_cache_dir", str(caches / "rl4p" / "programs"))
+        jax.config.update("jax_compilation_cache_dir", str(cache_folder("programs")))
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # many are small

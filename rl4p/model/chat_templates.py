@@ -3,12 +3,12 @@
 Each is written from the documented format of a family. No template has a default system message.
 """
 
-from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
 from rl4p.configuration.suggestions import did_you_mean
 from rl4p.errors import InputError
 from rl4p.model.tensor_files import check_file
+from rl4p.storage import local_copy
 
 Key = Literal["chatml", "qwen", "llama3", "gemma", "mistral", "plain"]
 
@@ -97,7 +97,7 @@ def chat_template(given: str) -> ChatTemplate:
     """
     if given in TEMPLATES:
         return TEMPLATES[given]
-    path = Path(given).expanduser()
+    path = local_copy(given).expanduser()
     if path.is_file():
         check_file(path)
         return ChatTemplate(path.read_text("utf-8"))

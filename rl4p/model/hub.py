@@ -1,4 +1,4 @@
-"""Lookup of models by name: in local folders, in the package and on the Hugging Face hub."""
+"""Lookup of models by name: in folders, object stores, the package and the Hugging Face hub."""
 
 import re
 from collections.abc import Sequence
@@ -7,6 +7,7 @@ from pathlib import Path
 from rl4p.errors import InputError
 from rl4p.model.folder import TOKENIZER_FILES
 from rl4p.model.tensor_files import INDEX
+from rl4p.storage import is_address, local_copy
 
 SHIPPED = {"rl4p/tiny": Path(__file__).parent / "tiny"}
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?")
@@ -23,12 +24,16 @@ SECONDS = 10  # timeout of the hub's first answer
 def model_folder(path: str, *, weights: bool = True) -> Path:
     """Returns the folder of `model.path`: a local one, else `rl4p/tiny`, else one from the hub.
 
-    Files from the hub stay in its cache (HF_HOME), which is used without a network.
-    `weights=False` fetches all files but the weights.
+    Files from the hub stay in its cache (HF_HOME), which is used without a network. An address in
+    an object store is fetched too. `weights=False` fetches all files but the weights.
 
     Raises:
       InputError: the path is none of these, or cannot be fetched.
+      RunError: an object store cannot be read.
     """
+    files = FILES if weights else FILES[:-1]
+    if is_address(path):
+        return local_copy(path, files)
     if Path(path).is_dir():
         return Path(path)
     if path in SHIPPED:
@@ -36,10 +41,11 @@ def model_folder(path: str, *, weights: bool = True) -> Path:
     if not HUB_ID.fullmatch(path):
         raise InputError(
             f"model.path={path} is not a folder: give one with config.json, safetensors and "
-            "tokenizer.json, a hub id (OWNER/NAME or OWNER/NAME@REVISION), or "
+            "tokenizer.json, its address in an object store (s3://BUCKET/NAME), a hub id "
+            "(OWNER/NAME or OWNER/NAME@REVISION), or "
             f"{', '.join(SHIPPED)}."
         )
-    return fetch(path, FILES if weights else FILES[:-1])
+    return fetch(path, files)
 
 
 def lasting_name(path: str) -> str:

@@ -34,8 +34,9 @@ class Pretrained:
     """A policy from config.json, safetensors, tokenizer.json and chat template of one folder.
 
     Attributes:
-      path: a folder, or OWNER/NAME or OWNER/NAME@REVISION on the Hugging Face hub. `rl4p/tiny` is
-        the policy that comes with the package.
+      path: a folder, its address in an object store such as s3://BUCKET/NAME, or OWNER/NAME or
+        OWNER/NAME@REVISION on the Hugging Face hub. `rl4p/tiny` is the policy that comes with the
+        package.
       dtype: the dtype of activations.
       param_dtype: the dtype of the model's parameters; None keeps the dtype in the files. If
         bfloat16 parameters are trained, rounding loses most of the optimizer's steps. `nf4` holds

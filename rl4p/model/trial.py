@@ -8,7 +8,6 @@ the first conversation that a run gives them. A file with the same content is tr
 
 import hashlib
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ from typing import Any
 from weakref import WeakSet
 
 from rl4p.errors import InputError
+from rl4p.storage import cache_folder
 
 LOADING, SECONDS = 20, 5  # of processor time: to load the files, and for the short texts
 PATIENCE = 60.0  # seconds of a clock, with the start of the process
@@ -91,8 +91,7 @@ def run_trial(folder: Path, cases: Sequence[Case], texts: Sequence[str]) -> None
     request = {"cases": cases, "texts": texts, "memory": MEMORY, "seconds": [LOADING, SECONDS]}
     line = json.dumps(request, default=str)
     digest = hashlib.sha256(b"\0".join([line.encode(), *content])).hexdigest()
-    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    mark = caches / "rl4p" / "tried" / digest
+    mark = cache_folder("tried") / digest
     if mark.exists():
         return
     command = [sys.executable, str(Path(__file__).with_name("trial_child.py"))]

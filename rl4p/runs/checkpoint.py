@@ -17,18 +17,13 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from rl4p.configuration.bounds import Natural, Positive
+from rl4p.configuration.capability import WrittenPath
 from rl4p.distributed.processes import agreed, first
 from rl4p.errors import InputError, RunError
 from rl4p.protocols.collection import Stateful
 from rl4p.protocols.hook import StepInfo
 from rl4p.runs.best import Best, Mode
-from rl4p.runs.saved_steps import (
-    DIGESTS,
-    Choice,
-    chosen_step,
-    set_aside,
-    steps_of,
-)
+from rl4p.runs.saved_steps import DIGESTS, Choice, chosen_step, set_aside, steps_of
 from rl4p.runs.saving import WithDigests, without_closed_loops
 from rl4p.types import Params, TrainState
 
@@ -48,6 +43,9 @@ class Orbax:
         best value is kept beside the newest, and saved when it is evaluated; None for none.
       mode: whether the largest or the smallest value is the best.
       restore: the checkpoint that `resume` continues from; `checkpoint=best` beside it sets it.
+      mirror: an address in an object store, such as s3://BUCKET/NAME, that gets a copy of the run
+        folder, from which any machine can resume the run (`run_mirror.py`). A job of a sweep has
+        its own mirror below it.
     """
 
     every: Natural = 50
@@ -55,6 +53,7 @@ class Orbax:
     best: str | None = None
     mode: Mode = "max"
     restore: Literal["newest", "best"] = "newest"
+    mirror: WrittenPath | None = None
 
     def __post_init__(self) -> None:
         if not self.every and self.best is None and self.keep != type(self).keep:

@@ -12,6 +12,7 @@ from rl4p.distributed.processes import anywhere
 from rl4p.errors import InputError
 from rl4p.runs.best import Best
 from rl4p.runs.checkpoint import Checkpoints
+from rl4p.runs.run_mirror import RunMirror
 from rl4p.types import TrainState
 
 DURATION = re.compile(r"(?:(\d+)-)?(\d{1,3}):([0-5]\d):([0-5]\d)")
@@ -29,6 +30,7 @@ class EarlyStop:
       target: the run ends once an evaluation is at least as good as this; None for no such end.
       seconds: the age of the process at which the run must have ended and saved; None for any.
       steps: the seconds of the steps of this start, their hooks included.
+      mirror: the mirror that gets the last checkpoint too.
     """
 
     best: Best | None
@@ -36,6 +38,7 @@ class EarlyStop:
     target: float | None = None
     seconds: float | None = None
     steps: list[float] = field(default_factory=list)
+    mirror: RunMirror | None = None
 
     def reason(self, checkpoints: Checkpoints, state: TrainState) -> str | None:
         """Returns the option that ends the run now, or None; all processes must call this.
@@ -66,6 +69,8 @@ class EarlyStop:
         """
         size = sum(x.nbytes for x in jax.tree.leaves(vars(state)) if hasattr(x, "nbytes"))
         save = checkpoints.save_seconds() or size / BYTES_PER_SECOND
+        if self.mirror is not None:
+            save += self.mirror.slowest or size / BYTES_PER_SECOND
         return 1.5 * max(self.steps[1:] or self.steps) + 2 * save + END_SECONDS
 
 

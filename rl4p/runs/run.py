@@ -44,6 +44,7 @@ from rl4p.runs.profiler import Profiler
 from rl4p.runs.progress import ProgressBar, print_summary
 from rl4p.runs.record import EVALUATION, TRAINING, Record
 from rl4p.runs.responses.recording import RecordSamples
+from rl4p.runs.run_mirror import KEY, run_mirror
 from rl4p.runs.saved_steps import steps_of
 from rl4p.runs.signals import StopRequest, discard_output
 from rl4p.runs.tolerance import RunConsole, Tolerance, Tolerated
@@ -84,6 +85,7 @@ def run(config: DictConfig) -> dict[str, Any]:
         if config.plan.check:
             refuse_what_does_not_fit(config)
         tracker = instantiate(config.tracker) if first() else NoTracker()
+        mirror = run_mirror(config, folder) if first() else None
         experiment = build(config)
         terminal = RunConsole(soft_wrap=True, quiet=not first())
         tolerance = Tolerance()
@@ -99,10 +101,12 @@ def run(config: DictConfig) -> dict[str, Any]:
             newest = max(steps_of(folder / "checkpoints"), default=0)
             record.log_changes(newest, experiment.config)
         record.describe(experiment.config, environment(experiment))
-        tracked = SeveralRuns({type(tracker).__name__: tracker}, folder)
+        trackers = {type(tracker).__name__: tracker} | ({} if mirror is None else {KEY: mirror})
+        tracked = SeveralRuns(trackers, folder)
         stateful = experiment.loop.stateful | {"evaluation": experiment.evaluation}
         best = best_of(config, experiment.evaluation)
         early = early_stop(config, best)
+        early.mirror = mirror
         checkpoints = instantiate(config.checkpoint).open(folder, stateful, best)
         outcome = RunOutcome(record=record, tracked=tracked, state=experiment.state, best=best)
         diagnosis = Diagnosis(config=experiment.config, quiet=not first())
@@ -145,6 +149,11 @@ def run(config: DictConfig) -> dict[str, Any]:
                 sys.stdout.flush()
             if "Printing" in tolerance.failed:
                 discard_output()
+        if mirror is not None and not mirror.sent:
+            raise RunError(
+                f"The run is {status}, but {mirror.url} lacks a part of it: send it with "
+                f"{resume_command(config, folder)}"
+            )
         if status == "stopped":
             kind = OutOfTime if outcome.stopped_by == "before" else Stopped
             raise kind(

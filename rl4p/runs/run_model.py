@@ -17,6 +17,7 @@ from rl4p.distributed.processes import agreed, first
 from rl4p.model.policy import Policy
 from rl4p.runs.checkpoint import restore_params
 from rl4p.runs.saved_steps import chosen_step
+from rl4p.storage import is_address
 from rl4p.types import Array, Params
 
 
@@ -27,7 +28,8 @@ class RunModel:
     The new run has its own optimizer, data and phases; only the model is taken over.
 
     Attributes:
-      run: the folder of the run, `latest`, or the folder of one of its checkpoints.
+      run: the folder of the run, its address in an object store, `latest`, or the folder of one of
+        its checkpoints.
       checkpoint: the step of the checkpoint, `best`, or `newest`. A run records the step that it
         began with.
       average: whether to begin with the moving average of the parameters.
@@ -39,8 +41,12 @@ class RunModel:
 
     @property
     def folder(self) -> Path:
-        folder = run_folder(self.run, key="model.run")
-        return folder.parents[1] if self.of_a_checkpoint else folder
+        return run_folder(self.of_run, key="model.run")
+
+    @property
+    def of_run(self) -> str:
+        """The folder or the address of the run."""
+        return self.run.rstrip("/").rsplit("/", 2)[0] if self.of_a_checkpoint else self.run
 
     @property
     def of_a_checkpoint(self) -> bool:
@@ -52,7 +58,8 @@ class RunModel:
         given: Any = int(Path(self.run).name) if self.of_a_checkpoint else self.checkpoint
         choice = None if given == "newest" else given
         step = agreed(chosen_step(self.folder / "checkpoints", choice) if first() else None)
-        return {"run": str(self.folder), "checkpoint": step}
+        run = self.of_run if is_address(self.run) else str(self.folder)
+        return {"run": run, "checkpoint": step}
 
     def saved(self) -> Any:
         """Returns the configuration of the run's model and its seed."""

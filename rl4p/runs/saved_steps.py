@@ -13,10 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
 
+from rl4p.configuration.run_copy import DIGESTS, fetch_absent
 from rl4p.errors import InputError
 from rl4p.runs.best import best_checkpoint
 
-DIGESTS = "digests.sha256"
 OWN = "# SHA-256 of the lines below: "  # for a flipped bit in the file itself
 Choice = int | Literal["best"] | None  # of a checkpoint: its step, the best, or the newest
 LINE = re.compile(r"^([0-9a-f]{64})  (.+)$", re.MULTILINE)
@@ -49,12 +49,20 @@ def digests_of(folder: Path, names: Sequence[str]) -> dict[str, str]:
         return dict(zip(names, pool.map(of, names), strict=True))
 
 
+def names_in(digests: str) -> list[str]:
+    """Returns the names of the files that a file of digests names."""
+    return [name for _, name in LINE.findall(digests)]
+
+
 def sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def damage(step: Path) -> str | None:
-    """Returns what is wrong with the folder of a step, or None; the words name the file."""
+    """Returns what is wrong with the folder of a step, or None; the words name the file.
+
+    Fetches the absent files if the run is a copy of one in an object store.
+    """
     if not (step / DIGESTS).exists():
         return f"it lacks {DIGESTS}"
     try:
@@ -64,6 +72,7 @@ def damage(step: Path) -> str | None:
             return f"its file {DIGESTS} has changed since it was saved"
     except (OSError, ValueError) as error:
         return f"its file {DIGESTS} cannot be read ({error})"
+    fetch_absent(step, saved)
     absent = [name for name in saved if not (step / name).is_file()]
     if absent:
         return f"its file {absent[0]} is missing{also(absent)}"

@@ -71,7 +71,7 @@ def test_every_key_of_conf_that_is_a_capability_has_its_type():
     assert names == {
         *("url", "uri", "servers", "coordinator", "entity", "key_variable", "path"),
         *("held_out_path", "weights_folder", "run", "chat_template", "push_to"),
-        *("command", "folder", "variables"),
+        *("command", "folder", "variables", "mirror"),
     }
 
 

@@ -13,6 +13,7 @@ from huggingface_hub.errors import (
 
 from rl4p.errors import InputError
 from rl4p.model.hub import SHIPPED, lasting_name, model_folder
+from rl4p.storage import ObjectStore
 
 NAME = "owner/a-model_1.5"
 
@@ -49,6 +50,19 @@ def test_a_folder_wins_over_a_model_of_the_hub(tmp_path, monkeypatch, download):
     assert model_folder(NAME).resolve() == folder
     assert model_folder(str(folder)) == folder
     assert model_folder("rl4p/tiny") == SHIPPED["rl4p/tiny"]
+    assert not hasattr(download, "name")
+
+
+def test_a_model_in_an_object_store_is_the_same_model(url, download):
+    files = [path.name for path in SHIPPED["rl4p/tiny"].iterdir() if path.is_file()]
+    ObjectStore(url).upload(files, SHIPPED["rl4p/tiny"])
+    ObjectStore(url).write("pytorch_model.bin", b"a pickle")
+    names = {path.name for path in model_folder(url, weights=False).iterdir()}
+    assert "config.json" in names
+    assert not names & {"model.safetensors", "pytorch_model.bin"}
+    copy = model_folder(url) / "model.safetensors"
+    assert copy.read_bytes() == (SHIPPED["rl4p/tiny"] / copy.name).read_bytes()
+    assert lasting_name(url) == url
     assert not hasattr(download, "name")
 
 

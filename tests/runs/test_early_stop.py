@@ -1,6 +1,7 @@
 """Tests the rules that end a run early: patience, a target, and the time limit of a queue."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from rl4p.configuration import compose
 from rl4p.errors import InputError
 from rl4p.runs.best import Best
 from rl4p.runs.early_stop import END_SECONDS, EarlyStop, early_stop, seconds_of
+from rl4p.runs.run_mirror import RunMirror
 from rl4p.runs.saved_steps import chosen_step
 from tests.runs.conftest import assert_trains, lines, summary
 
@@ -55,6 +57,10 @@ def test_time_is_reserved_for_a_step_its_checkpoint_and_the_end(monkeypatch):
     assert rules.needed(CHECKPOINTS, STATE) == pytest.approx(needed)
     slow = SimpleNamespace(save_seconds=lambda: 50.0)
     assert rules.needed(slow, STATE) == pytest.approx(60 + 100 + END_SECONDS)
+    mirrored = replace(rules, mirror=RunMirror(url="memory://a"))
+    assert mirrored.needed(slow, STATE) > rules.needed(slow, STATE)
+    mirrored.mirror.slowest = 30.0
+    assert mirrored.needed(slow, STATE) == pytest.approx(60 + 160 + END_SECONDS)
     for age, reason in ((1000 - needed - 5, None), (1000 - needed + 5, "before")):
         monkeypatch.setattr(rl4p, "STARTED", time.monotonic() - age)
         assert rules.reason(CHECKPOINTS, STATE) == reason

@@ -12,6 +12,7 @@ from rl4p.experiment.build import build
 from rl4p.runs.checkpoint import Orbax
 from rl4p.runs.record import Record
 from rl4p.runs.run_model import RunModel
+from rl4p.storage import ObjectStore
 from tests.runs.test_policy import SMALL, assert_equal
 
 METRIC = "eval/arithmetic/pass_at_1"
@@ -52,6 +53,16 @@ def test_a_model_has_the_weights_of_a_checkpoint_and_records_its_step(
     abstract, shapes = model.abstract(Mesh(dp=1))
     assert abstract.decoder == policy.decoder
     assert jax.tree.map(lambda x: x.shape, shapes) == jax.tree.map(lambda x: x.shape, own)
+
+
+@pytest.mark.parametrize(("place", "step"), [("", 7), ("/checkpoints/3", 3)])
+def test_the_run_may_be_in_an_object_store(saved, url, place, step):
+    folder, params, _ = saved
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    ObjectStore(url).upload([path.relative_to(folder).as_posix() for path in files], folder)
+    model = RunModel(run=url + place)
+    assert model.recorded() == {"run": url, "checkpoint": step}
+    assert_equal(model.build(Mesh(dp=1), jax.random.key(5))[1], params[step])
 
 
 def test_a_new_run_begins_with_these_weights_and_its_own_optimizer(saved):

@@ -11,6 +11,7 @@ from rl4p.configuration.capability import ReadPath
 from rl4p.data.islands import documents
 from rl4p.data.json_line import parsed
 from rl4p.errors import InputError
+from rl4p.storage import local_copy
 
 
 class Library:
@@ -78,7 +79,7 @@ def store(path: str | None) -> DocumentStore:
     Raises:
       InputError: the file cannot be read, or a line has no title or text.
     """
-    return DocumentStore(documents() if path is None else documents_in(Path(path)))
+    return DocumentStore(documents() if path is None else documents_in(local_copy(path)))
 
 
 def documents_in(path: Path) -> list[tuple[str, str]]:

@@ -12,6 +12,7 @@ from rl4p.configuration.folder import LATEST, run_folder
 from rl4p.errors import InputError
 from rl4p.runs.comparison.runs import LeftOut, Run, read_folders
 from rl4p.runs.tracker.mlflow import URI
+from rl4p.storage import is_address
 
 FOLDER = "compare"  # in the folder of the sweep, or in `out`
 SWEEP = "multirun.yaml"  # Hydra writes it into the folder of a sweep
@@ -82,7 +83,10 @@ def read(options: CompareOptions) -> tuple[list[Run], list[LeftOut], Path]:
         uri = None if options.tracker is None else options.tracker.uri
         runs, left_out = read_experiment(options.experiment, uri, options.metric)
     else:
-        places = [run_folder(name) if name == LATEST else Path(name) for name in options.run]
+        places = [
+            run_folder(name) if name == LATEST or is_address(name) else Path(name)
+            for name in options.run
+        ]
         runs, left_out = read_folders(places)
         out = sweep_of(places) or out
     return runs, left_out, Path(options.out or out).expanduser() / FOLDER

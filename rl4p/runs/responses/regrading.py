@@ -28,6 +28,7 @@ from rl4p.runs.record import Record, replace_file
 from rl4p.runs.responses.file import read_samples
 from rl4p.runs.responses.grading import graded, mean_grades, text_reward
 from rl4p.runs.responses.sample import Sample
+from rl4p.storage import local_copy
 from rl4p.terminal import VisibleConsole
 from rl4p.types import Prompt
 
@@ -112,7 +113,7 @@ def source_of(options: RegradeOptions) -> Path:
       InputError: there is no such run, or it has no samples.
     """
     if options.run is None:
-        return Path(str(options.file)).expanduser()
+        return local_copy(str(options.file)).expanduser()
     as_started(Composer(), "run", options.run)  # refuses what is not the folder of a run
     path = Record(run_folder(options.run)).samples_file
     if not path.exists() or not path.stat().st_size:

@@ -34,6 +34,8 @@ class BackgroundMirror:
         close_timeout_seconds: float,
         upload_timeout_seconds: float = 0.0,
         repeat: str = "",
+        between_seconds: float = SECONDS_BETWEEN_BATCHES,
+        without_news: bool = False,
     ):
         """Starts a daemon thread, which cannot keep the process alive if it hangs.
 
@@ -46,10 +48,13 @@ class BackgroundMirror:
           upload_timeout_seconds: how long `finish` then waits for the requested uploads; 0 if there
             are none.
           repeat: the end of the warning about missing data, which says how to send it.
+          between_seconds: the pause between two batches.
+          without_news: whether to send batches between two steps too.
         """
         self._folder = folder.resolve()
         self._connect = connect
         self._name, self._repeat = name, repeat
+        self._between, self._patience = between_seconds, between_seconds if without_news else None
         self._timeouts = close_timeout_seconds, upload_timeout_seconds
         self._files: dict[str, None] = {}  # to send; a dict keeps the order and has atomic calls
         self._grown = False  # until the first step, a resumed run may still truncate its record
@@ -88,10 +93,10 @@ class BackgroundMirror:
     def _work(self) -> None:
         mirror, warned, last = None, False, False
         while not last:
-            self._news.wait()
+            self._news.wait(self._patience)
             self._news.clear()
             last = self._closing.is_set()
-            pause = SECONDS_BETWEEN_BATCHES
+            pause = self._between
             self._asked = time.monotonic()
             try:
                 mirror = mirror or self._connect()

@@ -14,6 +14,7 @@ from rl4p.runs.responses.browser.page import page
 from rl4p.runs.responses.browser.samples import SampleFilter, samples_in
 from rl4p.runs.responses.browser.terminal import show
 from rl4p.runs.responses.sample import Sample
+from rl4p.storage import local_copy
 from rl4p.terminal import VisibleConsole, write
 
 ON_TERMINAL, ON_PAGE = 20, 400  # samples, unless `limit` says otherwise
@@ -57,7 +58,9 @@ def browse(arguments: Sequence[str]) -> None:
     if len(options.run) > 1:
         browse_side_by_side(options)
         return
-    place = run_folder(options.run[0]) if options.run else Path(str(options.file)).expanduser()
+    place = (
+        run_folder(options.run[0]) if options.run else local_copy(str(options.file)).expanduser()
+    )
     samples, term = samples_in(place, options.term)
     chosen = options.chosen(samples)
     if not chosen:
