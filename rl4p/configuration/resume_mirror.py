@@ -91,8 +91,8 @@ def update(store: ObjectStore, folder: Path) -> bool:
         new = Path(temporary) / folder.name
         store.download(names, new)
         if folder.exists() and any(folder.iterdir()):
-            names = (folder.with_name(f"{folder.name}.{n}") for n in range(1, 1000))
-            old = next(name for name in names if not name.exists())
+            others = (folder.with_name(f"{folder.name}.{n}") for n in range(1, 1000))
+            old = next(other for other in others if not other.exists())
             folder.rename(old)
             reason = f"{store.url} has a later state of the run"
             log.warning("%s is now %s, because %s.", folder, old, reason)
