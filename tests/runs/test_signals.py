@@ -101,6 +101,7 @@ import os, pty, signal
 from rl4p.runs.signals import StopRequest
 process, terminal = pty.fork()
 if process == 0:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # it is ignored if nohup started the tests
     with StopRequest() as request:
         os.write(1, b"ready")
         while request.received is None:
