@@ -36,6 +36,7 @@ class Capability(Enum):
     """What a value is used for."""
 
     ADDRESS = "an address that the run sends to"
+    HOST = "a host, and its port, that the run connects to"
     VARIABLE = "an environment variable that the run reads"
     READ = "a path that the run reads"
     WRITTEN = "a place that the run writes to"
@@ -43,6 +44,7 @@ class Capability(Enum):
 
 
 Address = Annotated[str, Capability.ADDRESS]
+HostAndPort = Annotated[str, Capability.HOST]
 Variable = Annotated[str, Capability.VARIABLE]
 ReadPath = Annotated[str, Capability.READ]
 WrittenPath = Annotated[str, Capability.WRITTEN]
@@ -182,7 +184,7 @@ def refuse_mistyped(listed: Sequence[Use]) -> None:
       InputError: names the key.
     """
     for key, value, capability in listed:
-        if capability not in (Capability.READ, Capability.ADDRESS):
+        if capability not in (Capability.READ, Capability.ADDRESS, Capability.HOST):
             continue
         if not value.strip():
             raise InputError(f"{key} is empty: write a value (is a variable of the shell not set?)")
@@ -231,7 +233,7 @@ def covers(allowed: str, use: Use) -> bool:
     if "://" in allowed or "://" in use.value:
         above = allowed.rstrip("/") + "/"
         return ".." not in unquote(use.value) and use.value.startswith(above)
-    if use.capability is Capability.ADDRESS:
+    if use.capability in (Capability.ADDRESS, Capability.HOST):
         return False
     path, folder = (Path(each).expanduser().resolve() for each in (use.value, allowed))
     return path.is_relative_to(folder)

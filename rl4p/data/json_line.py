@@ -19,10 +19,12 @@ def parsed(line: bytes, place: str) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise InputError(f"{place}: not UTF-8.") from None
     except (ValueError, RecursionError) as error:  # number too long, nesting too deep
-        refuse_several_lines(line, place)
+        if line.strip() in (b"[", b"{"):  # indented, over several lines
+            refuse_several_lines(line, place)
         raise InputError(f"{place}: not JSON ({getattr(error, 'msg', error)}).") from None
     if not isinstance(row, dict):
-        refuse_several_lines(line, place)
+        if isinstance(row, list) and row and isinstance(row[0], dict):
+            refuse_several_lines(line, place)
         raise InputError(f"{place}: a JSON object is expected, not {type(row).__name__}.")
     return row
 

@@ -21,7 +21,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from omegaconf import DictConfig, OmegaConf
 
 from rl4p.configuration.bounds import Natural, Positive
-from rl4p.configuration.capability import Address
+from rl4p.configuration.capability import HostAndPort
 from rl4p.distributed.connections import Connections
 from rl4p.errors import InputError, RunError, Stopped
 
@@ -38,7 +38,7 @@ class ProcessOptions:
       initialization_timeout: seconds to wait for all processes.
     """
 
-    coordinator: Address | None = None
+    coordinator: HostAndPort | None = None
     processes: Positive | Literal["auto"] | None = None
     process: Natural | None = None
     initialization_timeout: Positive = 120
