@@ -104,8 +104,8 @@ class Runs:
 
 
 def simulated(episodes: list[list[tuple[int, float]]], slots: int, step: float) -> float:
-    """Returns the seconds in which an engine decodes all turns, at `step` seconds a decode step."""
-    now, active = 0.0, {}
+    """Returns the seconds until the last answer, with an engine of `step` seconds a decode step."""
+    now, end, active = 0.0, 0.0, {}
     ready = [(0.0, number, 0) for number in range(len(episodes))]
     while ready or active:
         if not active:
@@ -117,9 +117,11 @@ def simulated(episodes: list[list[tuple[int, float]]], slots: int, step: float) 
         active = {key: left - 1 for key, left in active.items()}
         for number, turn in [key for key, left in active.items() if not left]:
             del active[number, turn]
+            answered = now + episodes[number][turn][1]
+            end = max(end, answered)
             if turn + 1 < len(episodes[number]):
-                heapq.heappush(ready, (now + episodes[number][turn][1], number, turn + 1))
-    return now
+                heapq.heappush(ready, (answered, number, turn + 1))
+    return end
 
 
 def resident_mib() -> int:

@@ -5,11 +5,9 @@ import math
 from rl4p.model.policy import Policy, padded_width
 from rl4p.rollout.engine.batch import Ended
 from rl4p.rollout.engine.decode import MOST_STEPS
-from rl4p.rollout.engine.layout import Layout
+from rl4p.rollout.engine.layout import Layout, few_tokens
 
 SIZES = (4, 16, 32)  # numbers of slots; each compiles once
-# On a CPU, a row of a product of this size has the same digits whatever the number of other rows.
-FEW_TOKENS, WIDE = 64, 64
 SECONDS_PER_CALL = 0.03  # shorter calls cost more on the host, longer ones delay new requests
 FIRST_STEPS = 8  # of a call while the seconds of a step are not known
 SLOWER = 1.02  # the most by which the estimated seconds of a step grow from call to call
@@ -23,7 +21,7 @@ def layout(policy: Policy, slots: int) -> Layout:
         most=padded_width(config.max_positions),
         prefill_rows=8,
         prefill_tokens=256,
-        few_tokens=FEW_TOKENS if config.width >= WIDE else None,
+        few_tokens=few_tokens(config.width),
         patience=8,
         shrinks=True,
     )

@@ -9,7 +9,8 @@ from rl4p.distributed.mesh import Mesh
 from rl4p.model.scratch import Scratch
 from rl4p.rollout.engine.batch import Batch, placed
 from rl4p.rollout.engine.decode import MOST_STEPS
-from rl4p.serving.pace import FIRST_STEPS, SECONDS_PER_CALL, WIDE, Pace, layout
+from rl4p.rollout.engine.layout import WIDE
+from rl4p.serving.pace import FIRST_STEPS, SECONDS_PER_CALL, Pace, layout
 
 
 def call(seconds, steps, size=4):

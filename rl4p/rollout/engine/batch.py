@@ -211,8 +211,10 @@ class Batch:
                 width = layout.few_widths(len(context) - begin + 1)
                 kept_rows.setdefault((columns, width), []).append((context, begin))
         for (_, width), pairs in sorted(kept_rows.items()):
-            for start in range(0, len(pairs), layout.prefill_rows):
-                self.prefill_rest(params, pairs[start : start + layout.prefill_rows], width)
+            while pairs:
+                P = layout.rows(width, len(pairs))
+                part, pairs = pairs[:P], pairs[P:]
+                self.prefill_rest(params, part, P, width)
         for width, several in sorted(by_width.items()):
             while several:
                 P = layout.rows(width, len(several))
@@ -233,15 +235,15 @@ class Batch:
                 self.prefilled_tokens += sum(map(len, part))
 
     def prefill_rest(
-        self, params: Params, pairs: Sequence[tuple[tuple[int, ...], int]], width: int
+        self, params: Params, pairs: Sequence[tuple[tuple[int, ...], int]], P: int, width: int
     ) -> None:
         """Computes the caches of contexts that begin with the tokens of kept caches.
 
         Args:
-          pairs: contexts, and how many tokens at the beginning of each are kept.
+          pairs: at most P contexts, and how many tokens at the beginning of each are kept.
           width: the number of columns for the other tokens.
         """
-        P, layout = self.layout.prefill_rows, self.layout
+        layout = self.layout
         tokens_PT, numbers_4P = np.zeros((P, width), np.int32), np.zeros((4, P), np.int32)
         rows = []
         for p, (context, begin) in enumerate(pairs):

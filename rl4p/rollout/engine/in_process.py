@@ -15,7 +15,7 @@ from rl4p.rollout.engine.batch import Batch, Kept
 from rl4p.rollout.engine.decode import MOST_STEPS
 from rl4p.rollout.engine.detokenizer import Detokenizer
 from rl4p.rollout.engine.distributions import SharedDistribution
-from rl4p.rollout.engine.layout import Layout
+from rl4p.rollout.engine.layout import Layout, few_tokens
 from rl4p.rollout.engine.sequence import TokenSequence, check_request
 from rl4p.rollout.engine.slots import Slots
 from rl4p.rollout.engine.stop_strings import stopped_at
@@ -327,6 +327,7 @@ class ContinuousEngine(InProcess):
             sizes=sorted(sizes),
             most=padded_width(longest),
             prefill_rows=8,
+            few_tokens=few_tokens(self.policy.decoder.config.width),
             patience=8,
             doubles=True,
             least=self.stream_columns,

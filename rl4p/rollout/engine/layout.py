@@ -5,6 +5,9 @@ from dataclasses import dataclass
 
 from rl4p.model.policy import padded_width
 
+# On a CPU, a row of a product of this size has the same digits whatever the number of other rows.
+FEW_TOKENS, WIDE = 64, 64
+
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
@@ -62,6 +65,11 @@ class Layout:
         if self.doubles:
             return max(self.least, self.few_widths(used))
         return self.begin + response_room(used - self.begin - 1, self.most - self.begin)
+
+
+def few_tokens(width: int) -> int | None:
+    """Returns `Layout.few_tokens` for a model of this width, so that its digits stay the same."""
+    return FEW_TOKENS if width >= WIDE else None
 
 
 def response_room(oldest: int, R: int) -> int:

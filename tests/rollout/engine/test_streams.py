@@ -7,10 +7,13 @@ import jax
 import numpy as np
 import pytest
 
+from rl4p.distributed.mesh import Mesh
 from rl4p.loop.compilation import compilation
+from rl4p.model.scratch import Scratch
 from rl4p.protocols.engine import Request
 from rl4p.rollout.continuous import Continuous
 from rl4p.rollout.engine import cache as programs
+from rl4p.rollout.engine.layout import WIDE
 
 TURNS, DRAWN, ADDED = 3, 24, (70, 71, 72)
 MOST = 12
@@ -49,8 +52,19 @@ class Conversations:
             self.requests.append(self.request(tokens, number, turn + 1))
 
 
+@pytest.fixture(scope="module")
+def wide():
+    """Returns a policy, and its parameters, whose few contexts are prefilled alone."""
+    options = {"width": WIDE, "layers": 2, "heads": 4, "num_kv_heads": 2, "max_positions": 256}
+    return Scratch(feed_forward_width=80, **options).build(Mesh(dp=1), jax.random.key(0))
+
+
 @pytest.fixture
 def held(policy, params, monkeypatch):
+    return holder(policy, params, monkeypatch)
+
+
+def holder(policy, params, monkeypatch):
     """Returns the conversations that an engine held, and counts its device calls by name.
 
     `held.slots` has the numbers of slots in which contexts were placed.
@@ -85,6 +99,24 @@ def test_contexts_that_continue_are_prefilled_together(held):
     parts = -(-MOST // 8)
     assert counts == {"continued": (TURNS - 1) * parts, "place": TURNS * parts, "resized": 1}
     assert {number: held(number + 1)[0][number] for number in (0, 5)}.items() <= together.items()
+
+
+def test_one_context_that_continues_is_prefilled_alone_in_the_same_digits(wide, monkeypatch):
+    held, tokens = holder(*wide, monkeypatch), {}
+    for name in ("prefill", "continued"):
+        program = getattr(programs, name)
+
+        def noted(*args, name=name, program=program):
+            place = 2 if name == "prefill" else 3
+            tokens.setdefault(name, set()).add(args[place].shape[0])
+            return program(*args)
+
+        monkeypatch.setattr(programs, name, noted)
+    together, _ = held(MOST)
+    assert tokens == {"prefill": {4, 8}, "continued": {8}}
+    alone = held(1)[0]
+    assert tokens["continued"] == {1, 8}
+    assert alone[0] == together[0]
 
 
 def test_fewer_conversations_compile_nothing(held):
