@@ -172,11 +172,14 @@ def test_work_that_does_not_end_in_time_is_ended(work, signals, exit_code, outpu
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        for number in signals:
-            process.send_signal(number)
-            if len(signals) > 1:
-                time.sleep(0.3)  # two of the same are one if they wait together
-        out, errors = process.communicate(timeout=60)
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            for number in signals:
+                process.send_signal(number)
+                if len(signals) > 1:
+                    time.sleep(0.3)  # two of the same are one if they wait together
+            out, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert (process.returncode, out, errors.strip()) == (exit_code, output, words)
