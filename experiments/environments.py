@@ -163,7 +163,7 @@ def curve(metrics: Path) -> dict[int, float]:
 
 
 def show(folder: Path) -> None:
-    """Renews the lines of the table and the pictures of the recipes that have runs."""
+    """Writes the table and the pictures again, for the recipes that have runs."""
     page = HERE / "environments.md"
     lines = {line.split(" | ")[0]: line for line in page.read_text().splitlines()}
     for picture, recipes in PICTURES.items():

@@ -110,7 +110,7 @@ class ObjectStore:
         """Returns the address of an object; "" is the object at the address itself.
 
         Raises:
-          InputError: as a file, the name would be outside of its folder.
+          InputError: a file of this name would be outside the folder.
         """
         if name and not all(part.strip(".") for part in name.split("/")):
             raise InputError(f"{self.url} has an object {name!r}, which is no name of a file.")

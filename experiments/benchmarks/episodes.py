@@ -104,7 +104,7 @@ class Runs:
 
 
 def simulated(episodes: list[list[tuple[int, float]]], slots: int, step: float) -> float:
-    """Returns the seconds until the last answer, with an engine of `step` seconds a decode step."""
+    """Returns the seconds until the last answer, if each decode step takes `step` seconds."""
     now, end, active = 0.0, 0.0, {}
     ready = [(0.0, number, 0) for number in range(len(episodes))]
     while ready or active:

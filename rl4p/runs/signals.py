@@ -93,7 +93,7 @@ class StopRequest:
             os._exit(exit_code)
 
     def answered(self) -> None:
-        """Says that the work has ended, so that only the rest has to be saved."""
+        """Ends the deadline, because the work is done and only has to be saved."""
         if self.pipe is not None and not self.done.is_set():
             self.done.set()
             signal.set_wakeup_fd(self.wakeup)

@@ -15,13 +15,13 @@ SLOWER = 1.02  # the most by which the estimated seconds of a step grow from cal
 
 def layout(policy: Policy, slots: int) -> Layout:
     """Returns the sizes of a batch whose sequences come and go."""
-    shards, config = policy.mesh.sampling.row_shards, policy.decoder.config
+    shards = policy.mesh.sampling.row_shards
     return Layout(
         sizes=sorted({-(-min(size, slots) // shards) * shards for size in (*SIZES, slots)}),
-        most=padded_width(config.max_positions),
+        most=padded_width(policy.decoder.config.max_positions),
         prefill_rows=8,
         prefill_tokens=256,
-        few_tokens=few_tokens(config.width),
+        few_tokens=few_tokens(policy),
         patience=8,
         shrinks=True,
     )

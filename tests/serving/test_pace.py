@@ -9,7 +9,7 @@ from rl4p.distributed.mesh import Mesh
 from rl4p.model.scratch import Scratch
 from rl4p.rollout.engine.batch import Batch, placed
 from rl4p.rollout.engine.decode import MOST_STEPS
-from rl4p.rollout.engine.layout import WIDE
+from rl4p.rollout.engine.layout import FEW_TOKENS, WIDE, few_tokens
 from rl4p.serving.pace import FIRST_STEPS, SECONDS_PER_CALL, Pace, layout
 
 
@@ -57,3 +57,10 @@ def test_a_context_has_the_same_cache_alone_and_with_others():
 def test_small_models_prefill_the_same_number_of_contexts_always(policy):
     made = layout(policy, 4)
     assert [made.rows(32, waiting) for waiting in (1, 2, 8)] == [8, 8, 8]
+
+
+def test_several_devices_prefill_the_same_number_of_contexts_always():
+    wide = SimpleNamespace(config=SimpleNamespace(width=WIDE))
+    for size, few in ((1, FEW_TOKENS), (2, None)):
+        mesh = SimpleNamespace(sampling=SimpleNamespace(size=size))
+        assert few_tokens(SimpleNamespace(decoder=wide, mesh=mesh)) == few

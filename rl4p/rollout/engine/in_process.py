@@ -327,7 +327,7 @@ class ContinuousEngine(InProcess):
             sizes=sorted(sizes),
             most=padded_width(longest),
             prefill_rows=8,
-            few_tokens=few_tokens(self.policy.decoder.config.width),
+            few_tokens=few_tokens(self.policy),
             patience=8,
             doubles=True,
             least=self.stream_columns,

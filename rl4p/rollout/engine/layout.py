@@ -3,9 +3,10 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from rl4p.model.policy import padded_width
+from rl4p.model.policy import Policy, padded_width
 
-# On a CPU, a row of a product of this size has the same digits whatever the number of other rows.
+# On one CPU device, a row of a product of this size has the same digits, whatever the number of
+# other rows is. Several devices would divide the product.
 FEW_TOKENS, WIDE = 64, 64
 
 
@@ -67,9 +68,10 @@ class Layout:
         return self.begin + response_room(used - self.begin - 1, self.most - self.begin)
 
 
-def few_tokens(width: int) -> int | None:
-    """Returns `Layout.few_tokens` for a model of this width, so that its digits stay the same."""
-    return FEW_TOKENS if width >= WIDE else None
+def few_tokens(policy: Policy) -> int | None:
+    """Returns `Layout.few_tokens` for a policy, so that its digits stay the same."""
+    wide = policy.decoder.config.width >= WIDE
+    return FEW_TOKENS if wide and policy.mesh.sampling.size == 1 else None
 
 
 def response_room(oldest: int, R: int) -> int:
