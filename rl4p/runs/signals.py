@@ -41,7 +41,7 @@ class StopRequest:
         self.received: signal.Signals | None = None
         self.before: dict[signal.Signals, object] = {}
         self.pipe: tuple[int, int] | None = None
-        self.done = threading.Event()
+        self.done, self.passed_on = threading.Event(), threading.Event()
 
     def __enter__(self) -> "StopRequest":
         for name in ("stdout", "stderr"):
@@ -78,11 +78,8 @@ class StopRequest:
         return None
 
     def handled(self) -> bool:
-        """Returns whether the handler runs soon, which it does not during a compilation."""
-        end = time.monotonic() + HANDLED_SECONDS
-        while self.received is None and time.monotonic() < end:
-            time.sleep(0.01)
-        return self.received is not None
+        """Returns whether the second signal is handled soon, as not during a compilation."""
+        return self.passed_on.wait(HANDLED_SECONDS)
 
     def end(self, exit_code: int) -> None:
         """Prints the last words and ends the process, unless the work has just ended."""
@@ -106,7 +103,14 @@ class StopRequest:
         self.received = signal.Signals(number)
         if number == signal.SIGHUP:
             leave_terminal()
+        for each in self.before:
+            signal.signal(each, self.pass_on)
+
+    def pass_on(self, number: int, frame: FrameType | None) -> None:
+        """Calls the previous handler of a second signal."""
+        self.passed_on.set()
         self.restore()
+        signal.raise_signal(number)
 
     def restore(self) -> None:
         for number, handler in self.before.items():

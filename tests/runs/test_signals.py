@@ -146,7 +146,9 @@ import hashlib, sys, time
 from rl4p.runs.signals import StopRequest
 with StopRequest(lambda: "The last words.", seconds=0.3) as request:
     print("ready", flush=True)
-    if sys.argv[1] == "c":
+    while sys.argv[1] == "c after the first" and request.received is None:
+        time.sleep(0.01)
+    if sys.argv[1][0] == "c":
         hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)
     while sys.argv[1] == "python" or request.received is None:
         time.sleep(0.01)
@@ -162,6 +164,7 @@ with StopRequest(lambda: "The last words.", seconds=0.3) as request:
         ("c", [signal.SIGTERM], 3, "", "The last words."),
         ("python", [signal.SIGTERM], 3, "", "The last words."),
         ("c", [signal.SIGINT, signal.SIGINT], 1, "", "The last words."),
+        ("c after the first", [signal.SIGINT, signal.SIGINT], 1, "", "The last words."),
         ("answers", [signal.SIGTERM], 0, "saved\n", ""),
     ],
 )
