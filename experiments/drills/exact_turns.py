@@ -2,8 +2,9 @@
 
     python -m experiments.drills.exact_turns [episodes=1000]
 
-The templates are those that TRL ships. A policy with random parameters writes messages of random
-tokens, with thoughts and without; an environment answers with random texts. Of each row:
+The templates are in the package `trl`, which the extra `parity` installs. A policy with random
+parameters writes messages of random tokens, with thoughts and without; an environment answers with
+random texts. Of each row:
 
 * The trained tokens are those that the engine drew, each once, and no other.
 * The tokens before each message of the policy are those that the engine read.
@@ -20,12 +21,11 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
+from importlib.resources import files
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import trl
 
 from experiments.drills.outcome import tell
 from rl4p.data.prompts import encode_prompts
@@ -131,8 +131,7 @@ def random_policy(name: str, thinks: bool) -> tuple[Policy, Params]:
     The first element of all activations is large, so that its column of the head is a bias.
     """
     begin, ends, _ = FAMILIES[name]
-    path = Path(trl.__file__).parent / "chat_templates" / f"{name}.jinja"
-    template = path.read_text("utf-8")
+    template = (files("trl") / "chat_templates" / f"{name}.jinja").read_text("utf-8")
     special = {*SPECIAL.findall(template), *ends, *THOUGHTS} | ({begin} - {None})
     tokenizer, end_ids = wrapped(
         byte_level(sorted(special)), template, name=name, begin=begin, ends=ends
