@@ -275,7 +275,7 @@ def test_the_paper_index_links_papers_and_quotes_the_catalogue(site):
     page = (site / "algorithms/update.md").read_text()
     section = page.partition("\n## gspo\n")[2].partition("\n## ")[0]
     assert "GSPO ([2507.18071](https://arxiv.org/abs/2507.18071))" in section
-    assert "    s = exp(mean_t log(pi / pi_old))" in section
+    assert '<annotation encoding="text/plain">s = exp(mean_t log(pi / pi_old)), the' in section
     row = re.search(r"^\| `update=gspo` \| ([^|]+) \|", catalogue(), re.MULTILINE)
     assert f"pass@1 {row[1]} after 40 steps" in section
 

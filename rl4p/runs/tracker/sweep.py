@@ -1,17 +1,14 @@
-"""The parent run in MLflow for the runs of a sweep (``python -m rl4p.train -m ...``), and a view.
+"""The parent run in MLflow for the runs of a sweep (``python -m rl4p.train -m ...``).
 
-By default MLflow's page shows the columns Source, Models and Dataset of all runs, and hides the
-runs of a sweep below their parent. A *shared view*, as the page's button "Share" makes one, is an
-experiment tag that holds the columns, their order and a filter: the first columns of a sweep are
-those that differ between its runs. A link with the name of the view opens it.
+A view of the page (`view.py`) shows its runs, with the keys that differ as the first columns. At
+the end of the sweep the parent gets the comparison of its runs.
 """
 
 import atexit
-import json
 import logging
 import os
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,24 +20,25 @@ from rl4p.runs.tracker.background import reason
 from rl4p.runs.tracker.description import options_of, short, swept
 from rl4p.runs.tracker.mirror import (
     IDENTITY,
+    IDENTITY_FILE,
     NOTE,
     PARENT,
+    SWEEP,
     find_run,
     identity_of,
     mlflow_key,
     source_tags,
 )
 from rl4p.runs.tracker.mlflow import PARENT_VARIABLE, TARGET, MLflow
+from rl4p.runs.tracker.view import page, share_view, view, where_to_look
 from rl4p.terminal import write
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Run
 
 log = logging.getLogger(__name__)
 
-VIEW = "mlflow.sharedViewState."
-REWARD = "reward/mean"
+COMPARISON = "compare"  # the folder of the comparison among the files of the parent
 
 
 class ParentRun(Callback):
@@ -101,24 +99,12 @@ class ParentRun(Callback):
                 status = "FAILED"
             elif ended & {"KILLED", "RUNNING"}:  # a signal stopped the sweep, or one of its jobs
                 status = "KILLED"
-            share_view(client, experiment, parent, keys, children)
+            metrics = {name for child in children for name in child.data.metrics}
+            share_view(client, experiment, parent, view_of_sweep(parent, keys, metrics))
             client.set_terminated(parent, status)
             write(where_to_look(str(tracker.uri), page(experiment, parent)))
         except Exception as error:  # noqa: BLE001 - the runs have ended and their records exist
             log.warning("MLflow still shows this sweep as running: %s", reason(error))
-
-
-def where_to_look(uri: str, page: str) -> str:
-    """Returns a sentence with the address of the runs of a sweep.
-
-    Args:
-      uri: the tracking store.
-      page: the address, below MLflow's address.
-    """
-    if uri.startswith("http"):
-        return f"The runs in MLflow: {uri.rstrip('/')}/{page}"
-    command = shlex.join(["mlflow", "ui", "--backend-store-uri", uri])
-    return f"The runs in MLflow ({command}): http://127.0.0.1:5000/{page}"
 
 
 def open_parent(
@@ -133,7 +119,7 @@ def open_parent(
     folder.mkdir(parents=True, exist_ok=True)
     identity = identity_of(folder)
     command = shlex.join(["python", "-m", "rl4p.train", "-m", *config.hydra.overrides.task])
-    tags = {"folder": str(folder), "sweep": " ".join(config.hydra.overrides.task)}
+    tags = {"folder": str(folder), SWEEP: " ".join(config.hydra.overrides.task)}
     if (run := find_run(client, experiment, identity)) is not None:
         parent = run.info.run_id
         client.update_run(parent, status="RUNNING")
@@ -143,61 +129,45 @@ def open_parent(
         name = name or "/".join(folder.parts[-2:])
         parent = client.create_run(experiment, run_name=name, tags=tags).info.run_id
         client.set_tag(parent, NOTE, f"{links(experiment, parent)}\n\n`{command}`")
-    share_view(client, experiment, parent, list(axes), [])
+    share_view(client, experiment, parent, view_of_sweep(parent, list(axes), ()))
     return parent
 
 
-def page(experiment: str, parent: str) -> str:
-    """Returns the address of the runs of a sweep, below MLflow's address.
-
-    It opens "Model training". Without ``workflowType`` MLflow 3.17 opens the view that the browser
-    showed last, and at first "GenAI".
-    """
-    view = f"workflowType=machine_learning&viewStateShareKey={parent}"
-    return f"#/experiments/{experiment}/runs?{view}&compareRunsMode=TABLE"
+def view_of_sweep(parent: str, keys: Sequence[str], metrics: Collection[str]) -> dict[str, Any]:
+    """Returns the view of the runs of a sweep, whose first columns are the keys that differ."""
+    return view([mlflow_key(key) for key in keys], metrics, parent=parent)
 
 
 def links(experiment: str, parent: str) -> str:
     """Returns links, in Markdown, to the table and to the charts of the runs of a sweep."""
     table = page(experiment, parent)
-    charts = table.replace("=TABLE", "=CHART")
+    charts = page(experiment, parent, charts=True)
     return f"[Table of the runs, what differs first]({table}) · [Charts of the runs]({charts})"
 
 
-def share_view(
-    client: "MlflowClient",
-    experiment: str,
-    parent: str,
-    keys: Sequence[str],
-    children: Iterable["Run"],
-) -> None:
-    """Saves the view of the runs of a sweep.
+def attach_comparison(folder: Path, node: Any, comparison: Path, table: str) -> None:
+    """Adds the comparison of a sweep to its parent: the files, and a table in the description.
+
+    Nothing happens without a parent. If the store is down, there is a warning.
 
     Args:
-      client: a client of the store.
-      experiment: the id of the experiment.
-      parent: the id of the sweep's run, which names the view.
-      keys: the parameters that differ, which become the first columns.
-      children: the runs so far. Their evaluations become the next columns.
+      folder: the folder of the sweep.
+      node: the ``tracker`` node of one of its runs.
+      comparison: the folder of the comparison.
+      table: the groups and their means, in Markdown.
     """
-    names = {name for child in children for name in child.data.metrics}
-    scores = sorted(x for x in names if x.startswith("eval/") and not x.endswith("/prompts"))
-    client.set_experiment_tag(experiment, VIEW + parent, json.dumps(view(parent, keys, scores)))
-
-
-def view(parent: str, keys: Sequence[str], scores: Sequence[str]) -> dict[str, Any]:
-    """Returns the state of the page, in its own terms."""
-    columns = [column("params", mlflow_key(key)) for key in keys]
-    columns += [column("metrics", name) for name in [*scores[:6], REWARD]]
-    fixed = [column("attributes", "Run Name"), "runDateAndNestInfo"]
-    return {
-        "searchFilter": f"tags.{PARENT} = '{parent}'",
-        "orderByKey": column("metrics", scores[0] if scores else REWARD),
-        "orderByAsc": False,
-        "selectedColumns": columns,
-        "columnOrder": [*fixed, *columns],
-    }
-
-
-def column(kind: str, name: str) -> str:
-    return f"{kind}.`{name}`"
+    options = options_of(node, TARGET)
+    if options is None or not (folder / IDENTITY_FILE).exists():
+        return
+    try:
+        tracker = MLflow(**options)
+        client, experiment = tracker.connect()
+        run = find_run(client, experiment, identity_of(folder))
+        if run is None:
+            return
+        parent = run.info.run_id
+        client.log_artifacts(parent, str(comparison), COMPARISON)
+        note = f"{links(experiment, parent)}\n\n{table}\n\n`{run.data.tags['command']}`"
+        client.set_tag(parent, NOTE, note)
+    except Exception as error:  # noqa: BLE001 - the comparison is complete in its folder
+        log.warning("The parent run in MLflow lacks the comparison: %s", reason(error))

@@ -1,16 +1,14 @@
-import json
 import os
 import pickle
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
 
-from rl4p.runs.tracker.mirror import PARENT, mlflow_key
+from rl4p.runs.tracker.mirror import NOTE, PARENT
 from rl4p.runs.tracker.mlflow import PARENT_VARIABLE
-from rl4p.runs.tracker.sweep import VIEW, ParentRun, links, page, share_view, view, where_to_look
+from rl4p.runs.tracker.sweep import ParentRun, attach_comparison
 from tests.runs.tracker.conftest import MLFLOW, only_run
 
 APP = """
@@ -158,36 +156,30 @@ def test_a_sweep_that_continues_has_the_same_parent(store, begin, capsys):
     assert parents[0] in parent.data.tags["mlflow.note.content"]
 
 
-def test_the_address_of_a_server_is_that_of_its_page():
-    assert where_to_look("http://host:5000/", "#/x") == "The runs in MLflow: http://host:5000/#/x"
+def test_the_parent_gets_the_comparison_and_the_means_of_the_groups(store, record, begin, tmp_path):
+    node = MLFLOW | {"uri": store.uri}
+    end = begin(node)
+    assert store.open(record.folder).finish("finished")
+    end()
+    comparison = tmp_path / "sweeps" / "1" / "compare"
+    comparison.mkdir()
+    (comparison / "index.html").write_text("page")
+    attach_comparison(tmp_path / "sweeps" / "1", node, comparison, "| group | IQM |")
+    parent, _ = family(store)
+    assert "| group | IQM |" in parent.data.tags[NOTE]
+    assert "Charts of the runs" in parent.data.tags[NOTE]
+    client, _ = store.connect()
+    assert [file.path for file in client.list_artifacts(parent.info.run_id, "compare")] == [
+        "compare/index.html"
+    ]
 
 
-def test_what_differs_is_first_and_the_scores_follow():
-    found = view("0a1b", ["advantage", "model@teacher"], ["eval/sums/pass_at_1"])
-    columns = ["params.`advantage`", f"params.`{mlflow_key('model@teacher')}`"]
-    columns += ["metrics.`eval/sums/pass_at_1`", "metrics.`reward/mean`"]
-    assert found["selectedColumns"] == columns
-    assert found["columnOrder"] == ["attributes.`Run Name`", "runDateAndNestInfo", *columns]
-    assert found["searchFilter"] == "tags.mlflow.parentRunId = '0a1b'"
-    assert (found["orderByKey"], found["orderByAsc"]) == ("metrics.`eval/sums/pass_at_1`", False)
-
-
-def test_without_an_evaluation_the_reward_orders_the_runs():
-    assert view("0a1b", ["seed"], [])["orderByKey"] == "metrics.`reward/mean`"
-
-
-@pytest.mark.slow
-def test_the_view_is_a_tag_whose_name_the_links_hold(store):
-    client, experiment = store.connect()
-    child = SimpleNamespace(data=SimpleNamespace(metrics={"eval/b/pass_at_1": 1.0, "time/step": 1}))
-    share_view(client, experiment, "0a1b", ["seed"], [child])
-    saved = json.loads(client.get_experiment(experiment).tags[f"{VIEW}0a1b"])
-    assert saved == view("0a1b", ["seed"], ["eval/b/pass_at_1"])
-    assert page(experiment, "0a1b") in links(experiment, "0a1b")
-
-
-def test_the_link_opens_the_view_for_training():
-    assert page("1", "0a1b") == (
-        "#/experiments/1/runs?workflowType=machine_learning&viewStateShareKey=0a1b"
-        "&compareRunsMode=TABLE"
-    )
+def test_without_a_parent_or_a_store_the_comparison_stays_in_its_folder(dead, tmp_path, caplog):
+    attach_comparison(tmp_path, MLFLOW | {"uri": dead}, tmp_path, "")  # no parent
+    assert not caplog.records
+    (tmp_path / "tracker.json").write_text('{"rl4p.run": "a"}')
+    attach_comparison(tmp_path, {"_target_": "rl4p.runs.tracker.csv.CSV"}, tmp_path, "")
+    assert not caplog.records
+    attach_comparison(tmp_path, MLFLOW | {"uri": dead}, tmp_path, "")
+    (warning,) = caplog.records
+    assert "lacks the comparison: ConnectionRefusedError" in warning.getMessage()
