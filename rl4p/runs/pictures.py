@@ -13,9 +13,9 @@ from rl4p.errors import RunError
 from rl4p.runs.record import replace_file
 from rl4p.terminal import visible
 
-# Okabe and Ito's colours, which people with colour vision deficiency can tell apart. None is black
-# or white, so that all of them are visible on a light and on a dark page.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+# Okabe and Ito's colours, which people with colour vision deficiency can tell apart, with a lighter
+# first blue: all of them are visible on a light and on a dark page.
+COLOURS = ("#2488CC", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = ("o", "s", "^", "D", "v", "P")
 DASHES = ("-", "--", ":", "-.", (0, (6, 1, 1, 1, 1, 1)))
 GREY = "#7c7c7c"  # of texts and axes on a transparent picture: 4 to 1 on white and on #1e2129

@@ -8,7 +8,7 @@ import atexit
 import logging
 import os
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -145,8 +145,10 @@ def links(experiment: str, parent: str) -> str:
     return f"[Table of the runs, what differs first]({table}) · [Charts of the runs]({charts})"
 
 
-def attach_comparison(folder: Path, node: Any, comparison: Path, table: str) -> None:
-    """Adds the comparison of a sweep to its parent: the files, and a table in the description.
+def attach_comparison(
+    folder: Path, node: Any, comparison: Path, table: str, means: Mapping[str, float]
+) -> None:
+    """Adds the comparison of a sweep to its parent: files, metrics, a table in the description.
 
     Nothing happens without a parent. If the store is down, there is a warning.
 
@@ -155,6 +157,7 @@ def attach_comparison(folder: Path, node: Any, comparison: Path, table: str) -> 
       node: the ``tracker`` node of one of its runs.
       comparison: the folder of the comparison.
       table: the groups and their means, in Markdown.
+      means: the interquartile mean of each group, which becomes a metric.
     """
     options = options_of(node, TARGET)
     if options is None or not (folder / IDENTITY_FILE).exists():
@@ -167,6 +170,8 @@ def attach_comparison(folder: Path, node: Any, comparison: Path, table: str) -> 
             return
         parent = run.info.run_id
         client.log_artifacts(parent, str(comparison), COMPARISON)
+        for group, mean in means.items():
+            client.log_metric(parent, mlflow_key(f"IQM/{group.replace('=', ': ')}"), mean)
         note = f"{links(experiment, parent)}\n\n{table}\n\n`{run.data.tags['command']}`"
         client.set_tag(parent, NOTE, note)
     except Exception as error:  # noqa: BLE001 - the comparison is complete in its folder

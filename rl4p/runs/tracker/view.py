@@ -11,8 +11,6 @@ import shlex
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rl4p.runs.metric_words import in_words, title
-
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
@@ -130,7 +128,6 @@ def chart(metric: str) -> dict[str, Any]:
         "uuid": f"{identifier(FIRST)}-{metric}",
         "type": "LINE",
         "metricKey": metric,
-        "displayName": title(in_words(metric)),
         "metricSectionId": identifier(FIRST),
         "runsCountToCompare": 10,
         "deleted": False,

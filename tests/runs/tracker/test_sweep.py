@@ -164,8 +164,11 @@ def test_the_parent_gets_the_comparison_and_the_means_of_the_groups(store, recor
     comparison = tmp_path / "sweeps" / "1" / "compare"
     comparison.mkdir()
     (comparison / "index.html").write_text("page")
-    attach_comparison(tmp_path / "sweeps" / "1", node, comparison, "| group | IQM |")
+    attach_comparison(
+        tmp_path / "sweeps" / "1", node, comparison, "| group | IQM |", {"a=1 b=x/y": 0.5}
+    )
     parent, _ = family(store)
+    assert parent.data.metrics == {"IQM/a: 1 b: x/y": 0.5}
     assert "| group | IQM |" in parent.data.tags[NOTE]
     assert "Charts of the runs" in parent.data.tags[NOTE]
     client, _ = store.connect()
@@ -175,11 +178,11 @@ def test_the_parent_gets_the_comparison_and_the_means_of_the_groups(store, recor
 
 
 def test_without_a_parent_or_a_store_the_comparison_stays_in_its_folder(dead, tmp_path, caplog):
-    attach_comparison(tmp_path, MLFLOW | {"uri": dead}, tmp_path, "")  # no parent
+    attach_comparison(tmp_path, MLFLOW | {"uri": dead}, tmp_path, "", {})  # no parent
     assert not caplog.records
     (tmp_path / "tracker.json").write_text('{"rl4p.run": "a"}')
-    attach_comparison(tmp_path, {"_target_": "rl4p.runs.tracker.csv.CSV"}, tmp_path, "")
+    attach_comparison(tmp_path, {"_target_": "rl4p.runs.tracker.csv.CSV"}, tmp_path, "", {})
     assert not caplog.records
-    attach_comparison(tmp_path, MLFLOW | {"uri": dead}, tmp_path, "")
+    attach_comparison(tmp_path, MLFLOW | {"uri": dead}, tmp_path, "", {})
     (warning,) = caplog.records
     assert "lacks the comparison: ConnectionRefusedError" in warning.getMessage()
