@@ -44,9 +44,8 @@ def compare_runs(folder: Path, runs: Sequence[Path]) -> None:
     try:
         comparison = compare(*read_folders(runs), out)
         print_comparison(comparison)
-        tracker = comparison.results[0].group.runs[0].config.get("tracker")
         means = {result.group.name: result.iqm for result in comparison.results}
-        attach_comparison(folder, tracker, out, markdown(comparison), means)
+        attach_comparison(folder, out, markdown(comparison), means)
     except (InputError, RunError, OSError) as error:  # the runs have ended and are complete
         write(f"The runs of this sweep cannot be compared: {error}", sys.stderr)
 

@@ -55,7 +55,7 @@ def compare(
     except OSError as error:
         raise RunError(f"Cannot create {comparison.folder}: {error.strerror}.") from error
     replace_file(comparison.page, page(comparison))
-    listing = document(comparison) | {"files": sorted({*files, *earlier})}
+    listing = document(comparison) | {"files": sorted(files)}
     replace_file(comparison.folder / "compare.json", json.dumps(listing, indent=2) + "\n")
     for name, content in files.items():
         replace_file(comparison.folder / name, content)
@@ -64,7 +64,10 @@ def compare(
 
 def _listed(path: Path) -> list[str]:
     """Returns the files that an earlier comparison has written."""
-    return json.loads(path.read_text("utf-8")).get("files", []) if path.is_file() else []
+    if not path.is_file() or path.stat().st_size == 0:
+        return []
+    files = json.loads(path.read_bytes()).get("files")
+    return files if isinstance(files, list) else []
 
 
 def document(comparison: Comparison) -> dict[str, Any]:

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from mlflow.entities import DatasetInput, Run
     from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
-IDENTITY = "rl4p.run"  # tag: identifies the run in every store
-IDENTITY_FILE = "tracker.json"  # holds its value
+IDENTITY = "rl4p.run"  # tag: identifies the run in every store; tracker.json holds its value
 SWEEP = "sweep"  # tag: the overrides of a sweep, whose run is the parent of its jobs
 SENT = "rl4p.sent"  # tag: metrics up to this step are in the store
 PARENT = "mlflow.parentRunId"  # tag of MLflow, like the next ones
@@ -230,7 +229,7 @@ def _modified(path: Path) -> int | None:
 
 
 def identity_of(folder: Path) -> str:
-    path = folder / IDENTITY_FILE
+    path = folder / "tracker.json"
     if not path.exists():
         replace_file(path, json.dumps({IDENTITY: uuid.uuid4().hex}) + "\n")
     return json.loads(path.read_text("utf-8"))[IDENTITY]

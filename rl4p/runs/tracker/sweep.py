@@ -20,7 +20,6 @@ from rl4p.runs.tracker.background import reason
 from rl4p.runs.tracker.description import options_of, short, swept
 from rl4p.runs.tracker.mirror import (
     IDENTITY,
-    IDENTITY_FILE,
     NOTE,
     PARENT,
     SWEEP,
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 COMPARISON = "compare"  # the folder of the comparison among the files of the parent
+_opened: dict[Path, tuple[MLflow, str]] = {}  # the parents that this process opened, by folder
 
 
 class ParentRun(Callback):
@@ -77,6 +77,7 @@ class ParentRun(Callback):
             )
             return
         self._parent = tracker, parent, list(axes)
+        _opened[Path(config.hydra.sweep.dir).resolve()] = tracker, parent
         os.environ[PARENT_VARIABLE] = parent
         # Hydra does not call on_multirun_end if a job has failed.
         atexit.register(self._close, "FAILED")
@@ -146,33 +147,27 @@ def links(experiment: str, parent: str) -> str:
 
 
 def attach_comparison(
-    folder: Path, node: Any, comparison: Path, table: str, means: Mapping[str, float]
+    folder: Path, comparison: Path, table: str, means: Mapping[str, float]
 ) -> None:
     """Adds the comparison of a sweep to its parent: files, metrics, a table in the description.
 
-    Nothing happens without a parent. If the store is down, there is a warning.
+    Nothing happens if this process has opened no parent. If the store is down, there is a warning.
 
     Args:
       folder: the folder of the sweep.
-      node: the ``tracker`` node of one of its runs.
       comparison: the folder of the comparison.
       table: the groups and their means, in Markdown.
       means: the interquartile mean of each group, which becomes a metric.
     """
-    options = options_of(node, TARGET)
-    if options is None or not (folder / IDENTITY_FILE).exists():
+    if folder.resolve() not in _opened:
         return
+    tracker, parent = _opened[folder.resolve()]
     try:
-        tracker = MLflow(**options)
         client, experiment = tracker.connect()
-        run = find_run(client, experiment, identity_of(folder))
-        if run is None:
-            return
-        parent = run.info.run_id
         client.log_artifacts(parent, str(comparison), COMPARISON)
         for group, mean in means.items():
             client.log_metric(parent, mlflow_key(f"IQM/{group.replace('=', ': ')}"), mean)
-        note = f"{links(experiment, parent)}\n\n{table}\n\n`{run.data.tags['command']}`"
-        client.set_tag(parent, NOTE, note)
+        command = client.get_run(parent).data.tags["command"]
+        client.set_tag(parent, NOTE, f"{links(experiment, parent)}\n\n{table}\n\n`{command}`")
     except Exception as error:  # noqa: BLE001 - the comparison is complete in its folder
         log.warning("The parent run in MLflow lacks the comparison: %s", reason(error))

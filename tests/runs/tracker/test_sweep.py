@@ -6,8 +6,9 @@ import sys
 import pytest
 from omegaconf import OmegaConf
 
+from rl4p.runs.tracker import sweep as tracking
 from rl4p.runs.tracker.mirror import NOTE, PARENT
-from rl4p.runs.tracker.mlflow import PARENT_VARIABLE
+from rl4p.runs.tracker.mlflow import PARENT_VARIABLE, MLflow
 from rl4p.runs.tracker.sweep import ParentRun, attach_comparison
 from tests.runs.tracker.conftest import MLFLOW, only_run
 
@@ -156,18 +157,19 @@ def test_a_sweep_that_continues_has_the_same_parent(store, begin, capsys):
     assert parents[0] in parent.data.tags["mlflow.note.content"]
 
 
-def test_the_parent_gets_the_comparison_and_the_means_of_the_groups(store, record, begin, tmp_path):
-    node = MLFLOW | {"uri": store.uri}
-    end = begin(node)
-    assert store.open(record.folder).finish("finished")
-    end()
-    comparison = tmp_path / "sweeps" / "1" / "compare"
-    comparison.mkdir()
-    (comparison / "index.html").write_text("page")
-    attach_comparison(
-        tmp_path / "sweeps" / "1", node, comparison, "| group | IQM |", {"a=1 b=x/y": 0.5}
-    )
-    parent, _ = family(store)
+@pytest.fixture
+def comparison(tmp_path):
+    """Returns the folder of the comparison of the sweep of `begin`."""
+    folder = tmp_path / "sweeps" / "1" / "compare"
+    folder.mkdir(parents=True)
+    (folder / "index.html").write_text("page")
+    return folder
+
+
+def test_the_parent_gets_the_comparison_and_the_means_of_the_groups(store, begin, comparison):
+    begin(MLFLOW | {"uri": store.uri})()
+    attach_comparison(comparison.parent, comparison, "| group | IQM |", {"a=1 b=x/y": 0.5})
+    parent = only_run(store)
     assert parent.data.metrics == {"IQM/a: 1 b: x/y": 0.5}
     assert "| group | IQM |" in parent.data.tags[NOTE]
     assert "Charts of the runs" in parent.data.tags[NOTE]
@@ -177,12 +179,13 @@ def test_the_parent_gets_the_comparison_and_the_means_of_the_groups(store, recor
     ]
 
 
-def test_without_a_parent_or_a_store_the_comparison_stays_in_its_folder(dead, tmp_path, caplog):
-    attach_comparison(tmp_path, MLFLOW | {"uri": dead}, tmp_path, "", {})  # no parent
+def test_a_comparison_stays_in_its_folder_without_a_parent_or_a_store(
+    dead, comparison, caplog, monkeypatch
+):
+    attach_comparison(comparison.parent, comparison, "", {})  # nobody opened a parent
     assert not caplog.records
-    (tmp_path / "tracker.json").write_text('{"rl4p.run": "a"}')
-    attach_comparison(tmp_path, {"_target_": "rl4p.runs.tracker.csv.CSV"}, tmp_path, "", {})
-    assert not caplog.records
-    attach_comparison(tmp_path, MLFLOW | {"uri": dead}, tmp_path, "", {})
+    lost = {comparison.parent: (MLflow(uri=dead), "0a1b")}
+    monkeypatch.setattr(tracking, "_opened", lost)
+    attach_comparison(comparison.parent, comparison, "", {})
     (warning,) = caplog.records
     assert "lacks the comparison: ConnectionRefusedError" in warning.getMessage()
