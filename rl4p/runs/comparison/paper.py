@@ -3,6 +3,7 @@
 from textwrap import wrap
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from rl4p.runs.comparison.analysis import SHARE, Comparison
 from rl4p.runs.comparison.charts import SHOWN
@@ -37,7 +38,7 @@ def figures(comparison: Comparison) -> dict[str, bytes]:
         }
 
 
-def curves(comparison: Comparison):
+def curves(comparison: Comparison) -> Figure:
     """Returns the figure of the metric over the steps: the seeds' interquartile mean and range."""
     figure, (axes,) = panels(1, size=(WIDTH, 2.4), ink=BLACK)
     lows, highs = [], []
@@ -61,7 +62,7 @@ def curves(comparison: Comparison):
     return figure
 
 
-def intervals(comparison: Comparison):
+def intervals(comparison: Comparison) -> Figure:
     """Returns the figure of the groups: their seeds, interquartile means and intervals."""
     results = comparison.results
     names = [wrapped(result.group.name) for result in results]
