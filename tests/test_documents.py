@@ -178,6 +178,11 @@ def test_code_stands_in_fences_of_a_known_language(path):
     assert not indented, f"{name(path)} has code without a fence"
 
 
+def test_no_command_is_too_long_to_read():
+    lengths = {" ".join(words): path for path in DOCUMENTS for words in commands(path)}
+    assert not [(name(path), line) for line, path in lengths.items() if len(line) > 280]
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name)
 def test_code_in_a_document_compiles(path):
     for block in blocks(path):
