@@ -10,9 +10,9 @@ from zlib import crc32
 
 import numpy as np
 
-from rl4p.configuration.bounds import Positive
+from rl4p.configuration.bounds import Positive, Share
 from rl4p.distributed.processes import to_host
-from rl4p.errors import InputError
+from rl4p.errors import InputError, RunError
 from rl4p.model.policy import Policy
 from rl4p.protocols.engine import Engine, Frees, OpensEngine
 from rl4p.protocols.phases import Anneals
@@ -69,6 +69,7 @@ class EpisodeRollout(ABC):
       max_response_tokens: the most tokens of an episode after its first context, tokens of others
         included.
       concurrency: the most episodes at the same time; None for all of a call.
+      max_failed: the largest share of the episodes of a call that may fail; above it the run stops.
     """
 
     many_turns = True
@@ -76,6 +77,7 @@ class EpisodeRollout(ABC):
     engine: Any
     max_response_tokens: Positive
     concurrency: Positive | None = None
+    max_failed: Share = 0.5
     opened: SharedEngine = field(
         default_factory=SharedEngine, init=False, repr=False, compare=False
     )
@@ -165,6 +167,13 @@ class EpisodeRollout(ABC):
             coroutines = limited(coroutines, self.concurrency)
         episodes = loop.run(engine, coroutines, greedy=greedy, around=around)
         self.opened.idle = loop.idle
+        failed = [each for each in episodes if each.failure is not None]
+        if len(failed) > self.max_failed * len(episodes):
+            raise RunError(
+                f"{len(failed)} of {len(episodes)} episodes failed (rollout.max_failed is "
+                f"{self.max_failed:.0%}), such as one of the prompt {failed[0].prompt.id}: "
+                f"{failed[0].failure}"
+            )
         return episodes
 
     def rows(

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from rl4p.errors import InputError
+from rl4p.errors import InputError, RunError
 from rl4p.learner.logprobs import ScoreOptions, score_tokens
 from rl4p.loop.checks import check_trajectories
 from rl4p.protocols.environment import StepResult
@@ -246,12 +246,17 @@ class Silent(Counts):
     ],
 )
 def test_a_failed_environment_makes_its_episode_invalid(sample, kind, sentence):
-    trajectories, episodes = sample(rollout(Counting(kind=kind)), group_size=2)
+    trajectories, episodes = sample(rollout(Counting(kind=kind), max_failed=1.0), group_size=2)
     check_trajectories(trajectories)
     assert {x.failure for x in episodes if x.finish is Finish.STOP} <= {None}
     failed = [x for x in episodes if x.failure]
     assert failed
     assert {x.failure for x in failed} == {sentence}
+
+
+def test_a_rollout_in_which_most_episodes_fail_ends_the_run(sample):
+    with pytest.raises(RunError, match=r"episodes failed .rollout.max_failed is 10%.*'lost'"):
+        sample(rollout(Counting(kind=Fails), max_failed=0.1), group_size=2)
 
 
 def test_an_environment_that_never_answers_costs_its_own_deadline_only(sample):
