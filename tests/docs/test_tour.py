@@ -7,7 +7,9 @@ import pytest
 
 from tests.documents import DOCS, ROOT
 
-NAMED = re.findall(r"`(\w+)`\s+in\s+\[[^\]]*\]\(\.\./([^)]+)\)", (DOCS / "tour.md").read_text())
+NAMED = sorted(
+    set(re.findall(r"`(\w+)`\s+in\s+\[[^\]]*\]\(\.\./([^)]+)\)", (DOCS / "tour.md").read_text()))
+)
 
 
 def names_in(path):
