@@ -7,9 +7,8 @@ import pytest
 
 from tests.documents import DOCS, ROOT
 
-NAMED = sorted(
-    set(re.findall(r"`(\w+)`\s+in\s+\[[^\]]*\]\(\.\./([^)]+)\)", (DOCS / "tour.md").read_text()))
-)
+PATTERN = r"`(\w+)`\s+in\s+\[[^\]]*\]\(\.\./([^)]+)\)"
+NAMED = sorted(set(re.findall(PATTERN, (DOCS / "tour.md").read_text())))
 
 
 def names_in(path):
