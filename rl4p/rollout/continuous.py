@@ -1,7 +1,7 @@
 """The fast sampler: continuous batching, where waiting sequences take the slots of ended ones."""
 
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -11,7 +11,7 @@ from rl4p.configuration.bounds import Positive
 from rl4p.distributed.placement import with_shardings
 from rl4p.model.policy import Policy
 from rl4p.protocols.phases import PlannedProgram
-from rl4p.rollout.engine.cache import cache_shardings, place, prefill, resized
+from rl4p.rollout.engine.cache import cache_shardings, place, prefill, resized_layer
 from rl4p.rollout.engine.decode import decode
 from rl4p.rollout.engine.distributions import SharedDistribution
 from rl4p.rollout.engine.in_process import ContinuousEngine, slot_counts
@@ -67,13 +67,16 @@ class Continuous(Sampler):
 
         row_n = run.rows((n,), jnp.int32, mesh)
         cache, before = cache_of(W + R), response_room(R // 2, R)
-        if before < R:  # the cache grows, and exists twice meanwhile
+        if before < R:  # the cache grows, one layer after another: the last is here twice
             smaller = cache_of(W + before)
-            traced = resized.trace(smaller, row_n, W + R, mesh)
+            layer = replace(smaller, layers=smaller.layers[:1])
+            traced = resized_layer.trace(layer, row_n, W + R, mesh)
+            live = (resident, prefilled, layer, cache.layers[1:])
+            read = run.bytes_of((smaller, cache))
         else:
-            smaller, traced = None, place.trace(None, prefilled, row_n, W + R, mesh)
-        live = (resident, prefilled, smaller)
-        yield PlannedProgram(phase="arrange", traced=traced, live=live)
+            traced = place.trace(None, prefilled, row_n, W + R, mesh)
+            live, read = (resident, prefilled), None
+        yield PlannedProgram(phase="arrange", traced=traced, live=live, read=read)
 
         slots = Slots(n)
         state, constants = jax.tree.map(
