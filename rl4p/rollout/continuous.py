@@ -24,10 +24,11 @@ from rl4p.rollout.sampler import Sampler
 class Continuous(Sampler):
     """A sampler that draws the same tokens as `naive_sampler` by continuous batching.
 
-    Each prompt is prefilled once for its group. Then device calls decode a few tokens of every
-    slot. Between calls, waiting sequences take the slots of ended sequences. Once no sequence
-    waits, the number of slots is halved as sequences end. The cache grows in a few steps with the
-    longest response, because attention computes over its whole size, used or not.
+    Each prompt is prefilled once for its group, on each device that has slots of the group. Then
+    device calls decode a few tokens of every slot. Between calls, waiting sequences take the slots
+    of ended sequences. Once no sequence waits, the number of slots is halved as sequences end. The
+    cache grows in a few steps with the longest response, because attention computes over its whole
+    size, used or not.
 
     Attributes:
       slots: the number of sequences decoded at a time. None decodes all sequences of a step at
