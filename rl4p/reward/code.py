@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from rl4p.configuration.bounds import AboveZero, Positive
+from rl4p.counting import item_done
 from rl4p.data.code import are_tests
 from rl4p.data.extraction import rest_of
 from rl4p.data.metadata import plain_list
@@ -86,7 +87,11 @@ class OpenCode:
         self.threads = ThreadPoolExecutor(term.workers, "code")
 
     def __call__(self, episodes: Sequence[Episode]) -> list[float | None]:
-        return with_nan(list(self.threads.map(self.grade, episodes)), "graded")
+        grades = []
+        for grade in self.threads.map(self.grade, episodes):
+            grades.append(grade)
+            item_done()
+        return with_nan(grades, "graded")
 
     def close(self) -> None:
         self.threads.shutdown(cancel_futures=True)

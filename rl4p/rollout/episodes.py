@@ -11,6 +11,7 @@ from zlib import crc32
 import numpy as np
 
 from rl4p.configuration.bounds import Positive
+from rl4p.counting import Count, counted
 from rl4p.distributed.processes import to_host
 from rl4p.errors import InputError
 from rl4p.model.policy import Policy
@@ -163,7 +164,9 @@ class EpisodeRollout(ABC):
         around, coroutines = self.coroutines(loop, policy, samples)
         if self.concurrency is not None:
             coroutines = limited(coroutines, self.concurrency)
-        episodes = loop.run(engine, coroutines, greedy=greedy, around=around)
+        with counted("rollout", "episodes", len(samples)) as count:
+            coroutines = [counting(each, count) for each in coroutines]
+            episodes = loop.run(engine, coroutines, greedy=greedy, around=around)
         self.opened.idle = loop.idle
         return episodes
 
@@ -198,6 +201,16 @@ class EpisodeRollout(ABC):
         if self.opened.engine is not None:
             self.opened.engine.close()
             self.opened.engine = None
+
+
+async def counting(coroutine: Coroutine[Any, Any, Result], count: Count) -> Result:
+    """Returns the result of a coroutine, and counts it."""
+    try:
+        result = await coroutine
+    finally:
+        coroutine.close()  # of one that was cancelled before it began
+    count.add(1)
+    return result
 
 
 def limited(

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from secrets import token_hex
 
+from rl4p.counting import Count
 from rl4p.errors import InputError, RunError
 from rl4p.http.address import api_key
 from rl4p.http.client import (
@@ -51,12 +52,14 @@ class RequestBatch:
     Attributes:
       requests: the requests, each for one completion.
       may_stop: whether the batch can be stopped, so that fragments are of use.
+      count: counts the completions; None for a request of an episode.
       completions: the completions so far.
       stopping: whether it was stopped.
     """
 
     requests: Sequence[ServerRequest]
     may_stop: bool
+    count: Count | None = None
     completions: list[Completion | None] = field(default_factory=list)
     stopping: bool = False
 
@@ -266,7 +269,9 @@ class ServerPool:
         async def complete_one(index: int) -> None:
             request = batch.requests[index]
             try:
-                batch.completions[index] = await self.completion(batch, request)
+                batch.completions[index] = completion = await self.completion(batch, request)
+                if batch.count is not None:
+                    batch.count.add(1, tokens=len(completion.tokens))
             except Stopping:
                 batch.completions[index] = request.completion("", (), (), Finish.ABORT)
 
