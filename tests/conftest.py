@@ -50,7 +50,7 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 from fsspec.implementations.memory import MemoryFileSystem  # noqa: E402
 
-from rl4p import counting  # noqa: E402
+from rl4p.distributed import counting  # noqa: E402
 from rl4p.distributed.mesh import Mesh  # noqa: E402
 from rl4p.protocols.engine import Completion, finish  # noqa: E402
 from rl4p.types import (  # noqa: E402

@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 
-from rl4p.counting import counted
+from rl4p.distributed.counting import counted
 from rl4p.distributed.processes import to_host
 from rl4p.errors import InputError
 from rl4p.loop.accuracy import Tally, metrics_of

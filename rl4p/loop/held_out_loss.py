@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rl4p.counting import counted
+from rl4p.distributed.counting import counted
 from rl4p.distributed.processes import to_host
 from rl4p.learner.logprobs import score_tokens
 from rl4p.loop.phases import Phases

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from rl4p.counting import counted
+from rl4p.distributed.counting import counted
 from rl4p.errors import InputError
 from rl4p.learner.logprobs import ScoreOptions
 from rl4p.learner.objective import Objective

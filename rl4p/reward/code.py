@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from rl4p.configuration.bounds import AboveZero, Positive
-from rl4p.counting import item_done
 from rl4p.data.code import are_tests
 from rl4p.data.extraction import rest_of
 from rl4p.data.metadata import plain_list
+from rl4p.distributed.counting import item_done
 from rl4p.reward.sandbox import Kind, ProcessLimits, output, problem, start
 from rl4p.reward.ungradable import Ungradable, with_nan
 from rl4p.types import Episode

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from rl4p.counting import item_done
+from rl4p.distributed.counting import item_done
 from rl4p.errors import RunError
 from rl4p.http.address import api_key, check_address, check_key_variable
 from rl4p.http.client import HttpClient, RefusedError, RequestError, for_each, read_json

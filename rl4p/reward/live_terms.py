@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from rl4p.counting import Part, newest
 from rl4p.distributed import daemon_threads
+from rl4p.distributed.counting import CountedCall, newest
 from rl4p.errors import InputError, RunError
 from rl4p.protocols.reward import Grades, OpensTerm, TimedTerm
 from rl4p.protocols.traits import TermTraits
@@ -74,8 +74,8 @@ class LiveTerm:
         with self.lock:
             live = self.opened(key)
             rows = groups if TermTraits.read(self.term).whole_groups else None
-            part = Part(newest("reward"), len(episodes))
-            call = make_call(live, episodes, rows, part)
+            counts = CountedCall(newest("reward"), len(episodes))
+            call = make_call(live, episodes, rows, counts)
             if self.deadline is None and not is_async(live):
                 wait = call  # in the waiting thread
             else:
@@ -141,14 +141,14 @@ def is_async(live: Any) -> bool:
 
 
 def make_call(
-    live: Any, episodes: Sequence[Episode], groups: Groups | None, part: Part
+    live: Any, episodes: Sequence[Episode], groups: Groups | None, counts: CountedCall
 ) -> Callable[[], Any]:
     """Returns a function that calls a term and returns its grades by row, or awaits them.
 
     The function also makes the list: a generator does its work only then.
 
     Args:
-      part: counts the rows of the call.
+      counts: counts the rows of the call.
     """
 
     def listed(result: Any) -> list[Any]:
@@ -163,7 +163,7 @@ def make_call(
         return grades
 
     async def listed_later(result: Any) -> list[Any]:
-        with part.called():
+        with counts.called():
             return listed(await result)
 
     def result_of() -> Any:
@@ -174,7 +174,7 @@ def make_call(
     def call() -> Any:
         if is_async(live):
             return listed_later(result_of())
-        with part.called():
+        with counts.called():
             result = result_of()
             if not inspect.isawaitable(result):
                 return listed(result)

@@ -25,7 +25,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from rl4p.counting import item_done
+from rl4p.distributed.counting import item_done
 from rl4p.errors import RunError
 from rl4p.reward.sandbox import Kind, spawn
 

@@ -11,7 +11,7 @@ from zlib import crc32
 import numpy as np
 
 from rl4p.configuration.bounds import Positive
-from rl4p.counting import Count, counted
+from rl4p.distributed.counting import Count, counted
 from rl4p.distributed.processes import to_host
 from rl4p.errors import InputError
 from rl4p.model.policy import Policy

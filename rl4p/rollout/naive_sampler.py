@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl4p.counting import Count
+from rl4p.distributed.counting import Count
 from rl4p.distributed.processes import to_host
 from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy, pad_left

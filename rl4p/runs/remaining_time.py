@@ -10,6 +10,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
+from rl4p.configuration.folder import JOBS
 from rl4p.configuration.sweep import FAILURE, SUMMARY, document, read_jobs
 from rl4p.errors import InputError
 from rl4p.loop.compilation import clock, compiled_within
@@ -131,9 +132,9 @@ class SweepJobs:
 def jobs_of_sweep(own: Path, steps: int) -> SweepJobs | None:
     """Returns the other jobs of the sweep that the present run belongs to; None without a sweep."""
     hydra: Any = HydraConfig.get()
-    if hydra.mode is not RunMode.MULTIRUN:
+    folder = next((each for each in own.parents if (each / JOBS).is_file()), None)
+    if hydra.mode is not RunMode.MULTIRUN or folder is None:
         return None
-    folder = Path(hydra.sweep.dir).absolute()
     try:
         jobs = [job.folder for job in read_jobs(folder)]
     except InputError:  # a search, which chooses its jobs while it runs

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from rl4p.counting import counted
+from rl4p.distributed.counting import counted
 from rl4p.loop.compilation import COMPILES
 from rl4p.loop.stopwatch import doing
 from rl4p.runs import progress, remaining_time

@@ -3,11 +3,14 @@
 import json
 
 import pytest
+from hydra.types import RunMode
+from omegaconf import OmegaConf
 
+from rl4p.configuration.sweep import SweepJob, write_jobs
 from rl4p.loop import compilation
 from rl4p.loop.compilation import WORK
 from rl4p.runs import remaining_time
-from rl4p.runs.remaining_time import RemainingTime, SweepJobs, in_words
+from rl4p.runs.remaining_time import RemainingTime, SweepJobs, in_words, jobs_of_sweep
 
 
 class Clock:
@@ -70,6 +73,33 @@ def test_the_time_of_a_sweep_is_that_of_the_jobs_that_wait(clock, tmp_path):
     sweep.parallel = 2  # the last job runs at the same time
     clock.now += 11
     assert sweep.left(25) == 0
+
+
+@pytest.mark.parametrize(
+    ("jobs", "launcher", "names", "parallel"),
+    [
+        ([["0", ["seed=0"]], ["a/1", ["seed=1"]]], {}, ["0", "a/1"], 1),
+        ([["0", ["seed=0"]], ["1", ["seed=1"]]], {"n_jobs": 2}, ["0", "1"], 2),
+        ([], {"array_parallelism": 8}, ["0", "1", "2"], 8),
+    ],
+    ids=["basic", "joblib", "search"],
+)
+def test_the_jobs_of_a_sweep_are_read_from_its_folder(
+    tmp_path, monkeypatch, jobs, launcher, names, parallel
+):
+    hydra = OmegaConf.create(
+        {"mode": RunMode.MULTIRUN, "launcher": launcher, "sweeper": {"n_trials": 3}}
+    )
+    monkeypatch.setattr(remaining_time.HydraConfig, "get", lambda: hydra)
+    own = tmp_path / names[-1]
+    assert jobs_of_sweep(own, 10) is None  # no sweep has begun here
+    write_jobs(tmp_path, [SweepJob(folder=x, overrides=tuple(y), own="") for x, y in jobs])
+    sweep = jobs_of_sweep(own, 10)
+    assert sweep is not None
+    assert sweep.others == [tmp_path / name for name in names[:-1]]
+    assert (sweep.steps, sweep.parallel) == (10, parallel)
+    hydra.mode = RunMode.RUN  # of a job that is resumed alone
+    assert jobs_of_sweep(own, 10) is None
 
 
 @pytest.mark.parametrize(

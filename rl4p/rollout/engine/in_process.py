@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rl4p.counting import Count, counted, newest
+from rl4p.distributed.counting import Count, counted, newest
 from rl4p.model.policy import Policy, padded_width
 from rl4p.protocols.engine import Completion, Request, RequestSource, finish
 from rl4p.rollout.engine.batch import Batch, Kept

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from rl4p.counting import counted, newest
+from rl4p.distributed.counting import counted, newest
 from rl4p.errors import InputError, RunError
 from rl4p.model.policy import Policy
 from rl4p.protocols.engine import Completion, Request, RequestSource

@@ -57,7 +57,7 @@ def counted(phase: str, unit: str, total: int = 0) -> Iterator[Count]:
             COUNTS.remove(count)
 
 
-class Part:
+class CountedCall:
     """The items of a count that one call of a reward term has.
 
     Calls go on side by side, so each counts its own items.
@@ -77,19 +77,19 @@ class Part:
 
     @contextmanager
     def called(self) -> Iterator[None]:
-        """Lets `item_done` count for this part in the call; after it, all items are done."""
-        token = PART.set(self)
+        """Lets `item_done` count for this call while it goes on; then all its items are done."""
+        token = CALL.set(self)
         try:
             yield
         finally:
-            PART.reset(token)
+            CALL.reset(token)
             self.add(self.left)
 
 
-PART: ContextVar[Part | None] = ContextVar("PART", default=None)
+CALL: ContextVar[CountedCall | None] = ContextVar("CALL", default=None)
 
 
 def item_done() -> None:
     """Counts an item of the call of a reward term in this context, if there is one."""
-    if (part := PART.get()) is not None:
-        part.add(1)
+    if (call := CALL.get()) is not None:
+        call.add(1)

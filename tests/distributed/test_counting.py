@@ -2,7 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
-from rl4p.counting import COUNTS, Part, counted, item_done, newest
+from rl4p.distributed.counting import COUNTS, CountedCall, counted, item_done, newest
 
 
 def test_the_newest_call_of_a_phase_is_the_one_that_goes_on():
@@ -24,11 +24,11 @@ def test_threads_lose_no_count():
 
 def test_a_call_never_counts_more_items_than_it_has():
     with counted("reward", "grades") as count:
-        part = Part(newest("reward"), 3)
+        part = CountedCall(newest("reward"), 3)
         with part.called():
             for expected in (1, 2, 3, 3):
                 item_done()
                 assert count.done == expected
     assert (count.done, count.total) == (3, 3)
-    with Part(None, 3).called():  # outside a phase
+    with CountedCall(None, 3).called():  # outside a phase
         item_done()
