@@ -42,6 +42,7 @@ from rl4p.configuration.interpolations import (
     limit_interpolations,
     permit_variables,
 )
+from rl4p.configuration.slices import SliceSource
 from rl4p.configuration.targets import resolved
 from rl4p.configuration.tree import leaves
 from rl4p.configuration.trust import TRUSTED, check_hydra, names_in, refuse_unsaid
@@ -50,7 +51,7 @@ from rl4p.errors import InputError
 
 
 class BoundedRepository(ConfigRepository):
-    """The sources of a search path, whose YAML files are checked before they are built."""
+    """The sources of a search path, whose YAML files are checked, and the slices of chips."""
 
     def initialize_sources(self, config_search_path: ConfigSearchPath) -> None:
         super().initialize_sources(config_search_path)
@@ -60,6 +61,7 @@ class BoundedRepository(ConfigRepository):
             else source
             for source in self.sources
         ]
+        self.sources.insert(-1, SliceSource())  # Hydra expects the source of schemas to be the last
 
     def load_config(self, config_path: str) -> ConfigResult | None:
         """Returns the content of a file; `Loader` copies it before it is merged into others."""

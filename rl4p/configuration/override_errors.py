@@ -11,9 +11,11 @@ from typing import Any, NoReturn
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
+from rl4p.configuration.chips import slice_names
 from rl4p.configuration.folder import JOBS, LATEST, RECORD
 from rl4p.configuration.hydra_internals import ConfigLoaderImpl
 from rl4p.configuration.quoting import override, quoted, readable
+from rl4p.configuration.slices import unknown_slice
 from rl4p.configuration.suggestions import (
     Suggestion,
     did_you_mean,
@@ -81,13 +83,16 @@ def same(name: str, other: str) -> bool:
 def wrong_option(catalogue: Catalogue, group: str, option: str) -> InputError:
     """Returns the error for an option that its group does not have."""
     problem, options = f"{group}={option} does not exist", catalogue.options(group)
+    names = [*options, *slice_names()] if group == "mesh" else options
     path = PurePath(option)
     a_file = path.suffix in (".yaml", ".yml")
     name = path.stem if a_file else option
-    if alike := [known for known in options if same(known, name)]:
+    if alike := [known for known in names if same(known, name)]:
         return InputError(write(problem, [f"{group}={alike[0]}"]))
     if known := option_correction(group, option):
         return InputError(known.after(problem))
+    if group == "mesh" and (error := unknown_slice(name)):
+        return error
     if a_file:
         return InputError(
             f"{problem}: put a file of your own at FOLDER/{group}/{path.name} and add "
@@ -95,7 +100,7 @@ def wrong_option(catalogue: Catalogue, group: str, option: str) -> InputError:
         )
     if "/" not in group and (elsewhere := catalogue.options_like(option)):
         return InputError(write(f"{problem}, but another group has it", *elsewhere))
-    hint = did_you_mean(option, options, f"{group}={{}}")
+    hint = did_you_mean(option, names, f"{group}={{}}")
     return InputError(f"{problem}{hint} (options: {', '.join(options)})")
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from rl4p.distributed.chips import slice_of
+from rl4p.configuration.chips import slice_of
 from rl4p.distributed.partition import RULES
 from rl4p.distributed.processes import ProcessOptions, place
 from rl4p.errors import InputError

@@ -89,7 +89,7 @@ def test_the_keys_are_those_of_the_chosen_options(tab):
 
 @pytest.mark.slow
 def test_every_script_that_composes_has_it(tab):
-    assert "mesh=v5e_16" in tab("rl4p-plan mesh=v5e", script="rl4p-plan")
+    assert "mesh=v5e_8" in tab("rl4p-plan mesh=v5e", script="rl4p-plan")
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rl4p.distributed.chips import GIB, Chip
+from rl4p.configuration.chips import GIB, Chip
 from rl4p.distributed.mesh import Mesh
 from rl4p.experiment.planning.abstract import AbstractRun
 from rl4p.experiment.planning.flops import product_flops

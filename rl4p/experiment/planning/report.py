@@ -14,8 +14,8 @@ from omegaconf import DictConfig, OmegaConf
 from rich.table import Table
 
 from rl4p.configuration import instantiate
+from rl4p.configuration.chips import GIB, Chip
 from rl4p.configuration.earlier_result import is_document_with, refuse_other_file
-from rl4p.distributed.chips import GIB, Chip
 from rl4p.distributed.mesh import Mesh
 from rl4p.errors import InputError, RunError
 from rl4p.experiment.planning.abstract import AbstractRun, abstract_run

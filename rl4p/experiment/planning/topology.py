@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
-from rl4p.distributed.chips import Chip, chip_of, slice_of
+from rl4p.configuration.chips import Chip, chip_of, slice_of
 from rl4p.distributed.mesh import Mesh
 from rl4p.errors import InputError
 
@@ -64,9 +64,14 @@ def described(topology: str) -> list[Any]:
         os.environ.setdefault(name, value)
     if "JAX_PLATFORMS" not in os.environ:  # otherwise JAX looks for a TPU if libtpu is installed
         jax.config.update("jax_platforms", "cpu")
+    more: dict[str, Any] = dict(requested.chip.description)
+    if requested.wiring == "1x1":
+        more["chips_per_host_bounds"] = [1, 1, 1]  # libtpu's hosts have four chips or more
     try:
         slice_ = topologies.get_topology_desc(
-            platform="tpu", topology_name=f"{requested.chip.described_as}:{requested.wiring}"
+            platform="tpu",
+            topology_name=f"{requested.chip.described_as}:{requested.wiring}",
+            **more,
         )
     except (RuntimeError, ValueError) as error:
         reason = " ".join(str(error).split())

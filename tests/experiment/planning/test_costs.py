@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from rl4p.distributed.chips import GIB, Chip
+from rl4p.configuration.chips import GIB, Chip
 from rl4p.experiment.planning.costs import Cost, advice, axes_of, cost, unit_of
 from rl4p.experiment.planning.programs import Program, program
 from rl4p.learner.optimizer.adamw import AdamW

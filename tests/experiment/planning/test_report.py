@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from rl4p.advantage.remax import ReMax
 from rl4p.configuration import compose
-from rl4p.distributed.chips import GIB, Chip
+from rl4p.configuration.chips import GIB, Chip
 from rl4p.errors import InputError, RunError
 from rl4p.experiment.planning import report
 from rl4p.experiment.planning.costs import Cost, Traffic

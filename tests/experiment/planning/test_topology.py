@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.experimental import topologies
 
-from rl4p.distributed.chips import GIB
+from rl4p.configuration.chips import GIB
 from rl4p.distributed.mesh import Mesh
 from rl4p.errors import InputError
 from rl4p.experiment.planning import topology
@@ -88,6 +88,18 @@ def libtpu(monkeypatch):
 def test_libtpu_is_told_that_it_is_alone_before_it_is_asked(libtpu, name, asked):
     assert described(name) == ["a chip", "another"]
     assert libtpu.calls == [{"platform": "tpu", "topology_name": asked} | ALONE]
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("v5e:1x1", {"chips_per_host_bounds": [1, 1, 1]}),
+        ("v4:2x2x1", {"chip_config_name": "megacore"}),
+    ],
+)
+def test_one_chip_and_the_chips_of_v4_need_more_words(libtpu, name, more):
+    described(name)
+    assert libtpu.calls == [{"platform": "tpu", "topology_name": name} | more | ALONE]
 
 
 def test_what_the_environment_says_already_stays(libtpu, monkeypatch):

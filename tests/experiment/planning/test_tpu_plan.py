@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rl4p.distributed.chips import GIB
+from rl4p.configuration.chips import GIB
 
 EXPERIMENTS = Path(__file__).resolve().parents[3] / "experiments"
 README = (EXPERIMENTS / "launch" / "README.md").read_text()
@@ -127,14 +127,15 @@ def test_the_plan_that_is_printed_in_the_document_is_the_plan(planned):
 
 
 @pytest.mark.tpu_plan
-@pytest.mark.parametrize("mesh", ["v5e_8", "v6e_8", "v5p_8", "v5e_16"])
+@pytest.mark.parametrize("mesh", ["v5e_8", "v6e_8", "v5p_8", "v5e_16", "v6e_4", "v4_4", "tpu7x_4"])
 def test_a_slice_is_planned_for_without_having_it(plan, tmp_path, mesh):
     done = plan(*SMALL_SHAPE, f"mesh={mesh}", f"hydra.run.dir={tmp_path}")
     assert done.returncode == 0, done.stderr
     written = json.loads((tmp_path / "plan.json").read_text())
     assert written["fits"]
     assert written["chip"].startswith("TPU")
-    assert math.prod(written["mesh"].values()) == int(mesh.rpartition("_")[2])
+    chips = int(mesh.rpartition("_")[2])
+    assert math.prod(written["mesh"].values()) == chips * (2 if mesh == "tpu7x_4" else 1)
     assert [each["phase"] for each in written["phases"]] == [
         *("weights", "prefill", "arrange", "decode", "update")
     ]
