@@ -15,21 +15,25 @@ class Whole:
     Args:
       folder: where its folders are.
       words: its options.
-      more: further options, with which it runs a second time.
+      more: further options, with which it runs a second time; None runs it once.
       options: of the processes.
 
     Attributes:
       folder: the folder of the run.
-      seconds: how long the run takes the second time, when its programs are compiled.
+      seconds: how long the run took; the second time, its programs were compiled before.
       trains: whether each step had a gradient.
     """
 
-    def __init__(self, folder: Path, *words: str, more: tuple[str, ...] = (), **options: Any):
+    def __init__(
+        self, folder: Path, *words: str, more: tuple[str, ...] | None = (), **options: Any
+    ):
         self.folder = folder / "whole"
-        run(*words, f"hydra.run.dir={self.folder}", **options)
-        began = time.perf_counter()
-        run(*words, f"hydra.run.dir={folder / 'again'}", *more, **options)
-        self.seconds = time.perf_counter() - began
+        again = () if more is None else (f"hydra.run.dir={folder / 'again'}", *more)
+        for own in ((f"hydra.run.dir={self.folder}",), again):
+            if own:
+                began = time.perf_counter()
+                run(*words, *own, **options)
+                self.seconds = time.perf_counter() - began
         self.trains = trains(self.folder)
 
 

@@ -3,10 +3,11 @@
     python -m experiments.drills.stops [--stops 20]
 
 A run is started, stopped, resumed, and stopped again until it ends. Nothing is read from the cache
-of compiled programs, so that each start compiles. Every fourth stop waits for a compilation, and
-every fourth for an evaluation. Each stop must end the process within 30 s, the time that Slurm
-leaves, with a checkpoint that loads once a step has ended. At last the run must equal a run that
-was not stopped in its metrics, samples and parameters.
+of compiled programs, so that each start compiles. Half of the stops come at a random time, a
+quarter in one of the first compilations and a quarter in one of the first evaluations. Each stop
+must end the process within 30 s, the time that Slurm leaves, with a checkpoint that loads once
+three steps have ended. At last the run must equal a run that was not stopped in its metrics,
+samples and parameters.
 """
 
 import argparse
@@ -27,13 +28,13 @@ from experiments.drills.small_run import SLOWLY, SMALL, difference, environment
 from rl4p.errors import Stopped
 from rl4p.runs.saved_steps import newest_undamaged, steps_of
 
-STEPS = ("steps=40", "checkpoint.every=2", "group_size=8", SLOWLY, "data.held_out_size=64")
+STEPS = ("steps=16", "checkpoint.every=2", "group_size=8", SLOWLY, "data.held_out_size=64")
 SECONDS = 30.0  # between SIGTERM and SIGKILL of Slurm
 NEVER = 300.0  # seconds; a process that has not ended then is killed
 BETWEEN = 0.002  # seconds between two looks at what a run does
 CHILD = (sys.executable, "-m", "experiments.drills.stops", "--child")
 FILE = "DRILL_ACTIVITY"  # the variable that names the file in which a child notes what it does
-WAITED_FOR = ("compile", "evaluation")
+WAITED_FOR = {"compile": 8, "evaluation": 4}  # of so many, one is drawn
 
 
 def train_and_note() -> None:
@@ -49,7 +50,8 @@ def train_and_note() -> None:
             now = activity()
             name = now[0] if now is not None else "between" if last else ""
             if name != last:
-                file.write_text(last := name)
+                file.with_suffix(".new").write_text(last := name)
+                file.with_suffix(".new").replace(file)
             time.sleep(BETWEEN)
 
     threading.Thread(target=note, daemon=True).start()
@@ -82,11 +84,16 @@ class Stops:
         if self.count >= self.asked:
             return False
         self.activity.write_text("start")
-        until = time.monotonic() + self.draw.uniform(0, self.seconds)
         target = (*WAITED_FOR, None, None)[self.count % 4]
-        while time.monotonic() < until or target not in (None, self.activity.read_text()):
+        left = self.draw.randint(1, WAITED_FOR[target]) if target else 0
+        until = time.monotonic() + (0 if target else self.draw.uniform(0, self.seconds))
+        last = ""
+        while left or time.monotonic() < until:
             if process.poll() is not None:
                 return False
+            now = self.activity.read_text()
+            left -= now == target != last
+            last = now
             time.sleep(BETWEEN)
         during, began = self.activity.read_text(), time.monotonic()
         process.send_signal(signal.SIGTERM)
@@ -127,7 +134,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         variables = {"JAX_ENABLE_COMPILATION_CACHE": "false", FILE: str(Path(temporary) / "now")}
         options = {"program": CHILD, "env": environment(**variables)}
-        whole = Whole(Path(temporary), *SMALL, *STEPS, **options)
+        whole = Whole(Path(temporary), *SMALL, *STEPS, more=None, **options)
         if not whole.trains:
             return tell("stops", "a run that trains", "some step had no gradient", held=False)
         stops = Stops(asked, whole.seconds, Path(variables[FILE]))
