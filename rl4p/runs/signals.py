@@ -21,7 +21,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 SECONDS = 15.0  # after SIGTERM; Slurm kills after 30
 HANDLED_SECONDS = 1.0
 FAREWELL_SECONDS = 5.0
-AT_FORCED_END: list[Callable[[], None]] = []  # called, in order, before the process is ended
+AT_FORCED_END: list[Callable[[], object]] = []  # called, in order, before the process is ended
 UNFINISHED = "Stopped in the middle of a batch; all before it is saved. The same command continues."
 SHOW_CURSOR = "\x1b[?25h"  # which a progress bar hides
 
