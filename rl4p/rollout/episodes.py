@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from rl4p.configuration.bounds import Positive, Share
+from rl4p.distributed.counting import Count, counted
 from rl4p.distributed.processes import agreed, first, to_host
 from rl4p.errors import InputError, RunError
 from rl4p.model.policy import Policy
@@ -168,7 +169,9 @@ class EpisodeRollout(ABC):
             around, coroutines = self.coroutines(loop, policy, samples)
             if self.concurrency is not None:
                 coroutines = limited(coroutines, self.concurrency)
-            episodes = loop.run(engine, coroutines, greedy=greedy, around=around)
+            with counted("rollout", "episodes", len(samples)) as count:
+                coroutines = [counting(each, count) for each in coroutines]
+                episodes = loop.run(engine, coroutines, greedy=greedy, around=around)
             self.opened.idle = loop.idle
         else:
             complete_all(engine, ForwardedRequests(*size), greedy=greedy)
@@ -218,6 +221,16 @@ class EpisodeRollout(ABC):
         if self.opened.engine is not None:
             self.opened.engine.close()
             self.opened.engine = None
+
+
+async def counting(coroutine: Coroutine[Any, Any, Result], count: Count) -> Result:
+    """Returns the result of a coroutine, and counts it."""
+    try:
+        result = await coroutine
+    finally:
+        coroutine.close()  # of one that was cancelled before it began
+    count.add(1)
+    return result
 
 
 def limited(

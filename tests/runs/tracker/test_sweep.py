@@ -8,6 +8,8 @@ from types import SimpleNamespace
 import pytest
 from omegaconf import OmegaConf
 
+from rl4p.runs import signals
+from rl4p.runs.tracker import sweep as sweeps
 from rl4p.runs.tracker.mirror import PARENT, mlflow_key
 from rl4p.runs.tracker.mlflow import PARENT_VARIABLE
 from rl4p.runs.tracker.sweep import VIEW, ParentRun, links, page, share_view, view, where_to_look
@@ -117,6 +119,30 @@ def test_failed_and_stopped_runs_count_where_the_launcher_hides_them(
     assert store.open(record.folder).finish(status)
     end()
     assert family(store)[0].info.status == shown
+
+
+@pytest.mark.parametrize(("failed", "shown"), [(False, "KILLED"), (True, "FAILED")])
+def test_a_sweep_that_is_interrupted_between_its_jobs_is_killed(
+    store, record, begin, tmp_path, monkeypatch, failed, shown
+):
+    """A job that failed before it had a run in MLflow has a file."""
+    calls = []
+    monkeypatch.setattr(sweeps.atexit, "register", lambda *call: calls.append(call))
+    begin(MLFLOW | {"uri": store.uri})
+    assert store.open(record.folder).finish("finished")
+    if failed:
+        (tmp_path / "sweeps/1/3").mkdir(parents=True)
+        (tmp_path / "sweeps/1/3/failure.json").touch()
+    ((call, *arguments),) = calls
+    call(*arguments)
+    assert family(store)[0].info.status == shown
+    assert signals.AT_FORCED_END == []
+
+
+def test_a_sweep_that_is_ended_by_force_is_killed(store, begin):
+    begin(MLFLOW | {"uri": store.uri})
+    signals.say_farewell()
+    assert only_run(store).info.status == "KILLED"
 
 
 @pytest.mark.parametrize(
