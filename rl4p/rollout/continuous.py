@@ -1,6 +1,6 @@
 """The fast sampler: continuous batching, where waiting sequences take the slots of ended ones."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from rl4p.configuration.bounds import Positive
 from rl4p.distributed.placement import with_shardings
 from rl4p.model.policy import Policy
-from rl4p.protocols.phases import PlannedProgram
+from rl4p.protocols.phases import CacheSize, PlannedProgram
 from rl4p.rollout.engine.cache import cache_shardings, place, prefill, resized
 from rl4p.rollout.engine.decode import decode
 from rl4p.rollout.engine.distributions import SharedDistribution
@@ -103,6 +103,14 @@ class Continuous(Sampler):
             iterations=iterations,
             read=iterations * (weights + caches * written),
         )
+
+    def caches(self, run: Any) -> Sequence[CacheSize]:
+        """Returns the prefilled prompts, and the largest cache beside the one that it replaces."""
+        W, R = run.prompt_columns, run.response_tokens
+        n = slot_counts(self.slots_of(run.sequences), run.mesh.sampling.row_shards, R)[0]
+        sizes = {W + response_room(R // 2, R), W + R}
+        prompts = CacheSize(rows=run.prompts, columns=W, replicated=True)
+        return prompts, *(CacheSize(rows=n, columns=columns) for columns in sizes)
 
     def slots_of(self, sequences: int) -> int:
         """Returns how many of a step's sequences are decoded at a time."""

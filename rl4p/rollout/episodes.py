@@ -13,9 +13,9 @@ import numpy as np
 from rl4p.configuration.bounds import Positive
 from rl4p.distributed.processes import to_host
 from rl4p.errors import InputError
-from rl4p.model.policy import Policy
+from rl4p.model.policy import Policy, padded_width
 from rl4p.protocols.engine import Engine, Frees, OpensEngine
-from rl4p.protocols.phases import Anneals
+from rl4p.protocols.phases import Anneals, CacheSize, Planned
 from rl4p.protocols.traits import RolloutTraits
 from rl4p.rollout.episode_loop import EpisodeLoop
 from rl4p.rollout.episode_rows import FinishedEpisode, rows_on_host
@@ -171,6 +171,22 @@ class EpisodeRollout(ABC):
         self, policy: Policy, episodes: Sequence[FinishedEpisode], group_size: int
     ) -> tuple[Trajectories, Sequence[Episode]]:
         return rows_on_host(policy, episodes, group_size, self.max_response_tokens)
+
+    def caches(self, run: Any) -> Sequence[CacheSize]:
+        """Returns the cache of the engine, the smaller one that it replaces, and what turns keep.
+
+        The caches are as long as an episode; there are none if the engine is a server.
+        """
+        if not isinstance(self.engine, Planned):
+            return ()
+        rows = min(self.concurrency or run.sequences, run.sequences)
+        slots = self.engine.slots_of(rows) or rows
+        columns = padded_width(run.prompt_columns + run.response_tokens)
+        return (
+            CacheSize(rows=slots, columns=columns),
+            CacheSize(rows=slots, columns=columns // 2),
+            CacheSize(rows=rows, columns=columns),
+        )
 
     def open_engine(self, policy: Policy) -> Engine:
         return self.engine.open(policy)

@@ -171,7 +171,7 @@ def refuse_what_only_a_plan_reads(config: DictConfig) -> None:
         `plan.check`, the only option of a run that reads it.
     """
     plan = config.plan
-    of_a_plan = {"search": False, "all_widths": False, "effort": -1.0}
+    of_a_plan = {"estimate": False, "search": False, "all_widths": False, "effort": -1.0}
     changed = [f"plan.{name}={plan[name]}" for name, no in of_a_plan.items() if plan[name] != no]
     if changed:
         raise InputError(f"{' '.join(changed)} is only for python -m rl4p.plan: leave it out.")
