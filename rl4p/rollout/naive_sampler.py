@@ -58,9 +58,9 @@ class NaiveSampler(Sampler):
         )
 
     def caches(self, run: Any) -> Sequence[CacheSize]:
-        """Returns the cache of all sequences."""
+        """Returns the cache of all sequences, of which the loop of decoding begins with a copy."""
         columns = run.prompt_columns + run.response_tokens
-        return (CacheSize(rows=run.sequences, columns=columns),)
+        return (CacheSize(rows=run.sequences, columns=columns),) * 2
 
     def slots_of(self, sequences: int) -> None:
         """Returns None: all sequences are decoded at once."""

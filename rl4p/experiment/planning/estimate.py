@@ -6,6 +6,7 @@ traces them for the decoder, its `remat` and its adapters. The rest is arithmeti
 
 * The work of a layer in the backward pass is what one layer would keep without `remat`.
 * A softmax over the vocabulary has three arrays of its logits, of sampling or of a chunk, at once.
+* Of kernels in 4 bits, one layer is expanded at a time, in float32 and in the dtype of activations.
 """
 
 from collections.abc import Iterator
@@ -125,6 +126,8 @@ class Estimate:
             c, P = decoder.config, -(-run.prompts // run.mesh.row_shards)
             numbers = 2 * c.layers * P * c.num_kv_heads * c.head_width * self.columns
             parts["shared prompts"] = numbers * (itemsize(decoder) + 4)
+        packed = numbers_in_4_bits(local(run, run.policy.frozen)) / decoder.config.layers
+        parts["expanded layer"] = packed * (4 + itemsize(decoder))
         if run.mesh.devices.shape["fsdp"] > 1:  # one layer, embedding and head
             parts["gathered parameters"] = bytes_in(first_layers(gathered(run), 1))
         return parts
@@ -302,6 +305,11 @@ def local(run: AbstractRun, params: Params) -> Params:
         return shape_of(NamedSharding(run.mesh.devices, spec).shard_shape(x.shape), x.dtype)
 
     return jax.tree.map(of, params, specs(params, ("tp",)))
+
+
+def numbers_in_4_bits(params: Params) -> int:
+    """Returns how many numbers kernels hold in 4 bits, two in a byte."""
+    return sum(2 * x.size for x in jax.tree.leaves(params) if x.dtype == jnp.uint8)
 
 
 def gathered(run: AbstractRun) -> Params:

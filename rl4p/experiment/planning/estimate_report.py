@@ -1,4 +1,4 @@
-"""What `rl4p.plan estimate=true` reports: an estimate, whether it fits, and what would make it fit."""
+"""The report of an estimate: whether a run fits, and what would make it fit."""
 
 import math
 from dataclasses import replace
@@ -189,8 +189,6 @@ def show_estimate(report: dict[str, Any]) -> None:
             longest = max(seconds, key=lambda part: seconds[part])
             each = ", ".join(f"{part} {value:,.2f} s" for part, value in seconds.items() if value)
             out.print(f"{phase}: at least {seconds[longest]:,.2f} s, by its {longest} ({each})")
-    out.print(
-        "An estimate from shapes, per chip, for responses of full length; nothing is compiled."
-    )
+    out.print("An estimate from shapes, per chip, for responses of full length.")
     if report["fits"]:
         out.print(report["verdict"])

@@ -20,7 +20,7 @@ from rl4p.configuration.earlier_result import is_document_with, refuse_other_fil
 from rl4p.distributed.mesh import Mesh
 from rl4p.errors import InputError, RunError
 from rl4p.experiment.planning.abstract import AbstractRun, abstract_run
-from rl4p.experiment.planning.costs import Cost, advice, cost, unit_of
+from rl4p.experiment.planning.costs import Cost, advice, bound_of_step, cost, unit_of
 from rl4p.experiment.planning.estimate_report import estimate, show_estimate
 from rl4p.experiment.planning.programs import programs, unplanned
 from rl4p.experiment.planning.search import search
@@ -197,8 +197,11 @@ def show(plan: dict[str, Any], costs: list[Cost]) -> None:
         )
     out.print(
         "Bytes are per chip, TFLOP for all chips, for responses of full length. `other`: arrays in "
-        "memory besides the arguments. `time >=`: a bound by peak FLOP/s and memory bandwidth."
+        "memory besides the arguments. `time >=`: a bound by peak FLOP/s, bandwidth and links."
     )
+    tokens = step["prompts"] * step["group_size"] * step["response_tokens"]
+    if sentence := bound_of_step(costs, tokens, devices):
+        out.print(sentence)
     for key, value in plan.get("largest", {}).items():
         out.print(f"the largest value that fits: {key}={value}")
     if plan["fits"]:

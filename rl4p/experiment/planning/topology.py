@@ -104,8 +104,8 @@ def described(topology: str) -> list[Any]:
     if requested.chip.described_as is None:
         raise InputError(
             f"mesh.topology={topology} cannot be planned: only a host with "
-            f"{requested.chip.kind} can compile for this chip. On such a host choose "
-            "mesh=dp, fsdp or fsdp_tp, which plan for its devices."
+            f"{requested.chip.kind} can compile for this chip. Add estimate=true, or on such a "
+            "host choose mesh=dp, fsdp or fsdp_tp, which plan for its devices."
         )
     if importlib.util.find_spec("libtpu") is None:
         raise InputError(
