@@ -16,7 +16,11 @@ from rl4p.model.decoder import Decoder, Prefix
 from rl4p.model.sampling import sampling_logprobs
 from rl4p.types import Array, Microbatching, Params, Sampling, Trajectories
 
-LOGITS_PER_CHUNK = 2**24  # 64 MiB of float32 logits at a time, recomputed in the backward pass
+# The float32 logits that exist at a time, recomputed in the backward pass: 64 MiB on a CPU, which
+# reads few of them faster, and 512 MiB on other platforms.
+LOGITS_PER_CHUNK = {"cpu": 2**24}
+LOGITS_PER_CHUNK_ELSEWHERE = 2**27
+MOST_CHUNKS = 8  # of a microbatch: each writes a float32 gradient of the head
 
 
 class TokenScores(NamedTuple):
@@ -44,20 +48,24 @@ def token_scores(
     trajectories: Trajectories,
     sampling: Sampling,
     temperature: Array | None = None,
+    platform: str = "cpu",
 ) -> TokenScores:
     """Scores the tokens of the responses from the trunk's activations (`trunk`).
 
     `temperature` replaces `sampling.temperature` (`sampling_logprobs`).
 
-    About `LOGITS_PER_CHUNK` logits exist at a time. With more than one chunk, the response tokens
-    of each row are sorted to the front, and chunks without any response token are skipped.
+    The logits exist in chunks of some columns (`columns_per_chunk`). With more than one chunk, the
+    response tokens of each row are sorted to the front, and chunks without any response token are
+    skipped.
     """
     B, T, _ = hidden_BTD.shape
     mask_BT = trajectories.response_mask_BT[:, 1:]
     inputs = hidden_BTD[:, :-1], trajectories.tokens_BT[:, 1:]
 
+    head = decoder.head(params)
+
     def score(hidden_BCD: Array, targets_BC: Array) -> tuple[Array, ...]:
-        logits_BCV = decoder.logits(params, hidden_BCD)
+        logits_BCV = decoder.logits_of(head, hidden_BCD)
         logprobs_BCV = sampling_logprobs(logits_BCV, sampling, targets_BC, temperature)
         # Outside the support, -inf times a probability of 0 would be nan.
         finite_BCV = jnp.where(jnp.isfinite(logprobs_BCV), logprobs_BCV, 0.0)
@@ -68,7 +76,7 @@ def token_scores(
             jnp.sum(jnp.square(probs_BCV), axis=-1),
         )
 
-    columns = max(1, LOGITS_PER_CHUNK // (B * decoder.config.vocabulary))
+    columns = columns_per_chunk(B, T - 1, decoder.config.vocabulary, platform)
     if columns >= T - 1:
         scores = jax.checkpoint(score)(*inputs)
     else:
@@ -93,6 +101,12 @@ def token_scores(
         scores = tuple(jnp.take_along_axis(x, back_BT, axis=1) for x in in_order)
     masked = (jnp.where(mask_BT, x, 0.0) for x in scores)
     return TokenScores(*(jnp.pad(x, ((0, 0), (1, 0))) for x in masked))
+
+
+def columns_per_chunk(B: int, T: int, V: int, platform: str) -> int:
+    """Returns how many of T columns have logits at a time: T / `MOST_CHUNKS`, or more if few."""
+    logits = LOGITS_PER_CHUNK.get(platform, LOGITS_PER_CHUNK_ELSEWHERE)
+    return max(1, logits // (B * V), -(-T // MOST_CHUNKS))
 
 
 def trunk(
@@ -179,7 +193,15 @@ def device_scores(
         groups_b = prompts.groups(rows)
         before = prompts.before(take_groups(prefixes, groups_b), groups_b)
         hidden_BTD = trunk(decoder, params, micro, before)
-        tokens = token_scores(decoder, params, hidden_BTD, micro, options.sampling, temperature)
+        tokens = token_scores(
+            decoder,
+            params,
+            hidden_BTD,
+            micro,
+            options.sampling,
+            temperature,
+            options.mesh.platform,
+        )
         known = {
             "logprobs": tokens.logprobs_BT,
             "entropy": tokens.entropy_BT,

@@ -19,6 +19,7 @@ from rl4p.model.decoder_config import DecoderConfig
 from rl4p.model.kernels import Kernel
 from rl4p.model.layer import PRODUCT, Layer, RMSNorm
 from rl4p.model.lora import LoRA
+from rl4p.model.vocabulary import Head, head_product, rows_of_table
 from rl4p.types import Array, Params
 
 __all__ = ["Cache", "Decoder", "DecoderConfig", "Prefix", "Remat"]
@@ -102,7 +103,7 @@ class Decoder:
     def embed(self, params: Params, tokens_BT: Array) -> Array:
         # Indexing would silently clamp a token id outside the vocabulary. The ids are checked when
         # the tokenizer is loaded.
-        x_BTD = params["embedding"].astype(self.dtype)[tokens_BT]
+        x_BTD = rows_of_table(params["embedding"], tokens_BT).astype(self.dtype)
         if self.config.scaled_embedding:  # Gemma was trained with the factor rounded to the dtype
             x_BTD = x_BTD * jnp.asarray(self.config.width**0.5, self.dtype)
         return x_BTD
@@ -169,13 +170,16 @@ class Decoder:
 
     def logits(self, params: Params, hidden: Array) -> Array:
         """Returns float32 logits [..., V] of final activations [..., D]."""
+        return self.logits_of(self.head(params), hidden)
+
+    def head(self, params: Params) -> Head:
+        """Returns the head. Prepare it outside a loop that computes logits in parts."""
         head_VD = params["embedding" if self.config.tied_embedding else "head"]
-        logits = jnp.einsum(
-            "...D,VD->...V",
-            hidden,
-            head_VD.astype(hidden.dtype),
-            preferred_element_type=jnp.float32,
-        )
+        return Head(jax.lax.stop_gradient(head_VD.astype(self.dtype)), head_VD.astype(jnp.float32))
+
+    def logits_of(self, head: Head, hidden: Array) -> Array:
+        """Returns `logits` by a prepared head."""
+        logits = head_product(hidden, head.narrow_VD, head.exact_VD)
         return softcapped(logits, self.config.logits_softcap)
 
     def empty_cache(self, rows: int, slots: int) -> Cache:

@@ -2,6 +2,9 @@
 
 The event loop has a thread of its own, so that environments answer while the engine decodes. The
 thread of the rollout decodes (`engine.complete_all`).
+
+Of several processes, process 0 runs the episodes and sends their requests to the others
+(`ForwardedRequests`), because all processes must decode them together.
 """
 
 import asyncio
@@ -12,6 +15,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, TypeVar
 
+import jax
+
+from rl4p.distributed.processes import agreed
 from rl4p.protocols.engine import Completion, Engine, Request, complete_all
 
 Result = TypeVar("Result")
@@ -115,6 +121,13 @@ class EpisodeLoop:
         return await future
 
     def take(self, *, wait: bool) -> Sequence[Request]:
+        taken = self.taken(wait=wait)
+        if jax.process_count() > 1:
+            agreed([request.to_dict() for request in taken])
+        return taken
+
+    def taken(self, *, wait: bool) -> Sequence[Request]:
+        """Returns the new requests; the other processes do not receive them."""
         taken: list[Request] = []
         while True:
             began = time.monotonic()
@@ -136,6 +149,23 @@ class EpisodeLoop:
                 future.set_result(completion)
 
         self.call(resolve)
+
+
+class ForwardedRequests:
+    """A `RequestSource` with the requests of the `EpisodeLoop` in process 0, for other processes.
+
+    Args:
+      most, longest: as in `EpisodeLoop`.
+    """
+
+    def __init__(self, most: int, longest: int) -> None:
+        self.most, self.longest = most, longest
+
+    def take(self, *, wait: bool) -> Sequence[Request]:
+        return [Request.from_dict(row) for row in agreed(None)]
+
+    def give(self, request: Request, completion: Completion) -> None:
+        """Does nothing, since process 0 has the same completion."""
 
 
 async def within(seconds: float | None, call: Callable[[], Awaitable[Result]]) -> Result:

@@ -8,11 +8,12 @@ import numpy as np
 
 from rl4p.model.policy import Policy, padded_width
 from rl4p.rollout.exact_conversation import Segment
+from rl4p.serialization import Serializable
 from rl4p.types import Episode, Finish, Prompt, Trajectories, Turn
 
 
 @dataclass(kw_only=True)
-class FinishedEpisode:
+class FinishedEpisode(Serializable):
     """An episode that grows while it runs.
 
     Attributes:

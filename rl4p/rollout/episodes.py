@@ -8,16 +8,17 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 from zlib import crc32
 
+import jax
 import numpy as np
 
-from rl4p.configuration.bounds import Positive
-from rl4p.distributed.processes import to_host
-from rl4p.errors import InputError
+from rl4p.configuration.bounds import Positive, Share
+from rl4p.distributed.processes import agreed, first, to_host
+from rl4p.errors import InputError, RunError
 from rl4p.model.policy import Policy, padded_width
-from rl4p.protocols.engine import Engine, Frees, OpensEngine
+from rl4p.protocols.engine import Engine, Frees, OpensEngine, complete_all
 from rl4p.protocols.phases import Anneals, CacheSize, Planned
 from rl4p.protocols.traits import RolloutTraits
-from rl4p.rollout.episode_loop import EpisodeLoop
+from rl4p.rollout.episode_loop import EpisodeLoop, ForwardedRequests
 from rl4p.rollout.episode_rows import FinishedEpisode, rows_on_host
 from rl4p.rollout.sampler import Sampler, sequence_keys
 from rl4p.types import Array, Episode, Params, Prompt, Sampling, Trajectories
@@ -69,6 +70,7 @@ class EpisodeRollout(ABC):
       max_response_tokens: the most tokens of an episode after its first context, tokens of others
         included.
       concurrency: the most episodes at the same time; None for all of a call.
+      max_failed: the largest share of the episodes of a call that may fail; above it the run stops.
     """
 
     many_turns = True
@@ -76,6 +78,7 @@ class EpisodeRollout(ABC):
     engine: Any
     max_response_tokens: Positive
     concurrency: Positive | None = None
+    max_failed: Share = 0.5
     opened: SharedEngine = field(
         default_factory=SharedEngine, init=False, repr=False, compare=False
     )
@@ -159,12 +162,29 @@ class EpisodeRollout(ABC):
             )
             for key in keys_N
         ]
-        loop = EpisodeLoop(len(samples), policy.decoder.config.max_positions)
-        around, coroutines = self.coroutines(loop, policy, samples)
-        if self.concurrency is not None:
-            coroutines = limited(coroutines, self.concurrency)
-        episodes = loop.run(engine, coroutines, greedy=greedy, around=around)
-        self.opened.idle = loop.idle
+        size = len(samples), policy.decoder.config.max_positions
+        if first():
+            loop = EpisodeLoop(*size)
+            around, coroutines = self.coroutines(loop, policy, samples)
+            if self.concurrency is not None:
+                coroutines = limited(coroutines, self.concurrency)
+            episodes = loop.run(engine, coroutines, greedy=greedy, around=around)
+            self.opened.idle = loop.idle
+        else:
+            complete_all(engine, ForwardedRequests(*size), greedy=greedy)
+            episodes = []
+        if jax.process_count() > 1:
+            rows = agreed([each.to_dict() for each in episodes])
+            episodes = [FinishedEpisode.from_dict(row) for row in rows]
+            for episode, (prompt, _) in zip(episodes, samples, strict=True):
+                episode.prompt = prompt  # the same object for all samples of a group
+        failed = [each for each in episodes if each.failure is not None]
+        if len(failed) > self.max_failed * len(episodes):
+            raise RunError(
+                f"{len(failed)} of {len(episodes)} episodes failed (rollout.max_failed is "
+                f"{self.max_failed:.0%}), such as one of the prompt {failed[0].prompt.id}: "
+                f"{failed[0].failure}"
+            )
         return episodes
 
     def rows(

@@ -17,13 +17,14 @@ from rl4p.errors import RunError
 from rl4p.model.policy import Policy
 from rl4p.model.tokenizer import TEMPLATE_ERRORS
 from rl4p.protocols.engine import Completion
+from rl4p.serialization import Serializable
 from rl4p.types import Prompt
 
 Message = Mapping[str, Any]
 
 
 @dataclass(kw_only=True)
-class Segment:
+class Segment(Serializable):
     """Tokens that the policy reads from their beginning.
 
     Attributes:

@@ -76,6 +76,10 @@ def invalid_grades(history: History) -> Symptom | None:
     share = invalid / history.samples_per_step
     if not share > INVALID:
         return None
+    if any(history.recent("environment/failed")):
+        meaning = f"{share:.0%} of the samples are left out, because their episode fails."
+        remedy = f"rollout.max_failed={INVALID}, to stop the run with the reason"
+        return Symptom("reward/invalid", invalid, meaning, remedy)
     meaning = f"{share:.0%} of the samples are left out, because a grader fails or times out."
     tasks = history.option("reward.tasks") or ()  # of reward=router
     keys = [f"reward.tasks.{task}.max_invalid={INVALID}" for task in tasks]

@@ -43,10 +43,10 @@ def test_scores_are_aligned_with_their_tokens(
 
 
 def test_logits_a_few_tokens_at_a_time_change_nothing(policy, params, trajectories, monkeypatch):
-    """120 scored tokens, seven at a time."""
+    """15 columns, seven at a time."""
 
-    def loss(params, per_chunk):
-        monkeypatch.setattr(logprobs, "LOGITS_PER_CHUNK", per_chunk)
+    def loss(params, columns):
+        monkeypatch.setattr(logprobs, "columns_per_chunk", lambda *_: columns)
         hidden_BTD = trunk(policy.decoder, params, trajectories)
         scores, entropy, _ = token_scores(
             policy.decoder, params, hidden_BTD, trajectories, Sampling()
@@ -56,11 +56,74 @@ def test_logits_a_few_tokens_at_a_time_change_nothing(policy, params, trajectori
 
     chunked, whole = (
         jax.jit(jax.value_and_grad(lambda p, n=n: loss(p, n), has_aux=True))(params)
-        for n in (7 * policy.decoder.config.vocabulary, 2**24)
+        for n in (7, 15)
     )
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), chunked, whole
     )
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_few_chunks_add_to_the_gradient_of_the_head_in_float32(
+    policy, make_trajectories, platform, dtype
+):
+    """Reads the program for a large vocabulary; parameters are bfloat16 where `fsdp` gathers."""
+    config = dataclasses.replace(policy.decoder.config, vocabulary=152_064)
+    decoder = dataclasses.replace(policy.decoder, config=config, dtype="bfloat16")
+
+    def wide(x):
+        return jax.ShapeDtypeStruct((4, 1025) if x.ndim == 2 else (4,), x.dtype)
+
+    batch = jax.tree.map(wide, make_trajectories())
+    params = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, dtype),
+        jax.eval_shape(decoder.init, jax.random.key(0)),
+    )
+
+    def loss(params, batch):
+        hidden_BTD = trunk(decoder, params, batch)
+        arguments = (decoder, params, hidden_BTD, batch, Sampling(), None, platform)
+        return jnp.sum(token_scores(*arguments).logprobs_BT)
+
+    steps = list(equations(jax.make_jaxpr(jax.grad(loss))(params, batch).jaxpr))
+    written = [
+        (x.primitive.name, times, result.aval.dtype)
+        for times, x in steps
+        for result in x.outvars
+        if getattr(result.aval, "shape", ()) == (152_064, 32)
+    ]
+    chunks = 8 if platform == "cpu" else 5
+    sums = {(times, kind) for name, times, kind in written if name == "add_any" and times > 1}
+    assert sums == {(chunks, jnp.dtype("float32"))}
+    assert {times for name, times, _ in written if name == "convert_element_type"} == {1}
+
+
+def equations(jaxpr, times=1):
+    """Yields the equations of a program, and how often each runs."""
+    for equation in jaxpr.eqns:
+        yield times, equation
+        inner = times * equation.params.get("length", 1)
+        for parts in equation.params.values():
+            for part in parts if isinstance(parts, tuple | list) else (parts,):
+                if hasattr(program := getattr(part, "jaxpr", part), "eqns"):
+                    yield from equations(program, inner)
+
+
+@pytest.mark.parametrize(
+    ("B", "T", "V", "platform", "chunks"),
+    [
+        (8, 31, 264, "cpu", 1),
+        (4, 1024, 152_064, "cpu", 8),  # 2**24 logits are 110 tokens
+        (4, 1024, 152_064, "tpu", 5),
+        (1, 512, 152_064, "gpu", 1),
+        (2, 32_768, 152_064, "tpu", 8),
+        (64, 3, 152_064, "tpu", 1),
+    ],
+)
+def test_a_microbatch_has_at_most_eight_chunks(B, T, V, platform, chunks):
+    columns = logprobs.columns_per_chunk(B, T, V, platform)
+    assert -(-T // columns) == chunks
 
 
 @pytest.mark.parametrize("columns", [3, 7])
@@ -77,9 +140,7 @@ def test_chunks_that_hold_no_scored_token_are_left_out(
         found = token_scores(policy.decoder, params, hidden_BTD, trajectories, Sampling())
         return jnp.sum(found.logprobs_BT)
 
-    monkeypatch.setattr(
-        logprobs, "LOGITS_PER_CHUNK", columns * 8 * policy.decoder.config.vocabulary
-    )
+    monkeypatch.setattr(logprobs, "columns_per_chunk", lambda *_: columns)
     value, gradient = jax.value_and_grad(loss)({"embedding": params["embedding"]})
     assert np.isfinite(value)
     assert np.isfinite(gradient["embedding"]).all()

@@ -248,7 +248,8 @@ async def hangs(episode):
 )
 def test_what_makes_an_episode_invalid(sample, agent, sentence):
     seconds = 3.0 if agent is hangs else 60.0
-    trajectories, episodes = sample(rollout(agent, episode_seconds=seconds), group_size=1)
+    options = {"episode_seconds": seconds, "max_failed": 1.0}
+    trajectories, episodes = sample(rollout(agent, **options), group_size=1)
     check_trajectories(trajectories)
     assert {episode.failure for episode in episodes} == {sentence}
 

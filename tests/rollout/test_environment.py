@@ -3,15 +3,20 @@
 import asyncio
 import copy
 import dataclasses
+import json
 import time
+from collections import deque
 
+import jax
 import numpy as np
 import pytest
 
-from rl4p.errors import InputError
+import rl4p.rollout.episodes
+from rl4p.errors import InputError, RunError
 from rl4p.learner.logprobs import ScoreOptions, score_tokens
 from rl4p.loop.checks import check_trajectories
 from rl4p.protocols.environment import StepResult
+from rl4p.rollout import episode_loop
 from rl4p.rollout.continuous import Continuous
 from rl4p.rollout.environment import Environment
 from rl4p.rollout.naive_sampler import NaiveSampler
@@ -148,6 +153,26 @@ def test_both_samplers_hold_the_same_episodes(sample):
         np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name), err_msg=name)
 
 
+def test_another_process_decodes_what_process_0_asks_for(sample, requests, monkeypatch):
+    """Two processes, one after the other: the second receives what the first has sent."""
+    ours, our_episodes = sample(rollout(Counting()), group_size=2)
+    sent: deque = deque()
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    for module in (episode_loop, rl4p.rollout.episodes):
+        monkeypatch.setattr(module, "agreed", lambda value: sent.append(json.dumps(value)) or value)
+    sample(rollout(Counting()), group_size=2)
+    for module in (episode_loop, rl4p.rollout.episodes):
+        monkeypatch.setattr(module, "agreed", lambda value: json.loads(sent.popleft()))
+    monkeypatch.setattr(rl4p.rollout.episodes, "first", lambda: False)
+    requests.clear()
+    other = Counting()
+    theirs, their_episodes = sample(rollout(other), group_size=2)
+    assert (len(sent), len(other.made)) == (0, 0)
+    assert len(requests) == sum(len(episode.turns) for episode in our_episodes)
+    assert our_episodes == their_episodes
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+
+
 def test_a_second_turn_prefills_only_what_is_new(sample, ending, params, prompts, monkeypatch):
     engines = []
     open_engine = Continuous.open
@@ -246,12 +271,17 @@ class Silent(Counts):
     ],
 )
 def test_a_failed_environment_makes_its_episode_invalid(sample, kind, sentence):
-    trajectories, episodes = sample(rollout(Counting(kind=kind)), group_size=2)
+    trajectories, episodes = sample(rollout(Counting(kind=kind), max_failed=1.0), group_size=2)
     check_trajectories(trajectories)
     assert {x.failure for x in episodes if x.finish is Finish.STOP} <= {None}
     failed = [x for x in episodes if x.failure]
     assert failed
     assert {x.failure for x in failed} == {sentence}
+
+
+def test_a_rollout_in_which_most_episodes_fail_ends_the_run(sample):
+    with pytest.raises(RunError, match=r"episodes failed .rollout.max_failed is 10%.*'lost'"):
+        sample(rollout(Counting(kind=Fails), max_failed=0.1), group_size=2)
 
 
 def test_an_environment_that_never_answers_costs_its_own_deadline_only(sample):

@@ -101,8 +101,10 @@ def samples(path: Path) -> list[dict[str, Any]]:
 
 
 def numbers(sample: dict[str, Any]) -> list[float]:
-    """Removes the rounded numbers from a sample and returns them."""
+    """Removes the rounded numbers from a sample and returns them, and sets its times to 0."""
     tokens = sample["tokens"]
+    for turn in sample.get("turns", ()):
+        turn |= {"sampling_seconds": 0.0, "environment_seconds": 0.0}
     return [sample.pop("advantage", 0.0), *tokens.pop("logprobs"), *tokens.pop("advantages", ())]
 
 
@@ -119,6 +121,22 @@ def test_two_processes_sample_and_train_as_one(start, tmp_path):
     assert summary(two)["status"] == "finished"
     assert json.loads((two / "environment.json").read_text())["processes"] == 2
     assert not any("mesh.process=1" in path.read_text() for path in (two / ".hydra").iterdir())
+
+
+@pytest.mark.slow
+def test_two_processes_hold_the_episodes_of_one(start, tmp_path):
+    world = (
+        *("rollout=environment", "+environment@rollout.environment=gymnasium"),
+        "rollout.environment.factory._target_=tests.loop.test_turns.Letters",
+        *("trusted_targets=tests", "reward=episode", "evaluation.term=episode_reward"),
+        *("rollout.max_turns=3", "rollout.max_turn_tokens=48", "max_response_tokens=160"),
+    )
+    folders = {processes: tmp_path / str(processes) for processes in (1, 2)}
+    for processes, folder in folders.items():
+        run = start(processes, 1, *KEPT, *world, f"hydra.run.dir={folder}")
+        ended(run, [0] * processes)
+    assert_alike(*folders.values())
+    assert lines(folders[2])[-1]["environment/turns"] > 1
 
 
 @pytest.mark.slow

@@ -56,6 +56,12 @@ def test_the_remedy_for_failing_graders_names_the_rewards_of_tasks(config):
     assert found.remedy.startswith(keys)
 
 
+def test_the_remedy_for_failing_episodes_names_the_limit_of_the_rollout(config):
+    rows = rows_of(40, **SYMPTOMS["invalid_grades"], environment_failed=0.25)
+    (found,) = diagnose(rows, config | {"steps": 40})
+    assert found.remedy == "rollout.max_failed=0.02, to stop the run with the reason"
+
+
 @pytest.mark.parametrize("name", SYMPTOMS)
 def test_a_symptom_is_found_alone_and_its_remedy_is_an_override(name, config):
     rows = rows_of(40, **SYMPTOMS[name])

@@ -1,7 +1,12 @@
 """Text environments with the interface of Gymnasium."""
 
+import logging
+import random
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cache
+from threading import Lock
 from typing import Any
 
 from rl4p.data.tool_calls import MalformedCall
@@ -11,6 +16,10 @@ from rl4p.protocols.environment import Message, StepResult
 from rl4p.rollout.environments.text_actions import TextActions
 from rl4p.types import Prompt
 
+log = logging.getLogger(__name__)
+
+ONE_RESET = Lock()  # held by sequential resets
+
 
 @dataclass(frozen=True, kw_only=True)
 class Gymnasium(TextActions):
@@ -19,12 +28,18 @@ class Gymnasium(TextActions):
     The first observation is appended to the prompt, on a new line, and each later one answers a
     message of the policy.
 
+    Environments such as those of GEM seed the global generator of Python in `reset` and draw from
+    it. Such resets disturb one another when they run at the same time, and samples of one prompt
+    then meet different worlds; `sequential_resets` prevents it.
+
     Attributes:
       factory: returns a new environment; in YAML `factory._target_=gymnasium.make` and
         `factory.id=NAME`.
+      sequential_resets: whether environments are made and reset one after another.
     """
 
     factory: Callable[[], Any]
+    sequential_resets: bool = False
 
     def __post_init__(self) -> None:
         if not callable(self.factory):
@@ -36,20 +51,34 @@ class Gymnasium(TextActions):
         return None
 
     def open(self, prompt: Prompt, seed: int, episode_id: str) -> "GymnasiumEpisode":
-        return GymnasiumEpisode(self, self.factory(), seed)
+        return GymnasiumEpisode(self, seed)
 
 
 class GymnasiumEpisode:
     """An episode of `Gymnasium`."""
 
-    def __init__(self, options: Gymnasium, environment: Any, seed: int) -> None:
-        self.options, self.environment, self.seed = options, environment, seed
+    def __init__(self, options: Gymnasium, seed: int) -> None:
+        self.options, self.seed = options, seed
+        self.environment: Any = None  # until `reset`
         self.state: Any = None  # the last observation
 
     async def reset(self) -> str:
-        observation, _ = await in_thread(lambda: self.environment.reset(seed=self.seed))
-        self.state = observation
-        return f"\n{self.message(observation)['content']}"
+        self.state, drew = await in_thread(self.first_observation)
+        if drew and not self.options.sequential_resets:
+            warn_once(type(self.environment).__name__)
+        return f"\n{self.message(self.state)['content']}"
+
+    def first_observation(self) -> tuple[Any, bool]:
+        """Makes and resets the environment.
+
+        Returns:
+          The first observation, and whether Python's global generator was used meanwhile.
+        """
+        with ONE_RESET if self.options.sequential_resets else nullcontext():
+            before = random.getstate()
+            self.environment = self.options.factory()
+            observation, _ = self.environment.reset(seed=self.seed)
+            return observation, random.getstate() != before
 
     async def step(self, message: Message) -> StepResult:
         action = self.options.action(message["content"])
@@ -77,4 +106,15 @@ class GymnasiumEpisode:
         return {"role": "user", "content": observation}
 
     async def close(self) -> None:
-        await in_thread(self.environment.close)
+        if hasattr(self.environment, "close"):  # optional in GEM
+            await in_thread(self.environment.close)
+
+
+@cache
+def warn_once(name: str) -> None:
+    """Warns of an environment whose resets use the global generator."""
+    log.warning(
+        "The reset of %s uses Python's global generator, so the samples of a prompt may meet "
+        "different worlds: set rollout.environment.sequential_resets=true.",
+        name,
+    )

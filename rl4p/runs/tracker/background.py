@@ -32,6 +32,7 @@ class BackgroundMirror:
         *,
         name: str,
         close_timeout_seconds: float,
+        creation_seconds: float = 0.0,
         upload_timeout_seconds: float = 0.0,
         repeat: str = "",
         between_seconds: float = SECONDS_BETWEEN_BATCHES,
@@ -45,6 +46,8 @@ class BackgroundMirror:
           name: the tracker and its place, for warnings.
           close_timeout_seconds: how long `finish` waits for the data; a second if the store has
             already been silent for as long.
+          creation_seconds: how long a store may need until the first connection, which creates it;
+            so long it is not silent.
           upload_timeout_seconds: how long `finish` then waits for the requested uploads; 0 if there
             are none.
           repeat: the end of the warning about missing data, which says how to send it.
@@ -56,6 +59,7 @@ class BackgroundMirror:
         self._name, self._repeat = name, repeat
         self._between, self._patience = between_seconds, between_seconds if without_news else None
         self._timeouts = close_timeout_seconds, upload_timeout_seconds
+        self._creation = creation_seconds  # 0 after the first connection
         self._files: dict[str, None] = {}  # to send; a dict keeps the order and has atomic calls
         self._grown = False  # until the first step, a resumed run may still truncate its record
         self._status = "failed"
@@ -80,6 +84,7 @@ class BackgroundMirror:
         self._closing.set()
         self._news.set()
         close_timeout, upload_timeout = self._timeouts
+        close_timeout = max(close_timeout, self._creation)
         if max(self._silence, seconds_since(self._asked)) >= close_timeout:
             close_timeout = min(close_timeout, SECONDS_FOR_A_SILENT_STORE)
         if self._sent.wait(close_timeout):
@@ -99,7 +104,7 @@ class BackgroundMirror:
             pause = self._between
             self._asked = time.monotonic()
             try:
-                mirror = mirror or self._connect()
+                mirror, self._creation = mirror or self._connect(), 0.0
                 if self._grown:
                     mirror.send_metrics()
                 for name in list(self._files):
@@ -115,7 +120,7 @@ class BackgroundMirror:
                     mirror.abandon()
                 mirror, pause = None, SECONDS_BETWEEN_ATTEMPTS
                 self._news.set()
-                if not warned and not last:
+                if not warned and not self._closing.is_set():
                     log.warning(
                         "The run continues without %s until it answers: %s",
                         self._name,

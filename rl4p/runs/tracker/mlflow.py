@@ -30,6 +30,7 @@ MEASURES = "MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING"
 # Variables that have no effect. All others are read by MLflow's client, such as user and password.
 WITHOUT_EFFECT = ("MLFLOW_RUN_ID", "MLFLOW_RUN_NAME", "MLFLOW_RUN_CONTEXT")
 WHY = "a run is found in MLflow by its tag rl4p.run, and named after its overrides."
+CREATION_SECONDS = 60.0  # of a local database, on a busy machine
 PARENT_VARIABLE = "RL4P_PARENT_RUN_ID"  # holds the id of the sweep's run
 # Tag of an experiment: its kind, which selects the view "Model training". MLflow 3.17 reads it only
 # without the switch "GenAI | Model training"; with it, the link or the last choice decides.
@@ -54,7 +55,8 @@ class MLflow:
         else `LOCAL`. Credentials belong in MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD.
       experiment: the MLflow experiment of the runs; None is MLFLOW_EXPERIMENT_NAME, or else the
         experiment with the id MLFLOW_EXPERIMENT_ID, or else `EXPERIMENT`.
-      close_timeout_seconds: how long the end of a run may wait for unsent data.
+      close_timeout_seconds: how long the end of a run may wait for unsent data; at least 60 s while
+        a local database is created.
       system_metrics: whether MLflow measures the machine (CPU, memory, disk, network, NVIDIA GPUs
         with pynvml) every 10 seconds, under ``system/``; None is
         MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING, or else false.
@@ -119,6 +121,7 @@ class MLflow:
             lambda: self.mirror(folder, parent, live=True, trusted=tuple(trusted)),
             name=f"MLflow at {self.uri}",
             close_timeout_seconds=self.close_timeout_seconds,
+            creation_seconds=CREATION_SECONDS if self._database else 0.0,
             upload_timeout_seconds=self.upload_timeout_seconds if uploads else 0.0,
             repeat=f"; send it with: python -m rl4p.send run={folder.resolve()}",
         )

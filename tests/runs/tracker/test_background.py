@@ -123,7 +123,10 @@ def test_a_store_that_was_silent_for_its_time_gets_little_more(
     assert waited == [waits]
 
 
-def test_a_store_that_still_owes_its_first_answer_gets_little_more(record, monkeypatch):
+@pytest.mark.parametrize(("creation", "waits"), [(0.0, 0.01), (60.0, 60.0)])
+def test_a_store_that_still_owes_its_first_answer_gets_little_more(
+    record, creation, waits, monkeypatch
+):
     monkeypatch.setattr(background, "SECONDS_FOR_A_SILENT_STORE", 0.01)
     answer = threading.Event()
 
@@ -131,7 +134,13 @@ def test_a_store_that_still_owes_its_first_answer_gets_little_more(record, monke
         answer.wait()
         return Memory()
 
-    tracked = BackgroundMirror(record.folder, connect, name="Memory", close_timeout_seconds=0.1)
+    tracked = BackgroundMirror(
+        record.folder,
+        connect,
+        name="Memory",
+        close_timeout_seconds=0.1,
+        creation_seconds=creation,
+    )
     while background.seconds_since(tracked._asked) < 0.1:
         time.sleep(0.01)
     waited = []
@@ -139,6 +148,16 @@ def test_a_store_that_still_owes_its_first_answer_gets_little_more(record, monke
     assert not tracked.finish("finished")
     answer.set()
     assert tracked._ended.wait(60)
+    assert waited == [waits]
+
+
+def test_a_created_store_that_is_silent_gets_little_more(record, monkeypatch):
+    monkeypatch.setattr(background, "SECONDS_FOR_A_SILENT_STORE", 0.01)
+    tracked = begin(record, Memory(), close_timeout_seconds=5.0, creation_seconds=60.0)
+    wait_for(lambda: not tracked._creation)
+    tracked._silence, waited = 6.0, []
+    monkeypatch.setattr(tracked._sent, "wait", waited.append)
+    tracked.finish("finished")
     assert waited == [0.01]
 
 

@@ -1,0 +1,74 @@
+"""The matrices from and to the vocabulary, whose gradients are added up in float32.
+
+Both gradients are sums over all tokens. In bfloat16 such a sum loses ten times as much as one
+rounding of the result does.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from rl4p.types import Array
+
+float32_product = partial(jax.lax.dot_general, preferred_element_type=jnp.float32)
+
+
+class Head(NamedTuple):
+    """The matrix that maps activations to logits.
+
+    Attributes:
+      narrow_VD: in the dtype of the activations; products read it.
+      exact_VD: in float32; it gets the gradient, and no product reads it.
+    """
+
+    narrow_VD: Array
+    exact_VD: Array
+
+
+@jax.custom_vjp
+def head_product(hidden: Array, narrow_VD: Array, exact_VD: Array) -> jax.Array:
+    """Returns float32 logits [..., V] of activations [..., D]."""
+    over_width = (((hidden.ndim - 1,), (1,)), ((), ()))
+    return float32_product(hidden, narrow_VD, over_width)
+
+
+def head_product_forward(
+    hidden: Array, narrow_VD: Array, exact_VD: Array
+) -> tuple[jax.Array, tuple[Array, Array]]:
+    return head_product(hidden, narrow_VD, exact_VD), (hidden, narrow_VD)
+
+
+def head_product_backward(
+    saved: tuple[Array, Array], dy: Array
+) -> tuple[jax.Array, None, jax.Array]:
+    hidden, narrow_VD = saved
+    tokens, last = tuple(range(dy.ndim - 1)), dy.ndim - 1
+    dhidden = float32_product(dy, narrow_VD, (((last,), (0,)), ((), ())))
+    dhead_VD = float32_product(dy, hidden, ((tokens, tokens), ((), ())))
+    return dhidden.astype(hidden.dtype), None, dhead_VD
+
+
+head_product.defvjp(head_product_forward, head_product_backward)
+
+
+@jax.custom_vjp
+def rows_of_table(table_VD: Array, tokens: Array) -> jax.Array:
+    """Returns the rows [..., D] of the tokens [...]."""
+    return jnp.asarray(table_VD)[tokens]
+
+
+def rows_of_table_forward(table_VD: Array, tokens: Array) -> tuple[jax.Array, tuple[Array, Array]]:
+    # The empty array carries the vocabulary and the dtype of the table.
+    empty = jnp.zeros((table_VD.shape[0], 0), table_VD.dtype)
+    return rows_of_table(table_VD, tokens), (tokens, empty)
+
+
+def rows_of_table_backward(saved: tuple[Array, Array], dy: Array) -> tuple[jax.Array, None]:
+    tokens, empty = saved
+    zeros_VD = jnp.zeros((empty.shape[0], dy.shape[-1]), jnp.float32)
+    return zeros_VD.at[tokens].add(dy.astype(jnp.float32)).astype(empty.dtype), None
+
+
+rows_of_table.defvjp(rows_of_table_forward, rows_of_table_backward)
