@@ -9,7 +9,7 @@ traces them for the decoder, its `remat` and its adapters. The rest is arithmeti
 * Of kernels in 4 bits, one layer is expanded at a time, in float32 and in the dtype of activations.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -28,7 +28,8 @@ from rl4p.learner.microbatches import rows_in
 from rl4p.model.decoder import Decoder, Prefix
 from rl4p.model.lora import merge_trees
 from rl4p.protocols.phases import KeepsCaches
-from rl4p.types import Params
+from rl4p.protocols.traits import RolloutTraits
+from rl4p.types import Params, TrainingBatch
 
 LOGITS = 3  # arrays of logits at a time
 
@@ -64,7 +65,9 @@ class Estimate:
 
     @cached_property
     def memory(self) -> dict[str, Parts]:
-        """The bytes of each part by phase: `sampling` and `update`."""
+        """The bytes of each part by phase: `sampling`, if a policy samples, and `update`."""
+        if not RolloutTraits.read(self.run.phases.rollout).samples:
+            return {"update": self.resident() | self.update()}
         if self.run.mesh.sampling is not self.run.mesh:
             return {
                 "sampling": {"sampling copy": bytes_of_chip(self.run.sampling_params())}
@@ -172,20 +175,35 @@ class Estimate:
 
     @cached_property
     def traced(self) -> Trace:
-        return self.trace(self.decoder)
+        """The trace of the loss of a microbatch."""
+        run, decoder = self.run, self.decoder
+        objective = run.phases.objective(run.policy, run.group_size)
+        objective = replace(objective, decoder=decoder)
+        coefficients = run.phases.coefficients(run.phases.initial_memory(), 0)
+
+        def loss(params: Params, micro: TrainingBatch, before: Prefix | None) -> Any:
+            weights_BT = jnp.ones(micro.loss_mask_BT.shape, jnp.float32)
+            return microbatch_loss(objective, params, micro, weights_BT, coefficients, before)[0]
+
+        return self.trace(loss, decoder)
 
     @cached_property
     def layer(self) -> Trace:
-        """The trace of a decoder of one layer that recomputes nothing."""
+        """The trace of one layer that recomputes nothing."""
         c = self.decoder.config
         one = replace(c, layers=1, sliding=c.sliding[:1], unrotated=c.unrotated[:1])
-        return self.trace(replace(self.decoder, config=one, remat="none", unroll=False))
+        decoder = replace(self.decoder, config=one, remat="none", unroll=False)
 
-    def trace(self, decoder: Decoder) -> Trace:
-        """Traces the loss of a microbatch with the first layers of the policy."""
+        def run_layer(params: Params, micro: TrainingBatch, before: Prefix | None) -> Any:
+            x = micro.trajectories
+            tokens = x.tokens_BT, x.positions_BT, x.segment_ids_BT
+            return decoder.run_layers(params, *tokens, before=before)[0]
+
+        return self.trace(run_layer, decoder)
+
+    def trace(self, function: Callable[..., Any], decoder: Decoder) -> Trace:
+        """Traces a function of parameters, a microbatch and its prefixes, with its residuals."""
         run, (b, T), S, c = self.run, self.rows, self.columns, decoder.config
-        objective = run.phases.objective(run.policy, run.group_size)
-        objective = replace(objective, decoder=decoder)
         frozen, trained = (
             local(run, first_layers(tree, c.layers))
             for tree in (run.policy.frozen, run.state.params)
@@ -195,30 +213,26 @@ class Estimate:
         if S:
             shapes = (c.num_kv_heads, c.head_width, S), (c.num_kv_heads, S, c.head_width)
             prefix = tuple(shape_of((c.layers, b, *shape), decoder.dtype) for shape in shapes)
-        coefficients = run.phases.coefficients(run.phases.initial_memory(), 0)
 
-        def kept(trained: Params, prefix: Any, frozen: Params, micro: Any, weights_BT: Any) -> Any:
-            def loss(trained: Params, prefix: Any) -> Any:
+        def backward(trained: Params, prefix: Any, frozen: Params, micro: TrainingBatch) -> Any:
+            def of(trained: Params, prefix: Any) -> Any:
                 before = Prefix(prefix, jnp.ones((b, S), jnp.int32)) if S else None
-                params = merge_trees(frozen, trained)
-                return microbatch_loss(objective, params, micro, weights_BT, coefficients, before)
+                return function(merge_trees(frozen, trained), micro, before)
 
-            return jax.vjp(loss, trained, prefix, has_aux=True)[1]
+            return jax.vjp(of, trained, prefix)[1]
 
-        weights_BT = shape_of((b, T), jnp.float32)
-        jaxpr = jax.make_jaxpr(kept)(trained, prefix, frozen, micro, weights_BT).jaxpr
+        jaxpr = jax.make_jaxpr(backward)(trained, prefix, frozen, micro).jaxpr
         given = set(map(id, jaxpr.invars))
         residuals = {id(x): x.aval for x in jaxpr.outvars if not isinstance(x, Literal)}
         stored = self.run.policy.decoder.attention == "xla"  # kernels store no scores
+        logits = (bytes_in(x) for x in arrays(jaxpr) if x.shape[-1:] == (c.vocabulary,))
         return Trace(
             kept=sum(
                 bytes_in(x)
                 for name, x in residuals.items()
                 if name not in given and (stored or not is_scores(x.shape, decoder))
             ),
-            logits=max(
-                bytes_in(x) for x in arrays(jaxpr) if x.shape[-1:] == (c.vocabulary,) and x.ndim > 2
-            ),
+            logits=max(logits, default=0),
             flops=product_flops(jaxpr),
         )
 

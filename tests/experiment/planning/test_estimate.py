@@ -134,6 +134,11 @@ def test_a_sharded_run_gathers_a_layer_and_sends_its_gradients():
     )
 
 
+def test_demonstrations_are_not_sampled():
+    guess = estimate_of("experiment=arithmetic_sft", small=("mesh=single", "tracker=none"))
+    assert list(guess.memory) == ["update"]
+
+
 def test_sampling_devices_of_their_own_hold_no_optimizer():
     small = tuple(word for word in SMALL if word != "mesh=single")
     guess = estimate_of("mesh=h100_8", "mesh.fsdp=4", "mesh.rollout_devices=4", small=small)
