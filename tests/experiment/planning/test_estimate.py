@@ -47,6 +47,7 @@ def estimate_of(*overrides, small=SMALL):
     return Estimate(run=abstract_run(config, mesh), chip=chip)
 
 
+@pytest.mark.mixed_dtypes
 @pytest.mark.parametrize("remat", ["elementwise", "layer", "none"])
 def test_an_update_needs_what_is_estimated(remat):
     guess = estimate_of(f"model.remat={remat}")
@@ -55,6 +56,7 @@ def test_an_update_needs_what_is_estimated(remat):
 
 
 @pytest.mark.slow
+@pytest.mark.mixed_dtypes
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -192,39 +194,37 @@ def report_of(*overrides):
 
 def test_what_does_not_fit_says_by_what_and_what_would_make_it_fit(monkeypatch):
     monkeypatch.delenv("XLA_PYTHON_CLIENT_MEM_FRACTION", raising=False)
-    found = report_of("mesh=h100_1")
-    assert not found["fits"]
-    assert found["memory"] == 0.75 * 80e9
-    assert found["chip"] == "NVIDIA H100"
-    assert found["verdict"].startswith("It does not fit by the estimate: ")
-    assert "(GiB: optimizer 56.75, gradients 56.75, parameters 28.37)" in found["verdict"]
-    assert (
-        "adapters (model.lora.rank=16, with model.param_dtype=bfloat16 or nf4)" in found["change"]
-    )
-    assert "JAX takes 75% of a GPU's 74.5 GiB (XLA_PYTHON_CLIENT_MEM_FRACTION)" in found["verdict"]
+    plan = report_of("mesh=h100_1")
+    assert not plan["fits"]
+    assert plan["memory"] == 0.75 * 80e9
+    assert plan["chip"] == "NVIDIA H100"
+    assert plan["verdict"].startswith("It does not fit by the estimate: ")
+    assert "(GiB: optimizer 56.74, gradients 56.74, parameters 28.37)" in plan["verdict"]
+    assert "adapters (model.lora.rank=16, with model.param_dtype=bfloat16 or nf4)" in plan["change"]
+    assert "JAX takes 75% of a GPU's 74.5 GiB (XLA_PYTHON_CLIENT_MEM_FRACTION)" in plan["verdict"]
     monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.5")
     assert memory_of(estimated(instantiate(compose(["mesh=h100_1"]).mesh)))[1] == 40e9
 
 
 def test_the_named_change_fits():
-    words = ("mesh=h100_8", "group_size=64", "update.tokens_per_microbatch=65536")
-    memory = "plan.memory_gib=24"
-    found = report_of(*words, memory)
-    assert not found["fits"]
-    assert found["change"].startswith("rollout.slots=")
-    assert "update.tokens_per_microbatch=" in found["change"]
-    again = report_of(*words, memory, *found["change"].split())
+    words = ("mesh=h100_8", "group_size=256", "update.tokens_per_microbatch=65536")
+    memory = "plan.memory_gib=40"
+    plan = report_of(*words, memory)
+    assert not plan["fits"]
+    assert plan["change"].startswith("rollout.slots=")
+    assert "update.tokens_per_microbatch=" in plan["change"]
+    again = report_of(*words, memory, *plan["change"].split())
     assert again["fits"], again["verdict"]
     assert again["change"] is None
 
 
 def test_an_estimate_of_absent_chips_needs_neither_them_nor_their_compiler():
-    found = report_of("mesh=v5p_64")
-    assert found["fits"]
-    assert (found["mesh"], found["topology"]) == ({"dp": 1, "fsdp": 64, "tp": 1}, "v5p:4x4x4")
-    assert found["memory"] == CHIPS["v5p"].memory == 95 * GIB
-    assert set(found["seconds_at_least"]["update"]) == {"products", "memory", "network"}
-    json.dumps(found)
+    plan = report_of("mesh=v5p_64")
+    assert plan["fits"]
+    assert (plan["mesh"], plan["topology"]) == ({"dp": 1, "fsdp": 64, "tp": 1}, "v5p:4x4x4")
+    assert plan["memory"] == CHIPS["v5p"].memory == 95 * GIB
+    assert set(plan["seconds_at_least"]["update"]) == {"products", "memory", "network"}
+    json.dumps(plan)
 
 
 @pytest.mark.parametrize("option", ["search", "all_widths"])
