@@ -22,7 +22,8 @@ from rl4p.distributed.mesh import Mesh
 from rl4p.distributed.processes import agreed, anywhere, first, reporting_errors
 from rl4p.errors import InputError, OutOfTime, RunError, Stopped
 from rl4p.experiment.build import Experiment, build
-from rl4p.experiment.description import slow_device
+from rl4p.experiment.description import is_large, slow_device
+from rl4p.experiment.planning.estimate_report import needed_memory
 from rl4p.experiment.planning.report import refuse_what_does_not_fit
 from rl4p.loop.compilation import (
     clock,
@@ -92,6 +93,9 @@ def run(config: DictConfig) -> dict[str, Any]:
         with tolerance.of("Printing"):
             terminal.print(f"{folder}\n{experiment.sizes}")
         log.info("%s", experiment.sizes)
+        if first() and is_large(experiment.loop.policy, experiment.state.params):
+            with tolerance.of("The estimate of memory"):
+                terminal.print(needed_memory(config) or "")
         slow = slow_device(experiment.loop.policy, experiment.state.params)
         for sentence in (*experiment.idle_options, *([slow] if slow else [])) if first() else ():
             log.warning("%s", sentence)

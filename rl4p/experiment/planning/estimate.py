@@ -11,7 +11,7 @@ traces them for the decoder, its `remat` and its adapters. The rest is arithmeti
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -23,7 +23,7 @@ from rl4p.configuration.chips import Chip
 from rl4p.distributed.partition import specs
 from rl4p.experiment.planning.abstract import AbstractRun, bytes_of_chip
 from rl4p.experiment.planning.flops import children, product_flops
-from rl4p.learner.gradient_step import microbatch_loss, shares_prompts
+from rl4p.learner.gradient_step import microbatch_loss, prepared, shares_prompts
 from rl4p.learner.microbatches import rows_in
 from rl4p.model.decoder import Decoder, Prefix
 from rl4p.model.lora import merge_trees
@@ -208,7 +208,9 @@ class Estimate:
             local(run, first_layers(tree, c.layers))
             for tree in (run.policy.frozen, run.state.params)
         )
-        micro = jax.tree.map(lambda x: shape_of((b, T)[: x.ndim], x.dtype), run.batch())
+        objective = run.phases.objective(run.policy, run.group_size)
+        batch = jax.eval_shape(partial(prepared, objective), run.batch())
+        micro = jax.tree.map(lambda x: shape_of((b, T)[: x.ndim], x.dtype), batch)
         prefix: Any = ()
         if S:
             shapes = (c.num_kv_heads, c.head_width, S), (c.num_kv_heads, S, c.head_width)

@@ -16,6 +16,7 @@ from rl4p.experiment.planning.costs import unit_of
 from rl4p.experiment.planning.estimate import Estimate, Parts
 from rl4p.experiment.planning.programs import slots_of, unplanned
 from rl4p.experiment.planning.topology import FRACTION, estimated, gpu_share, memory_of
+from rl4p.protocols.model import PlannedModel
 from rl4p.terminal import VisibleConsole
 
 
@@ -73,6 +74,17 @@ def estimate(config: DictConfig) -> dict[str, Any]:
         "phases": estimate.memory,
         "seconds_at_least": estimate.seconds,
     }
+
+
+def needed_memory(config: DictConfig) -> str | None:
+    """Returns a sentence about the memory that a run needs; None if its model cannot be planned."""
+    if not isinstance(instantiate(config.model), PlannedModel):
+        return None
+    mesh = instantiate(config.mesh)
+    chip, memory = memory_of(mesh)
+    estimate = Estimate(run=abstract_run(config, mesh), chip=chip)
+    phases = ", ".join(f"{phase} {estimate.total(phase) / GIB:,.1f}" for phase in estimate.memory)
+    return f"memory of a device by estimate, GiB: {phases}, of {memory / GIB:,.1f}"
 
 
 def base_of(run: AbstractRun) -> dict[str, float] | None:

@@ -4,6 +4,7 @@ The tolerance of an estimate is `TOLERANCE` of the memory of the largest program
 """
 
 import json
+import re
 from dataclasses import replace
 
 import jax
@@ -16,7 +17,7 @@ from rl4p.experiment.planning import report
 from rl4p.experiment.planning.abstract import abstract_run, bytes_of_chip
 from rl4p.experiment.planning.costs import cost
 from rl4p.experiment.planning.estimate import Estimate
-from rl4p.experiment.planning.estimate_report import estimate
+from rl4p.experiment.planning.estimate_report import estimate, needed_memory
 from rl4p.experiment.planning.programs import programs, unplanned, update
 from rl4p.experiment.planning.topology import EstimatedMesh, estimated, memory_of
 
@@ -250,3 +251,18 @@ def test_a_plan_of_an_estimate_is_written_and_printed(monkeypatch, tmp_path, cap
     assert lines[-1] == written["verdict"]
     with pytest.raises(RunError, match="does not fit by the estimate"):
         report.plan(compose([*SEVEN, "mesh=l4_1", "plan.estimate=true"]))
+
+
+@pytest.mark.parametrize("recipe", ["dpo", "lora", "ppo", "raft", "stale"])
+def test_every_kind_of_training_has_an_estimate(recipe):
+    guess = estimate_of(f"experiment=arithmetic_{recipe}", small=("mesh=single", "tracker=none"))
+    assert guess.total("update") > guess.update()["activations"] > 0
+    assert guess.layer.kept > 0
+
+
+def test_a_run_begins_with_the_memory_of_its_phases():
+    config = compose(["model=tiny", "mesh=single"])
+    words = needed_memory(config) or ""
+    assert re.fullmatch(
+        r"memory of a device by estimate, GiB: sampling [\d.]+, update [\d.]+, of [\d.]+", words
+    )
