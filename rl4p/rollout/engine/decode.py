@@ -92,7 +92,8 @@ def decode(
         step, cache, (token_n, length_n, drawn_n, active_n), drawn, seen_nV = carry
         positions_n1 = (length_n - 1)[:, None]
         inputs = token_n[:, None], positions_n1, ones_n1
-        hidden_n1D, cache = decoder.extend(params, *inputs, cache, c.padding_n + length_n - 1)
+        column_n = c.padding_n + length_n - 1
+        hidden_n1D, cache = decoder.extend(params, *inputs, cache, column_n, mesh)
         logits_nV = decoder.logits(params, hidden_n1D[:, 0])
         if extras:
             early_n1 = (drawn_n < c.least_n)[:, None]
