@@ -14,9 +14,12 @@ import os
 import shutil
 import tempfile
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
+
+from omegaconf import DictConfig
 
 from rl4p.configuration import compose, instantiate
 from rl4p.experiment.planning.abstract import abstract_run
@@ -37,10 +40,10 @@ MODELS = {
     "Qwen2.5-14B": (5120, 48, 40, 8, 13824, 152064, False, "qwen2"),
     "Qwen2.5-32B": (5120, 64, 40, 8, 27648, 152064, False, "qwen2"),
 }
-KINDS = {
-    "full": (),
-    "LoRA": ("model.lora.rank=16", "model.param_dtype=bfloat16"),
-    "QLoRA": ("model.lora.rank=16", "model.param_dtype=nf4"),
+KINDS = {  # the rank of adapters and the dtype of the parameters
+    "full": (0, "float32"),
+    "LoRA": (16, "bfloat16"),
+    "QLoRA": (16, "nf4"),
 }
 GPUS = {16: "rtx4080", 24: "rtx4090", 40: "a100_40gb", 80: "h100"}
 LENGTHS = [256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768]
@@ -104,10 +107,16 @@ def folder_of(name: str, parent: Path) -> Path:
     return folder
 
 
+@cache
+def configuration() -> DictConfig:
+    return compose([*COMMON.split(), f"model.path={TINY}", "mesh=h100_1"])
+
+
 def estimate_of(folder: Path, kind: str) -> Estimate:
     """Returns the estimate of a run, for the lengths of the default configuration."""
-    words = [*COMMON.split(), *KINDS[kind], f"model.path={folder}", "mesh=h100_1"]
-    config = compose(words)
+    config = deepcopy(configuration())
+    config.model.path = str(folder)
+    config.model.lora.rank, config.model.param_dtype = KINDS[kind]
     mesh = estimated(instantiate(config.mesh))
     return Estimate(run=abstract_run(config, mesh), chip=memory_of(mesh)[0])
 
