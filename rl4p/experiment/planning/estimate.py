@@ -2,7 +2,7 @@
 
 What the backward pass keeps is counted from the residuals of the loss of one microbatch, as JAX
 traces them for the decoder, its `remat` and its adapters. The rest is arithmetic on the shapes of
-`abstract.AbstractRun`. Two numbers are rules instead, taken from compiled programs:
+`abstract.AbstractRun`. Three numbers are rules instead, taken from compiled programs:
 
 * The work of a layer in the backward pass is what one layer would keep without `remat`.
 * A softmax over the vocabulary has three arrays of its logits, of sampling or of a chunk, at once.
@@ -111,7 +111,7 @@ class Estimate:
         ]
         columns = sum(row * each.columns for row, each in zip(rows, caches, strict=True))
         logits = max(rows, default=0) * run.policy.decoder.config.vocabulary // tp * 4
-        return {"cache": columns * self.bytes_of_token, "logits": LOGITS * logits}
+        return {"cache": columns * self.bytes_of_token, "sampled logits": LOGITS * logits}
 
     def update(self) -> Parts:
         """Returns what a gradient step adds to the arrays that stay."""

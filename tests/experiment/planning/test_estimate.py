@@ -137,6 +137,14 @@ def test_demonstrations_are_not_sampled():
     assert list(guess.memory) == ["update"]
 
 
+def test_a_sampler_that_runs_during_updates_needs_its_memory_beside_theirs():
+    guess = estimate_of("collector=asynchronous", "correction=token_truncate")
+    assert guess.run.overlaps
+    sampler = sum(guess.sampling().values()) + guess.copy()["sampling copy"]
+    alone = sum(guess.resident().values()) + sum(guess.update().values())
+    assert guess.total("update") == alone + sampler
+
+
 def test_sampling_devices_of_their_own_hold_no_optimizer():
     small = tuple(word for word in SMALL if word != "mesh=single")
     guess = estimate_of("mesh=h100_8", "mesh.fsdp=4", "mesh.rollout_devices=4", small=small)
