@@ -142,7 +142,8 @@ def test_a_command_is_accepted_as_it_stands(path, words, tmp_path, monkeypatch):
     if "sweep=search" in words and importlib.util.find_spec(OPTUNA) is None:
         assert "search" in PROJECT["optional-dependencies"]
         return  # its refusal without the extra has a test of its own
-    configuration.main("train", started.append, argv=argv)
+    is_plan = program(words) == "rl4p.plan"
+    configuration.main("train", started.append, argv=argv, reads_runs=is_plan)
     assert len(started) == 1
 
 

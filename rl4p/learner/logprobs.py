@@ -112,14 +112,17 @@ def columns_per_chunk(B: int, T: int, V: int, platform: str) -> int:
 def trunk(
     decoder: Decoder, params: Params, trajectories: Trajectories, before: Prefix | None = None
 ) -> Array:
-    """Returns the activations [B, T, D] that every head reads."""
-    return decoder.hidden(
-        params,
-        trajectories.tokens_BT,
-        trajectories.positions_BT,
-        trajectories.segment_ids_BT,
-        before,
-    )
+    """Returns the activations [B, T, D] that every head reads, of all tokens but the last.
+
+    The last token predicts none, and its activations may be 0. A kernel does not run it: with the
+    last token of the prompt, which predicts the first of R response tokens, there would be R + 1
+    columns, which neither blocks of 512 nor even numbers divide.
+    """
+    t, ours = trajectories, slice(None) if decoder.attention == "xla" else slice(-1)
+    columns = (x[:, ours] for x in (t.tokens_BT, t.positions_BT, t.segment_ids_BT))
+    hidden_BTD = decoder.hidden(params, *columns, before)
+    more = t.tokens_BT.shape[1] - hidden_BTD.shape[1]
+    return jnp.pad(hidden_BTD, ((0, 0), (0, more), (0, 0)))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,6 @@
 """The keys and values of tokens that a decoder has processed."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -7,7 +8,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from rl4p.distributed.mesh import Mesh
+from rl4p.model.column_kernel import write_columns
 from rl4p.types import Array
+
+Write = Callable[[Array, Array, int], Array]  # of `write`: the cache, what is new, the axis
 
 
 @jax.tree_util.register_dataclass
@@ -50,9 +55,17 @@ class Prefix(NamedTuple):
         return jnp.broadcast_to(places, self.segment_ids_BS.shape)
 
 
-def write(cache: Array, new: Array, slot: Array | int, axis: int) -> Array:
-    """Writes `new` from `slot` on; with an array [B] of slots, each row from its own slot on."""
+def write(
+    cache: Array, new: Array, slot: Array | int, axis: int, mesh: Mesh | None = None
+) -> Array:
+    """Writes `new` from `slot` on; with an array [B] of slots, each row from its own slot on.
+
+    Args:
+      mesh: the mesh that the rows and heads are sharded over; None leaves it to the compiler.
+    """
     if jnp.ndim(slot) == 0:
         return jax.lax.dynamic_update_slice_in_dim(cache, new, slot, axis=axis)
+    if mesh is not None and mesh.platform == "tpu" and new.shape[axis] == 1:
+        return write_columns(cache, new, jnp.asarray(slot), axis, mesh)
     # Rows are mapped and not indexed, so that each device writes only its own rows.
     return jax.vmap(partial(jax.lax.dynamic_update_slice_in_dim, axis=axis - 1))(cache, new, slot)

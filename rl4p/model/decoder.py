@@ -11,6 +11,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
+from rl4p.distributed.mesh import Mesh
 from rl4p.distributed.partition import GATHERED, gather, gathering
 from rl4p.errors import InputError
 from rl4p.model.attention import AttentionInputs, softcapped, views
@@ -200,25 +201,31 @@ class Decoder:
         segment_ids_BT: Array,
         cache: Cache,
         slot: Array | int,
+        mesh: Mesh | None = None,
     ) -> tuple[Array, Cache]:
         """Runs T more tokens of each row, and writes their keys and values to the cache.
 
         Args:
           params: parameters with one tree per layer (`partition.for_decoding`).
           slot: the first cache slot to write; or an array [B] of one slot per row.
+          mesh: the mesh that the rows of the cache are sharded over, if T is 1 (`cache.write`).
 
         Returns:
           Final normed activations [B, T, D] and the new cache.
         """
-        positions_BS = write(cache.positions_BS, positions_BT, slot, axis=1)
-        segment_ids_BS = write(cache.segment_ids_BS, segment_ids_BT, slot, axis=1)
+
+        def put(cache: Array, new: Array, axis: int) -> Array:
+            return write(cache, new, slot, axis, mesh)
+
+        positions_BS = put(cache.positions_BS, positions_BT, 1)
+        segment_ids_BS = put(cache.segment_ids_BS, segment_ids_BT, 1)
         seen = views(self.config, positions_BT, segment_ids_BT, positions_BS, segment_ids_BS)
         x_BTD, written = self.embed(params, tokens_BT), []
         for layer, kind, layer_cache in zip(
             params["layers"], self.config.kinds, cache.layers, strict=True
         ):
             x_BTD, layer_cache = self.layer.apply(
-                {"params": layer}, x_BTD, seen.for_layer(kind), layer_cache, slot
+                {"params": layer}, x_BTD, seen.for_layer(kind), layer_cache, put
             )
             written.append(layer_cache)
         cache = Cache(

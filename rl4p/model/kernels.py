@@ -46,17 +46,24 @@ def check_kernel(kernel: Kernel, config: DecoderConfig, dtype: str, platform: st
 def cudnn(
     q_BTHh: Array, k_BKhS: Array, v_BKSh: Array, mask_BTS: Array, *, query_scalar: float
 ) -> jax.Array:
-    """Computes attention by cuDNN (2205.14135), through JAX."""
+    """Computes attention by cuDNN (2205.14135), through JAX.
+
+    cuDNN has no gradient for an odd number of queries or keys, so one is added that nothing sees.
+    """
     B, T = q_BTHh.shape[:2]
+
+    def even(x: Array, *axes: int) -> jax.Array:
+        return jnp.pad(x, [(0, x.shape[i] % 2 if i in axes else 0) for i in range(x.ndim)])
+
     out_BTHh = jax.nn.dot_product_attention(
-        q_BTHh,
-        k_BKhS.transpose(0, 3, 1, 2),
-        v_BKSh.swapaxes(1, 2),
-        mask=mask_BTS[:, None],
+        even(q_BTHh, 1),
+        even(k_BKhS.transpose(0, 3, 1, 2), 1),
+        even(v_BKSh.swapaxes(1, 2), 1),
+        mask=even(mask_BTS, 1, 2)[:, None],
         scale=query_scalar**-0.5,
         implementation="cudnn",
     )
-    return out_BTHh.reshape(B, T, -1)
+    return out_BTHh[:, :T].reshape(B, T, -1)
 
 
 def splash(

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from rl4p.model.attention import AttentionInputs, attend
-from rl4p.model.cache import write
+from rl4p.model.cache import Write
 from rl4p.model.decoder_config import DecoderConfig
 from rl4p.model.kernels import Kernel
 from rl4p.model.nf4 import NF4Kernel
@@ -251,16 +251,16 @@ class Layer(nn.Module):
         x_BTD: Array,
         view: AttentionInputs,
         cache: tuple[Array, Array] | None = None,
-        slot: Array | int | None = None,
+        write: Write | None = None,
     ) -> tuple[Array, tuple[Array, Array]]:
         """Returns the layer's output, and the keys and values of the cache and of x.
 
         Args:
-          slot: the cache slot where the keys and values of x are written; None appends them.
+          write: writes the keys and values of x to the cache; None appends them.
         """
         pre_norms, post_norms = self.config.pre_norms, self.config.post_norms
         normed = self.attention_norm(x_BTD) if pre_norms else x_BTD
-        attended, cache = self.attention(normed, view, cache, slot)
+        attended, cache = self.attention(normed, view, cache, write)
         x_BTD = x_BTD + (self.attention_post_norm(attended) if post_norms else attended)
         fed = self.feed_forward(self.feed_forward_norm(x_BTD) if pre_norms else x_BTD)
         return x_BTD + (self.feed_forward_post_norm(fed) if post_norms else fed), cache
@@ -270,7 +270,7 @@ class Layer(nn.Module):
         x_BTD: Array,
         view: AttentionInputs,
         cache: tuple[Array, Array] | None,
-        slot: Array | int | None,
+        write: Write | None,
     ) -> tuple[Array, tuple[Array, Array]]:
         c = self.config
         B, T, _ = x_BTD.shape
@@ -285,12 +285,12 @@ class Layer(nn.Module):
         q, k = (rotate(x, view.cos, view.sin, interleaved=c.interleaved_rope) for x in (q, k))
         k_BKhS, v_BKSh = k.transpose(0, 2, 3, 1), v.swapaxes(1, 2)
         if cache is not None:
-            if slot is None:
+            if write is None:
                 k_BKhS = jnp.concatenate([cache[0], k_BKhS], axis=3)
                 v_BKSh = jnp.concatenate([cache[1], v_BKSh], axis=2)
             else:
-                k_BKhS = write(cache[0], k_BKhS, slot, axis=3)
-                v_BKSh = write(cache[1], v_BKSh, slot, axis=2)
+                k_BKhS = write(cache[0], k_BKhS, 3)
+                v_BKSh = write(cache[1], v_BKSh, 2)
         attended = attend(
             q,
             k_BKhS,
@@ -298,7 +298,7 @@ class Layer(nn.Module):
             view,
             query_scalar=c.query_scalar or c.head_width,
             softcap=c.attention_softcap,
-            in_order=slot is None,
+            in_order=write is None,
             sinks_H=self.sinks if c.attention_sinks else None,
             kernel=self.kernel,
         )

@@ -1,4 +1,5 @@
 import dataclasses
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -7,6 +8,7 @@ import pytest
 
 from rl4p.learner import logprobs
 from rl4p.learner.logprobs import ScoreOptions, score_tokens, token_scores, trunk
+from rl4p.model.cache import Prefix
 from rl4p.types import Microbatching, Sampling
 
 
@@ -97,6 +99,50 @@ def test_few_chunks_add_to_the_gradient_of_the_head_in_float32(
     sums = {(times, kind) for name, times, kind in written if name == "add_any" and times > 1}
     assert sums == {(chunks, jnp.dtype("float32"))}
     assert {times for name, times, _ in written if name == "convert_element_type"} == {1}
+
+
+@pytest.mark.parametrize(("columns", "before", "block"), [(1025, 511, 512), (769, 0, 256)])
+def test_a_kernel_has_large_blocks(policy, columns, before, block):
+    """A row has R response tokens and the last of the prompt; the others are a prefix."""
+    decoder = dataclasses.replace(policy.decoder, attention="splash", dtype="bfloat16")
+    params, c = jax.eval_shape(decoder.init, jax.random.key(0)), decoder.config
+    numbers = jax.ShapeDtypeStruct((2, columns), jnp.int32)
+    shape = (c.layers, 2, c.num_kv_heads)
+    prefix = Prefix(
+        layers=tuple(
+            jax.ShapeDtypeStruct((*shape, *x), "bfloat16")
+            for x in ((c.head_width, before), (before, c.head_width))
+        ),
+        segment_ids_BS=jax.ShapeDtypeStruct((2, before), jnp.int32),
+    )
+
+    def activations(params, prefix, numbers):
+        batch = SimpleNamespace(tokens_BT=numbers, positions_BT=numbers, segment_ids_BT=numbers)
+        return trunk(decoder, params, batch, prefix)
+
+    program = jax.make_jaxpr(activations)(params, prefix, numbers)
+    assert program.out_avals[0].shape == (2, columns, c.width)
+    kernels = [x for _, x in equations(program.jaxpr) if x.primitive.name == "pallas_call"]
+    blocks = [
+        [int(n) for n in mapping.block_aval.shape if isinstance(n, int)]
+        for kernel in kernels
+        for mapping in kernel.params["grid_mapping"].block_mappings
+    ]
+    assert blocks
+    assert max(map(max, blocks)) == block
+
+
+def test_the_last_token_predicts_none(policy, params, trajectories):
+    """Its activations are 0 with a kernel; no score changes."""
+    hidden_BTD = trunk(policy.decoder, params, trajectories)
+    without = hidden_BTD.at[:, -1].set(0)
+    sampling = Sampling()
+    both = (
+        token_scores(policy.decoder, params, x, trajectories, sampling)
+        for x in (hidden_BTD, without)
+    )
+    for a, b in zip(*both, strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 def equations(jaxpr, times=1):

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
+from rl4p.configuration.sweep import FAILURE
 from rl4p.errors import InputError
+from rl4p.runs.signals import AT_FORCED_END
 from rl4p.runs.tracker.background import reason
 from rl4p.runs.tracker.description import options_of, short, swept
 from rl4p.runs.tracker.mirror import (
@@ -52,9 +54,9 @@ class ParentRun(Callback):
     """
 
     def __init__(self) -> None:
-        # The store, the parent's id and the keys that vary. It holds no client, because launchers
-        # pickle callbacks.
-        self._parent: tuple[MLflow, str, list[str]] | None = None
+        # The store, the parent's id, the keys that vary and the folder. It holds no client, because
+        # launchers pickle callbacks.
+        self._parent: tuple[MLflow, str, list[str], Path] | None = None
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         os.environ.pop(PARENT_VARIABLE, None)
@@ -76,27 +78,34 @@ class ParentRun(Callback):
                 reason(error),
             )
             return
-        self._parent = tracker, parent, list(axes)
+        self._parent = tracker, parent, list(axes), Path(config.hydra.sweep.dir)
         _opened[Path(config.hydra.sweep.dir).resolve()] = tracker, parent
         os.environ[PARENT_VARIABLE] = parent
-        # Hydra does not call on_multirun_end if a job has failed.
-        atexit.register(self._close, "FAILED")
+        # Hydra does not call on_multirun_end if an exception ends the sweep.
+        atexit.register(self._close, "KILLED")
+        AT_FORCED_END.append(self._interrupted)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         self._close("FINISHED")
 
+    def _interrupted(self) -> None:
+        self._close("KILLED")
+
     def _close(self, status: str) -> None:
+        """Ends the parent, which has failed if a job has, whatever ended the sweep."""
         if self._parent is None:
             return
-        tracker, parent, keys = self._parent
+        tracker, parent, keys, folder = self._parent
         self._parent = None
         os.environ.pop(PARENT_VARIABLE, None)
         atexit.unregister(self._close)
+        AT_FORCED_END.remove(self._interrupted)
         try:
             client, experiment = tracker.connect()
             children = client.search_runs([experiment], f"tags.`{PARENT}` = '{parent}'")
             ended = {child.info.status for child in children}
-            if "FAILED" in ended:
+            # A job that fails early has no run here.
+            if "FAILED" in ended or any(folder.glob(f"*/{FAILURE}")):
                 status = "FAILED"
             elif ended & {"KILLED", "RUNNING"}:  # a signal stopped the sweep, or one of its jobs
                 status = "KILLED"

@@ -81,6 +81,7 @@ print(json.dumps({
     "gathered": [c.bytes for c in collectives(decode.compiled.as_text()) if c.kind == "all-gather"],
     "iterations": {phase: program.iterations for phase, program in found.items()},
     "read": decode.read,
+    "loops": {phase: x.compiled.as_text().count(" while(") for phase, x in found.items()},
     "live": {phase: program.live for phase, program in found.items()},
 }))
 """

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from rl4p.configuration.chips import GIB
+from tests.experiment.planning.conftest import PROGRAMS, SMALL
 
 EXPERIMENTS = Path(__file__).resolve().parents[3] / "experiments"
 README = (EXPERIMENTS / "launch" / "README.md").read_text()
@@ -143,6 +144,19 @@ def test_a_slice_is_planned_for_without_having_it(plan, tmp_path, mesh):
         assert 0 < each["total"] <= written["memory"]
         assert each["seconds_at_least"] > 0
     assert written["verdict"] in done.stdout
+
+
+@pytest.mark.tpu_plan
+@pytest.mark.parametrize("mesh", ["v5e_8", "v6e_8", "v5p_8", "v5e_16"])
+def test_a_decode_step_has_no_loop_over_rows_and_slots_send_none(on_eight, mesh):
+    """The only loop of `decode` is over the steps; a cache that grows stays on its devices."""
+    longer = ("max_response_tokens=200", "model.dtype=bfloat16")
+    plan = on_eight(PROGRAMS, *SMALL, *SMALL_SHAPE, f"mesh={mesh}", *longer)
+    assert plan["loops"]["decode"] == 1
+    assert plan["costs"]["arrange"]["collectives"] == {}
+    assert {kind.split(" over ")[0] for kind in plan["costs"]["prefill"]["collectives"]} <= {
+        "all-reduce"
+    }
 
 
 @pytest.mark.tpu_plan

@@ -1,10 +1,13 @@
 """The compiled program that decodes the sequences in slots."""
 
+from dataclasses import dataclass
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rl4p.distributed.mesh import Mesh
 from rl4p.model.sampling import Draws
 from rl4p.rollout.engine.cache import place, prefill
 from rl4p.rollout.engine.decode import MOST_STEPS, Outcome, SlotState, decode, packed, without
@@ -57,6 +60,33 @@ def test_a_call_ends_by_its_steps_by_its_sequences_or_with_its_cache(call):
         for slot, count in enumerate(outcome.drawn_n):
             tokens = outcome.tokens_nM[slot, :count].tolist()
             assert tokens == whole.tokens_nM[slot, :count].tolist()
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshOf(Mesh):
+    """One device, and the name of a platform in place of the CPU's."""
+
+    name: str
+
+    @property
+    def platform(self):
+        return self.name
+
+
+@pytest.mark.parametrize(("platform", "kernels", "scatters"), [("tpu", 4, 0), ("cpu", 0, 6)])
+def test_a_tpu_writes_all_rows_by_one_kernel(policy, params, platform, kernels, scatters):
+    """Keys and values of two layers. A TPU makes a loop over the rows of a scatter."""
+    sampled, slots, mesh = policy.for_sampling(params), Slots(4), MeshOf(dp=1, name=platform)
+    traced = decode.trace(
+        *(policy.decoder, sampled, policy.decoder.empty_cache(4, 64)),
+        *(slots.state, slots.constants, SharedDistribution(sampling=Sampling(), greedy=False)),
+        *(8, 0),
+        extras=False,
+        mesh=mesh,
+    )
+    text = traced.lower(lowering_platforms=(platform,)).as_text()
+    assert text.count("@tpu_custom_call") == kernels
+    assert text.count('"stablehlo.scatter"') == scatters
 
 
 def test_the_host_reads_what_was_packed():

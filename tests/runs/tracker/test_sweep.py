@@ -6,7 +6,8 @@ import sys
 import pytest
 from omegaconf import OmegaConf
 
-from rl4p.runs.tracker import sweep as tracking
+from rl4p.runs import signals
+from rl4p.runs.tracker import sweep as sweeps
 from rl4p.runs.tracker.mirror import NOTE, PARENT
 from rl4p.runs.tracker.mlflow import PARENT_VARIABLE, MLflow
 from rl4p.runs.tracker.sweep import ParentRun, attach_comparison
@@ -118,6 +119,30 @@ def test_failed_and_stopped_runs_count_where_the_launcher_hides_them(
     assert family(store)[0].info.status == shown
 
 
+@pytest.mark.parametrize(("failed", "shown"), [(False, "KILLED"), (True, "FAILED")])
+def test_a_sweep_that_is_interrupted_between_its_jobs_is_killed(
+    store, record, begin, tmp_path, monkeypatch, failed, shown
+):
+    """A job that failed before it had a run in MLflow has a file."""
+    calls = []
+    monkeypatch.setattr(sweeps.atexit, "register", lambda *call: calls.append(call))
+    begin(MLFLOW | {"uri": store.uri})
+    assert store.open(record.folder).finish("finished")
+    if failed:
+        (tmp_path / "sweeps/1/3").mkdir(parents=True)
+        (tmp_path / "sweeps/1/3/failure.json").touch()
+    ((call, *arguments),) = calls
+    call(*arguments)
+    assert family(store)[0].info.status == shown
+    assert signals.AT_FORCED_END == []
+
+
+def test_a_sweep_that_is_ended_by_force_is_killed(store, begin):
+    begin(MLFLOW | {"uri": store.uri})
+    signals.say_farewell()
+    assert only_run(store).info.status == "KILLED"
+
+
 @pytest.mark.parametrize(
     "tracker",
     [
@@ -185,7 +210,7 @@ def test_a_comparison_stays_in_its_folder_without_a_parent_or_a_store(
     attach_comparison(comparison.parent, comparison, "", {})  # nobody opened a parent
     assert not caplog.records
     lost = {comparison.parent: (MLflow(uri=dead), "0a1b")}
-    monkeypatch.setattr(tracking, "_opened", lost)
+    monkeypatch.setattr(sweeps, "_opened", lost)
     attach_comparison(comparison.parent, comparison, "", {})
     (warning,) = caplog.records
     assert "lacks the comparison: ConnectionRefusedError" in warning.getMessage()
