@@ -99,4 +99,4 @@ def test_metrics_that_no_run_recorded_have_no_chart():
     assert only.title == "Greedy pass@1 on held-out sums"
     assert [drawn.axis for drawn in only.drawings] == list(AXES)
     both = charts.charts(compare([run("a", 0, 0.5, **{"reward/mean": 1.0})]))
-    assert [chart.title for chart in both][1:] == ["mean reward of the samples"]
+    assert [chart.title for chart in both][1:] == ["Mean reward of the samples"]
