@@ -150,13 +150,12 @@ class CacheSize:
     """The size of a cache of keys and values.
 
     Attributes:
-      rows: the number of its rows, which the devices divide unless it is `replicated`.
+      rows: the number of its rows, which the devices divide.
       columns: the number of its columns, one for each token.
     """
 
     rows: int
     columns: int
-    replicated: bool = False
 
 
 @runtime_checkable

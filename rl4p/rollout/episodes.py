@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from rl4p.configuration.bounds import Positive, Share
+from rl4p.distributed.counting import Count, counted
 from rl4p.distributed.processes import agreed, first, to_host
 from rl4p.errors import InputError, RunError
 from rl4p.model.policy import Policy, padded_width
@@ -168,7 +169,9 @@ class EpisodeRollout(ABC):
             around, coroutines = self.coroutines(loop, policy, samples)
             if self.concurrency is not None:
                 coroutines = limited(coroutines, self.concurrency)
-            episodes = loop.run(engine, coroutines, greedy=greedy, around=around)
+            with counted("rollout", "episodes", len(samples)) as count:
+                coroutines = [counting(each, count) for each in coroutines]
+                episodes = loop.run(engine, coroutines, greedy=greedy, around=around)
             self.opened.idle = loop.idle
         else:
             complete_all(engine, ForwardedRequests(*size), greedy=greedy)
@@ -193,7 +196,7 @@ class EpisodeRollout(ABC):
         return rows_on_host(policy, episodes, group_size, self.max_response_tokens)
 
     def caches(self, run: Any) -> Sequence[CacheSize]:
-        """Returns the cache of the engine, the smaller one that it replaces, and what turns keep.
+        """Returns the cache of the engine, and what turns keep.
 
         The caches are as long as an episode; there are none if the engine is a server.
         """
@@ -204,7 +207,6 @@ class EpisodeRollout(ABC):
         columns = padded_width(run.prompt_columns + run.response_tokens)
         return (
             CacheSize(rows=slots, columns=columns),
-            CacheSize(rows=slots, columns=columns // 2),
             CacheSize(rows=rows, columns=columns),
         )
 
@@ -234,6 +236,16 @@ class EpisodeRollout(ABC):
         if self.opened.engine is not None:
             self.opened.engine.close()
             self.opened.engine = None
+
+
+async def counting(coroutine: Coroutine[Any, Any, Result], count: Count) -> Result:
+    """Returns the result of a coroutine, and counts it."""
+    try:
+        result = await coroutine
+    finally:
+        coroutine.close()  # of one that was cancelled before it began
+    count.add(1)
+    return result
 
 
 def limited(

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rl4p.distributed.counting import Count
 from rl4p.distributed.processes import to_host
 from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy, pad_left
@@ -98,6 +99,7 @@ class NaiveEngine(InProcess):
         distribution: SharedDistribution | None,
         stop: Stop | None,
         greedy: bool,
+        count: Count,
     ) -> list[tuple[np.ndarray, np.ndarray]]:
         assert stop is None
         mesh = self.policy.mesh.sampling

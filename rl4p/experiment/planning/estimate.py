@@ -106,9 +106,7 @@ class Estimate:
         if not isinstance(rollout, KeepsCaches):
             return {}
         tp, caches = mesh.devices.shape["tp"], rollout.caches(run)
-        rows = [
-            each.rows if each.replicated else -(-each.rows // mesh.row_shards) for each in caches
-        ]
+        rows = [-(-each.rows // mesh.row_shards) for each in caches]
         columns = sum(row * each.columns for row, each in zip(rows, caches, strict=True))
         logits = max(rows, default=0) * run.policy.decoder.config.vocabulary // tp * 4
         return {"cache": columns * self.bytes_of_token, "sampled logits": LOGITS * logits}
@@ -249,7 +247,7 @@ class Estimate:
             return {}
         mesh, decoder, R = run.mesh.sampling, run.policy.decoder, run.response_tokens
         tokens = run.sequences * R + run.prompts * run.prompt_columns
-        slots = max(cache.rows for cache in rollout.caches(run) if not cache.replicated)
+        slots = max(cache.rows for cache in rollout.caches(run))
         steps, tp = R * -(-run.sequences // slots), mesh.devices.shape["tp"]
         # On average half of the response columns are written.
         columns = run.prompt_columns + R / 2
