@@ -23,6 +23,7 @@ from rl4p.configuration.chips import Chip
 from rl4p.distributed.partition import specs
 from rl4p.experiment.planning.abstract import AbstractRun, bytes_of_chip
 from rl4p.experiment.planning.flops import children, product_flops
+from rl4p.experiment.planning.programs import slots_of
 from rl4p.learner.gradient_step import microbatch_loss, prepared, shares_prompts
 from rl4p.learner.microbatches import rows_in
 from rl4p.model.decoder import Decoder, Prefix
@@ -247,7 +248,7 @@ class Estimate:
             return {}
         mesh, decoder, R = run.mesh.sampling, run.policy.decoder, run.response_tokens
         tokens = run.sequences * R + run.prompts * run.prompt_columns
-        slots = max(cache.rows for cache in rollout.caches(run))
+        slots = slots_of(run) or max((cache.rows for cache in rollout.caches(run)), default=1)
         steps, tp = R * -(-run.sequences // slots), mesh.devices.shape["tp"]
         # On average half of the response columns are written.
         columns = run.prompt_columns + R / 2
