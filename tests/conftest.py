@@ -50,6 +50,7 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 from fsspec.implementations.memory import MemoryFileSystem  # noqa: E402
 
+from rl4p.distributed import counting  # noqa: E402
 from rl4p.distributed.mesh import Mesh  # noqa: E402
 from rl4p.protocols.engine import Completion, finish  # noqa: E402
 from rl4p.types import (  # noqa: E402
@@ -135,6 +136,20 @@ def logging_is_on():
     for handler in set(logging.root.handlers) - set(before):
         logging.root.removeHandler(handler)
         handler.close()
+
+
+@pytest.fixture
+def counts(monkeypatch):
+    """Returns the counts of all calls of phases in a test; a call that has ended keeps its own."""
+    made, begin = [], counting.Count.__init__
+
+    def remembered(count, *arguments):
+        begin(count, *arguments)
+        made.append(count)
+
+    monkeypatch.setattr(counting.Count, "__init__", remembered)
+    yield made
+    assert counting.COUNTS == []
 
 
 @pytest.fixture(scope="session")

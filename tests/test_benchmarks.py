@@ -2,6 +2,8 @@ import importlib
 
 import pytest
 
+from experiments.benchmarks import remaining_time
+
 peers = importlib.import_module("experiments.benchmarks.peers.__main__")
 
 
@@ -35,6 +37,35 @@ def test_medians_are_of_all_rounds_and_not_of_their_medians():
     assert found["repetitions"] == 4  # the last line of a round is its summary
     assert (found["rollout_s"], found["rollout_s_best"]) == (2.5, 1.0)
     assert found["tokens_per_s"] == pytest.approx((100 / 2 + 100 / 3) / 2, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("line", "step", "left"),
+    [
+        ("step 5/80  reward 0.250  1,234 tokens/s  2.00 s/step, 150 s left", "5", ("150", "s")),
+        ("step 5/80  reward 0.250  2.00 s/step, 12.5 h left", "5", ("12.5", "h")),
+        (
+            "step 5/80  reward 0.2  2.00 s/step, 9 s left, 42 min left of the sweep",
+            "5",
+            ("42", "min"),
+        ),
+    ],
+)
+def test_the_remaining_time_is_read_from_a_line(line, step, left):
+    match = remaining_time.LINE.fullmatch(line)
+    assert match is not None
+    assert match[1] == step
+    assert (match.group(4, 5) if match[4] else match.group(2, 3)) == left
+
+
+def test_the_error_of_a_remaining_time_is_a_share_of_the_time_that_came():
+    """Steps of 10 s; the estimate after step 4 is 12 s too long, and the last is not judged."""
+    lefts = {1: 900, 2: 900, 3: 66, 4: 72, 5: 50, 6: 40, 7: 30, 8: 20, 9: 10, 10: 5}
+    shown = [remaining_time.Shown(10.0 * step, step, left) for step, left in lefts.items()]
+    shown[-1] = shown[-1]._replace(left=0)
+    text, largest = remaining_time.row("a run", shown)
+    assert text == "| a run | 66 | 70 | 6% | 20% |"
+    assert largest == pytest.approx(0.2)
 
 
 def test_a_script_that_fails_is_shown():

@@ -10,7 +10,16 @@ from tests.mutants.mutant import read
 from tests.test_house import ROOT
 
 ROWS = [x for rows in ROWS_BY_PART.values() for x in rows]
-SHARED = {"__init__", "__main__", "checkpoints", "fuzz", "outcome", "rows", "small_run"}
+SHARED = {
+    "__init__",
+    "__main__",
+    "checkpoints",
+    "fuzz",
+    "interruptions",
+    "outcome",
+    "rows",
+    "small_run",
+}
 
 
 def test_every_row_says_what_shows_it():

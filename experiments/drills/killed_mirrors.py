@@ -22,8 +22,9 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
+from experiments.drills.interruptions import Whole, killed_after, run_to_its_end
 from experiments.drills.outcome import tell
-from experiments.drills.small_run import SLOWLY, SMALL, difference, run, start, summary, trains
+from experiments.drills.small_run import SLOWLY, SMALL, difference, summary
 from rl4p.configuration.run_copy import DIGESTS, OF_A_STEP, copy_for_reading
 from rl4p.runs.saved_steps import chosen_step
 from rl4p.storage import ObjectStore
@@ -76,40 +77,35 @@ def main() -> int:
     wrong = []
     with tempfile.TemporaryDirectory() as temporary, s3():
         os.environ["XDG_CACHE_HOME"] = str(Path(temporary) / "cache")
-        whole = Path(temporary) / "whole"
-        run(*SMALL, *STEPS, f"hydra.run.dir={whole}")  # compiles
-        began = time.perf_counter()
         mirror = f"checkpoint.mirror=s3://{BUCKET}/again"
-        run(*SMALL, *STEPS, f"hydra.run.dir={Path(temporary) / 'again'}", mirror)
-        seconds = time.perf_counter() - began
-        if not trains(whole):
+        whole = Whole(Path(temporary), *SMALL, *STEPS, more=(mirror,))
+        if not whole.trains:
             return tell("killed_mirrors", "a run that trains", "no gradient", held=False)
         while kills < asked:
             folder, url = Path(temporary) / f"run_{ended}", f"s3://{BUCKET}/run_{ended}"
             words = [*SMALL, *STEPS, f"hydra.run.dir={folder}", f"checkpoint.mirror={url}"]
-            while True:
-                process = start(*words, "resume=auto")
-                try:
-                    wait = draw.uniform(0, seconds) if kills < asked else None
-                    _, said = process.communicate(timeout=wait)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.communicate()
-                    kills += 1
-                    during += unfinished(url)
-                    shutil.rmtree(folder, ignore_errors=True)
-                    continue
-                if process.returncode != 0:
-                    wrong.append(f"run {ended}: exit code {process.returncode}: {said[-300:]}")
-                    break
-                copy = copy_for_reading(url)
-                if found := difference(copy, whole) or difference(folder, whole):
-                    wrong.append(f"run {ended}: {found}")
-                elif chosen_step(copy / "checkpoints") != summary(whole)["step"]:
-                    wrong.append(f"run {ended}: its last checkpoint is damaged")
-                resumed += summary(copy)["resumed_from"] is not None
-                break
+
+            def killed(process: subprocess.Popen) -> bool:
+                nonlocal kills, during
+                wait = draw.uniform(0, whole.seconds) if kills < asked else None
+                if not killed_after(process, wait):
+                    return False
+                kills += 1
+                during += unfinished(url)  # noqa: B023
+                shutil.rmtree(folder, ignore_errors=True)  # noqa: B023
+                return True
+
+            said = run_to_its_end(lambda: [*words, "resume=auto"], killed)  # noqa: B023
             ended += 1
+            if said:
+                wrong.append(f"run {ended}: {said}")
+                continue
+            copy = copy_for_reading(url)
+            if found := difference(copy, whole.folder) or difference(folder, whole.folder):
+                wrong.append(f"run {ended}: {found}")
+            elif chosen_step(copy / "checkpoints") != summary(whole.folder)["step"]:
+                wrong.append(f"run {ended}: its last checkpoint is damaged")
+            resumed += summary(copy)["resumed_from"] is not None
     for each in wrong:
         print(each, file=sys.stderr)
     got = {

@@ -13,11 +13,16 @@ import random
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
+from experiments.drills.interruptions import (
+    Whole,
+    begun_or_resumed,
+    killed_after,
+    run_to_its_end,
+)
 from experiments.drills.outcome import tell
-from experiments.drills.small_run import SMALL, difference, run, start, trains
+from experiments.drills.small_run import SMALL, difference
 
 STEPS = ("steps=30", "checkpoint.every=2", "group_size=8", "optimizer.learning_rate=0.001")
 
@@ -28,35 +33,21 @@ def main() -> int:
     asked, draw = parser.parse_args().kills, random.Random(0)
     kills, ended, wrong = 0, 0, []
     with tempfile.TemporaryDirectory() as temporary:
-        whole = Path(temporary) / "whole"
-        run(*SMALL, *STEPS, f"hydra.run.dir={whole}")  # compiles
-        began = time.perf_counter()
-        run(*SMALL, *STEPS, f"hydra.run.dir={Path(temporary) / 'again'}")
-        seconds = time.perf_counter() - began
-        if not trains(whole):
+        whole = Whole(Path(temporary), *SMALL, *STEPS)
+        if not whole.trains:
             return tell("kills", "a run that trains", "some step had no gradient", held=False)
+
+        def killed(process: subprocess.Popen) -> bool:
+            nonlocal kills
+            wait = draw.uniform(0, whole.seconds) if kills < asked else None
+            kills += (was_killed := killed_after(process, wait))
+            return was_killed
+
         while kills < asked:
             folder = Path(temporary) / f"run_{ended}"
-            while True:
-                begun = (folder / "metrics.jsonl").is_file()
-                words = (
-                    [f"resume={folder}"] if begun else [*SMALL, *STEPS, f"hydra.run.dir={folder}"]
-                )
-                process = start(*words)
-                try:
-                    wait = draw.uniform(0, seconds) if kills < asked else None
-                    _, said = process.communicate(timeout=wait)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.communicate()
-                    kills += 1
-                    continue
-                if process.returncode == 0:
-                    break
-                wrong.append(f"run {ended}: exit code {process.returncode}: {said[-300:]}")
-                break
-            if found := difference(folder, whole):
-                wrong.append(f"run {ended}: {found}")
+            said = run_to_its_end(lambda: begun_or_resumed(folder, *SMALL, *STEPS), killed)  # noqa: B023
+            if problem := said or difference(folder, whole.folder):
+                wrong.append(f"run {ended}: {problem}")
             ended += 1
     for each in wrong:
         print(each, file=sys.stderr)

@@ -107,6 +107,14 @@ ROWS: dict[str, list[dict[str, str]]] = {
             "mutant": "no time is reserved for the last save",
         },
         {
+            "what": (
+                "a run stopped with SIGTERM at random moments, compilation and evaluation "
+                "included, ends within 30 s and goes on exactly"
+            ),
+            "drill": "stops",
+            "mutant": "a run has no deadline after SIGTERM",
+        },
+        {
             "what": "SIGTERM and Ctrl-C save, and say how to resume",
             "tests": 'tests/runs/test_signals.py tests/runs/test_resume.py -k "signal or stopped"',
             "mutant": "a stopped run is not saved",

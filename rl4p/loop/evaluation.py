@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 
+from rl4p.distributed.counting import counted
 from rl4p.distributed.processes import to_host
 from rl4p.errors import InputError
 from rl4p.loop.accuracy import Tally, metrics_of
@@ -150,13 +151,17 @@ class Evaluation:
         responses could not be graded, `invalid` is their number.
         """
         tally = Tally()
-        for answered in self.answered(state):
-            correct_B, valid_B = self.judged(answered.rewards)
-            rows = zip(answered.chunk.rows(), correct_B, valid_B, strict=True)
-            for (prompt, sample), correct, valid in rows:
-                tally.add(
-                    prompt.task, prompt.id, greedy=sample is None, correct=correct, valid=valid
-                )
+        total = sum(map(len, self.sets)) * (1 + self.samples)
+        unit = "responses" if self.samples else "prompts"
+        with counted("evaluation", unit, total) as count:
+            for answered in self.answered(state):
+                correct_B, valid_B = self.judged(answered.rewards)
+                rows = zip(answered.chunk.rows(), correct_B, valid_B, strict=True)
+                for (prompt, sample), correct, valid in rows:
+                    tally.add(
+                        prompt.task, prompt.id, greedy=sample is None, correct=correct, valid=valid
+                    )
+                count.add(len(valid_B))
         metrics = metrics_of(tally.scores(self.samples, self.pass_at_k))
         return (
             metrics

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from rl4p.distributed.counting import counted
 from rl4p.distributed.processes import to_host
 from rl4p.learner.logprobs import score_tokens
 from rl4p.loop.phases import Phases
@@ -57,27 +58,29 @@ class HeldOutLoss:
         together = self.rows // self.group_size
         sums: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
         counts = Counter(prompt.task for prompt in self.prompts)
-        for start in range(0, len(self.prompts), together):
-            prompts = self.prompts[start : start + together]
-            filled = [prompts[i % len(prompts)] for i in range(together)]
-            trajectories, _ = self.phases.rollout(
-                self.policy,
-                params,
-                filled,
-                group_size=self.group_size,
-                key=jax.random.key(0),
-                version=0,
-            )
-            logprobs_BT = self.scored(self.policy.decoder, whole(params), trajectories)
-            values = to_host(
-                self.of_pairs(trajectories, logprobs_BT, reference)
-                if pairs
-                else of_tokens(trajectories.response_mask_BT, logprobs_BT)
-            )
-            for row in range(len(prompts) * self.group_size):
-                task = sums[prompts[row // self.group_size].task]
-                for name, value_B in values.items():
-                    task[name] += float(value_B[row])
+        with counted("evaluation", "prompts", len(self.prompts)) as count:
+            for start in range(0, len(self.prompts), together):
+                prompts = self.prompts[start : start + together]
+                filled = [prompts[i % len(prompts)] for i in range(together)]
+                trajectories, _ = self.phases.rollout(
+                    self.policy,
+                    params,
+                    filled,
+                    group_size=self.group_size,
+                    key=jax.random.key(0),
+                    version=0,
+                )
+                logprobs_BT = self.scored(self.policy.decoder, whole(params), trajectories)
+                values = to_host(
+                    self.of_pairs(trajectories, logprobs_BT, reference)
+                    if pairs
+                    else of_tokens(trajectories.response_mask_BT, logprobs_BT)
+                )
+                for row in range(len(prompts) * self.group_size):
+                    task = sums[prompts[row // self.group_size].task]
+                    for name, value_B in values.items():
+                        task[name] += float(value_B[row])
+                count.add(len(prompts))
         return {
             f"eval/{task}/{name}": value
             for task in sorted(sums)

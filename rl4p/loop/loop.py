@@ -11,6 +11,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
+from rl4p.distributed.memory import device_memory
 from rl4p.distributed.processes import to_host
 from rl4p.errors import RunError
 from rl4p.learner.gradient_step import gradient_step
@@ -73,7 +74,7 @@ def train(loop: Loop, state: TrainState) -> Iterator[StepInfo]:
             trajectories=rollout.batch.trajectories,
             episodes=rollout.episodes,
             rewards=to_host(rollout.rewards),
-            metrics=watch.metrics() | metrics,
+            metrics=watch.metrics() | metrics | device_memory(),
             advantages_BT=rollout.batch.advantages_BT,
             loss_mask_BT=rollout.batch.loss_mask_BT,
         )

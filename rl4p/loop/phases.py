@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from rl4p.distributed.counting import counted
 from rl4p.errors import InputError
 from rl4p.learner.logprobs import ScoreOptions
 from rl4p.learner.objective import Objective
@@ -230,7 +231,7 @@ class Phases:
         Raises:
           RunError: the result has a wrong type or shape.
         """
-        with self.grading:
+        with self.grading, counted("reward", "grades"):
             reward = with_memory(self.reward, "reward", memory)
             rewards, memory = reward(trajectories, episodes)
         self.check("reward", rewards, trajectories)

@@ -145,6 +145,32 @@ class Planned(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class CacheSize:
+    """The size of a cache of keys and values.
+
+    Attributes:
+      rows: the number of its rows, which the devices divide.
+      columns: the number of its columns, one for each token.
+    """
+
+    rows: int
+    columns: int
+
+
+@runtime_checkable
+class KeepsCaches(Protocol):
+    """A rollout that keeps the keys and values of its sequences on the devices of the run."""
+
+    def caches(self, run: Any) -> Sequence[CacheSize]:
+        """Returns the caches that are on the devices at the same time at most; none on servers.
+
+        Args:
+          run: as in `Planned.plan`.
+        """
+        ...
+
+
 @runtime_checkable
 class Closes(Protocol):
     """A rollout or a reward that has opened something, such as processes or connections."""

@@ -16,6 +16,7 @@ from rl4p.configuration.bounds import AboveZero, Positive
 from rl4p.data.code import are_tests
 from rl4p.data.extraction import rest_of
 from rl4p.data.metadata import plain_list
+from rl4p.distributed.counting import item_done
 from rl4p.reward.sandbox import Kind, ProcessLimits, output, problem, start
 from rl4p.reward.ungradable import Ungradable, with_nan
 from rl4p.types import Episode
@@ -86,7 +87,11 @@ class OpenCode:
         self.threads = ThreadPoolExecutor(term.workers, "code")
 
     def __call__(self, episodes: Sequence[Episode]) -> list[float | None]:
-        return with_nan(list(self.threads.map(self.grade, episodes)), "graded")
+        grades = []
+        for grade in self.threads.map(self.grade, episodes):
+            grades.append(grade)
+            item_done()
+        return with_nan(grades, "graded")
 
     def close(self) -> None:
         self.threads.shutdown(cancel_futures=True)

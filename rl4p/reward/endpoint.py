@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from rl4p.distributed.counting import item_done
 from rl4p.errors import RunError
 from rl4p.http.address import api_key, check_address, check_key_variable
 from rl4p.http.client import HttpClient, RefusedError, RequestError, for_each, read_json
@@ -94,6 +95,7 @@ class Endpoint:
                     raise RunError(f"{self.url}: {error} ({hint}).") from None
                 results[index] = NoAnswer(reason=str(error))
                 failures += 1
+            item_done()
 
         async with client:
             await for_each(range(len(bodies)), send_one, concurrency=self.concurrency)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from rl4p.distributed import daemon_threads
+from rl4p.distributed.counting import CountedCall, newest
 from rl4p.errors import InputError, RunError
 from rl4p.protocols.reward import Grades, OpensTerm, TimedTerm
 from rl4p.protocols.traits import TermTraits
@@ -73,7 +74,8 @@ class LiveTerm:
         with self.lock:
             live = self.opened(key)
             rows = groups if TermTraits.read(self.term).whole_groups else None
-            call = make_call(live, episodes, rows)
+            counts = CountedCall(newest("reward"), len(episodes))
+            call = make_call(live, episodes, rows, counts)
             if self.deadline is None and not is_async(live):
                 wait = call  # in the waiting thread
             else:
@@ -138,10 +140,15 @@ def is_async(live: Any) -> bool:
     return inspect.iscoroutinefunction(live) or inspect.iscoroutinefunction(type(live).__call__)
 
 
-def make_call(live: Any, episodes: Sequence[Episode], groups: Groups | None) -> Callable[[], Any]:
+def make_call(
+    live: Any, episodes: Sequence[Episode], groups: Groups | None, counts: CountedCall
+) -> Callable[[], Any]:
     """Returns a function that calls a term and returns its grades by row, or awaits them.
 
     The function also makes the list: a generator does its work only then.
+
+    Args:
+      counts: counts the rows of the call.
     """
 
     def listed(result: Any) -> list[Any]:
@@ -156,14 +163,22 @@ def make_call(live: Any, episodes: Sequence[Episode], groups: Groups | None) -> 
         return grades
 
     async def listed_later(result: Any) -> list[Any]:
-        return listed(await result)
+        with counts.called():
+            return listed(await result)
+
+    def result_of() -> Any:
+        if groups is None:
+            return live(episodes)
+        return live([[episodes[row] for row in rows] for rows in groups])
 
     def call() -> Any:
-        if groups is None:
-            result = live(episodes)
-        else:
-            result = live([[episodes[row] for row in rows] for rows in groups])
-        return listed_later(result) if inspect.isawaitable(result) else listed(result)
+        if is_async(live):
+            return listed_later(result_of())
+        with counts.called():
+            result = result_of()
+            if not inspect.isawaitable(result):
+                return listed(result)
+        return listed_later(result)
 
     return call
 

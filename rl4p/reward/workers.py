@@ -25,6 +25,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from rl4p.distributed.counting import item_done
 from rl4p.errors import RunError
 from rl4p.reward.sandbox import Kind, spawn
 
@@ -290,6 +291,7 @@ class Workers:
         assert worker.item is not None
         result = Failed(reason=reply["error"]) if "error" in reply else reply["result"]
         results[worker.item], worker.item = result, None
+        item_done()
         if reply.get("last"):
             self.replace(worker)
 
@@ -300,6 +302,7 @@ class Workers:
         """Gives up the item of a worker, and replaces the worker."""
         assert worker.item is not None
         results[worker.item] = Failed(reason=reason)
+        item_done()
         self.replace(worker)
 
     def replace(self, worker: Worker) -> None:

@@ -1,6 +1,6 @@
 """The fast sampler: continuous batching, where waiting sequences take the slots of ended ones."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from rl4p.configuration.bounds import Positive
 from rl4p.distributed.placement import with_shardings
 from rl4p.model.policy import Policy
-from rl4p.protocols.phases import PlannedProgram
+from rl4p.protocols.phases import CacheSize, PlannedProgram
 from rl4p.rollout.engine.cache import cache_shardings, place, prefill, resized_layer
 from rl4p.rollout.engine.decode import decode
 from rl4p.rollout.engine.distributions import SharedDistribution
@@ -107,6 +107,12 @@ class Continuous(Sampler):
             iterations=iterations,
             read=iterations * (weights + caches * written),
         )
+
+    def caches(self, run: Any) -> Sequence[CacheSize]:
+        """Returns the prefilled prompts, and the largest cache."""
+        W, R, shards = run.prompt_columns, run.response_tokens, run.mesh.sampling.row_shards
+        n = slot_counts(self.slots_of(run.sequences), shards, R)[0]
+        return CacheSize(rows=run.prompts, columns=W), CacheSize(rows=n, columns=W + R)
 
     def slots_of(self, sequences: int) -> int:
         """Returns how many of a step's sequences are decoded at a time."""

@@ -12,11 +12,12 @@ import jax
 import numpy as np
 
 from rl4p.configuration.bounds import Positive, Share
+from rl4p.distributed.counting import Count, counted
 from rl4p.distributed.processes import agreed, first, to_host
 from rl4p.errors import InputError, RunError
-from rl4p.model.policy import Policy
+from rl4p.model.policy import Policy, padded_width
 from rl4p.protocols.engine import Engine, Frees, OpensEngine, complete_all
-from rl4p.protocols.phases import Anneals
+from rl4p.protocols.phases import Anneals, CacheSize, Planned
 from rl4p.protocols.traits import RolloutTraits
 from rl4p.rollout.episode_loop import EpisodeLoop, ForwardedRequests
 from rl4p.rollout.episode_rows import FinishedEpisode, rows_on_host
@@ -168,7 +169,9 @@ class EpisodeRollout(ABC):
             around, coroutines = self.coroutines(loop, policy, samples)
             if self.concurrency is not None:
                 coroutines = limited(coroutines, self.concurrency)
-            episodes = loop.run(engine, coroutines, greedy=greedy, around=around)
+            with counted("rollout", "episodes", len(samples)) as count:
+                coroutines = [counting(each, count) for each in coroutines]
+                episodes = loop.run(engine, coroutines, greedy=greedy, around=around)
             self.opened.idle = loop.idle
         else:
             complete_all(engine, ForwardedRequests(*size), greedy=greedy)
@@ -191,6 +194,21 @@ class EpisodeRollout(ABC):
         self, policy: Policy, episodes: Sequence[FinishedEpisode], group_size: int
     ) -> tuple[Trajectories, Sequence[Episode]]:
         return rows_on_host(policy, episodes, group_size, self.max_response_tokens)
+
+    def caches(self, run: Any) -> Sequence[CacheSize]:
+        """Returns the cache of the engine, and what turns keep.
+
+        The caches are as long as an episode; there are none if the engine is a server.
+        """
+        if not isinstance(self.engine, Planned):
+            return ()
+        rows = min(self.concurrency or run.sequences, run.sequences)
+        slots = self.engine.slots_of(rows) or rows
+        columns = padded_width(run.prompt_columns + run.response_tokens)
+        return (
+            CacheSize(rows=slots, columns=columns),
+            CacheSize(rows=rows, columns=columns),
+        )
 
     def open_engine(self, policy: Policy) -> Engine:
         return self.engine.open(policy)
@@ -218,6 +236,16 @@ class EpisodeRollout(ABC):
         if self.opened.engine is not None:
             self.opened.engine.close()
             self.opened.engine = None
+
+
+async def counting(coroutine: Coroutine[Any, Any, Result], count: Count) -> Result:
+    """Returns the result of a coroutine, and counts it."""
+    try:
+        result = await coroutine
+    finally:
+        coroutine.close()  # of one that was cancelled before it began
+    count.add(1)
+    return result
 
 
 def limited(

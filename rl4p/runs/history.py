@@ -52,6 +52,12 @@ class History:
         """Returns the median of the first steps; nan if the run has no such metric."""
         return median(self.values(metric)[:WINDOW])
 
+    @property
+    def recorded_samples(self) -> bool:
+        """Whether samples.jsonl has samples of a step so far."""
+        every, count = self.option("samples.every", 0), self.option("samples.count", 0)
+        return bool(every and count) and any(row["step"] % every == 0 for row in self.steps)
+
     @cached_property
     def evaluations(self) -> list[float]:
         """The pass@1 of each evaluation, of the worst task."""

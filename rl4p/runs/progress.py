@@ -1,12 +1,15 @@
 """The terminal output of a run: a progress bar, occasional samples, and a table at the end.
 
-The bar says what the run does now and for how long. Without a terminal, plain lines come at least
-once a minute. Both come from a thread, because a compilation or a rollout may take minutes.
+The bar says what the run does now, how far that is, and for how long. Without a terminal, plain
+lines come at least once a minute. Both come from a thread, because a compilation or a rollout may
+take minutes.
+
+A plain line is one record at any width. It begins with the step, and two spaces come between its
+fields: ``step 5/80  reward 0.250  1,234 tokens/s  2.00 s/step, 150 s left``.
 """
 
 import logging
 import re
-import statistics
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,9 +19,12 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from rl4p.loop.compilation import clock
+from rl4p.distributed.counting import newest
+from rl4p.distributed.memory import device_memory
+from rl4p.loop.compilation import clock, compiled_within
 from rl4p.loop.stopwatch import activity
 from rl4p.protocols.hook import StepInfo
+from rl4p.runs.remaining_time import RemainingTime
 from rl4p.runs.tolerance import RunConsole, Tolerance
 from rl4p.terminal import visible
 
@@ -26,15 +32,21 @@ NAME = "The progress bar"
 FILES = ("metrics.jsonl", "samples.jsonl", "plots/learning_curve.png")  # named at the end
 log = logging.getLogger(__name__)
 
-WORDS = {  # of parts of a step and of hooks, where they differ from the name
+WORDS = {  # of parts of a run and of hooks, where they differ from the name
     "compile": "compiling",
     "reward": "grading",
     "evaluation": "evaluating",
     "checkpoints": "saving",
+    "trainer_waits": "waiting for samples",
+}
+COUNTED = {  # the phases whose counts are shown in a part of a run
+    "rollout": ("rollout",),
+    "reward": ("reward",),
+    "evaluation": ("evaluation", "rollout"),
+    "trainer_waits": ("rollout", "reward"),
 }
 BEAT = 0.5  # seconds between two changes of the bar
 SILENCE = 50.0  # seconds without a plain line, after which one says what the run does
-RECENT = 10  # steps from whose times the rest is estimated
 SHOWN = {"pass_at_1": "pass@1", "loss": "loss"}  # the metrics of an evaluation
 
 
@@ -46,7 +58,7 @@ class ProgressBar:
     Attributes:
       every: 1, because the hook receives every step and decides itself what to print.
       lines_every: the number of steps between plain lines.
-      evaluation_every: the number of steps between evaluations, for the remaining time.
+      time: estimates the remaining time.
     """
 
     def __init__(
@@ -55,27 +67,25 @@ class ProgressBar:
         lines_every: int,
         samples_every: int,
         *,
-        evaluation_every: int = 0,
+        time: RemainingTime | None = None,
         quiet: bool = False,
     ) -> None:
         self.every = 1
         self.steps = steps
         self.lines_every = lines_every
         self.samples_every = samples_every
-        self.evaluation_every = evaluation_every
+        self.time = RemainingTime(steps) if time is None else time
         self.console = RunConsole(quiet=quiet)
         self.pass_at_1 = ""
         self.line = ""
-        self.step = 0
-        self.seconds: list[float] = []  # of steps, without compilation
-        self.evaluations: list[float] = []  # the same of evaluations
+        self.step: int | None = None  # None before `begin`
         self.printed = clock()  # the last plain line
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self.beat, name=NAME, daemon=True)
         self.tolerance = Tolerance()
         self.bar = Progress(
             TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
-            BarColumn(),
+            BarColumn(bar_width=10),
             TimeElapsedColumn(),
             TextColumn("{task.description}", markup=False),
             console=self.console,
@@ -84,21 +94,29 @@ class ProgressBar:
         self.task = self.bar.add_task("starting", total=steps)
 
     def __enter__(self) -> "ProgressBar":
-        with self.tolerance.of(NAME):
-            self.bar.start()
         self.thread.start()
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def start(self) -> None:
+        """Shows the bar; before, only plain lines come, since a download shows bars of its own."""
+        with self.tolerance.of(NAME):
+            self.bar.start()
+
+    def stop(self) -> None:
+        """Ends the bar and the plain lines."""
         self.ended.set()
         self.thread.join()
         with self.tolerance.of(NAME):
             self.bar.stop()
 
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
     def begin(self, step: int, metrics: Mapping[str, float]) -> None:
         """Sets the first step and the last known metrics."""
         with self.tolerance.of(NAME):
             self.note_evaluation(metrics)
+            self.time.begin(metrics)
             self.step, self.line = step, self.pass_at_1
             self.bar.update(self.task, completed=step, description=self.line)
 
@@ -110,15 +128,18 @@ class ProgressBar:
 
     def show_activity(self) -> None:
         """Shows what the run does now: in the bar, or in a plain line after a long silence."""
-        if (now := activity()) is None:
+        now, terminal = activity(), self.console.is_terminal
+        if (now is None) if terminal else (clock() - self.printed <= SILENCE):
             return
-        words = f"{WORDS.get(now[0], now[0])} for {clock() - now[1]:.0f} s"
-        if self.console.is_terminal:
+        words = activity_words(*(now or ("working", self.printed)))
+        if self.step is not None:  # before, the devices may not be set up
+            words += memory_words(device_memory())
+        if terminal:
             self.bar.update(self.task, description=visible(f"{words}  {self.line}".strip()))
-        elif clock() - self.printed > SILENCE:
-            self.print_line(f"step {self.step}/{self.steps}  {words}")
+        else:
+            self.print_line(f"step {self.step or 0}/{self.steps}  {words}")
 
-    def print_line(self, line: str) -> None:
+    def print_line(self, line: str | Text) -> None:
         self.printed = clock()
         self.console.print(line, soft_wrap=True)
 
@@ -132,12 +153,12 @@ class ProgressBar:
     def show(self, info: StepInfo) -> None:
         """Shows the metrics of a step."""
         self.note_evaluation(info.metrics)
+        self.time.add_step(info.metrics)
         line = f"reward {info.metrics['reward/mean']:.3f}  {self.pass_at_1}".rstrip()
         if (rate := info.metrics.get("rollout/tokens_per_second")) is not None:
             line += f"  {rate:,.0f} tokens/s"
-        seconds = info.metrics["time/step"]
-        self.seconds.append(seconds - info.metrics.get("time/compile", 0.0))
-        line += f"  {seconds:.2f} s/step, {self.left(info.step):.0f} s left"
+        line += f"  {info.metrics['time/step']:.2f} s/step, {self.time.words(info.step)}"
+        line += memory_words(info.metrics)
         self.step, self.line = info.step, line
         self.bar.update(self.task, completed=info.step, description=visible(line))
         line = f"step {info.step}/{self.steps}  {line}"
@@ -147,19 +168,8 @@ class ProgressBar:
         if not self.console.is_terminal and (due or clock() - self.printed > SILENCE):
             self.print_line(line)
 
-    def left(self, step: int) -> float:
-        """Returns the estimated seconds after a step, with its evaluations, without compilation."""
-        every, last = self.evaluation_every, self.steps > step
-        evaluations = (self.steps - 1) // every - step // every if every else 0
-        seconds = statistics.median(self.seconds[-RECENT:]) * (self.steps - step)
-        if self.evaluations and last:
-            seconds += statistics.median(self.evaluations[-RECENT:]) * (evaluations + 1)
-        return seconds
-
     def note_evaluation(self, metrics: Mapping[str, float]) -> None:
-        """Stores pass@1 and the loss for the next lines, if the metrics contain them, and times."""
-        if (seconds := metrics.get("time/evaluation")) is not None:
-            self.evaluations.append(seconds)
+        """Stores pass@1 and the loss for the next lines, if the metrics contain them."""
         named = [
             f"{name.split('/')[1]} {SHOWN[name.rpartition('/')[2]]} {score:.3f}"
             for name, score in metrics.items()
@@ -169,19 +179,44 @@ class ProgressBar:
             self.pass_at_1 = "  ".join(named) + "  "
 
     def print_sample(self, info: StepInfo) -> None:
-        """Prints the first sample of a step. The model's text is never interpreted as markup."""
+        """Prints the first sample of a step as a record. The model's text is never markup."""
         prompt, response = info.episodes[0].prompt, info.episodes[0].response
         reward = float(info.rewards.total_B[0])
-        self.console.print(
+        self.print_line(
             Text.assemble(
-                (f"  step {info.step}  ", "dim"),
+                (f"step {info.step}/{self.steps}  sample: ", "dim"),
                 (shorten(prompt.question), "bold"),
                 "  ->  ",
                 shorten(response),
                 (f"  reward {reward:.2f}, answer {shorten(prompt.answer)}", "dim"),
-            ),
-            soft_wrap=True,
+            )
         )
+
+
+def activity_words(part: str, since: float) -> str:
+    """Returns what a run does, how much of it is done, and for how long it goes on.
+
+    Args:
+      part: the part of the run, or the hook.
+      since: when it began.
+    """
+    now, words = clock(), [WORDS.get(part, part)]
+    for phase in COUNTED.get(part, ()):
+        if (count := newest(phase)) is None or not count.total:
+            continue
+        amount = f"{count.done:,} of {count.total:,} {count.unit}"
+        words = [f"{words[0]} {amount}"] if phase == part else [*words, amount]
+        if count.tokens:
+            seconds = now - count.began - compiled_within(count.began, now)
+            words.append(f"{count.tokens / max(seconds, 1e-3):,.0f} tokens/s")
+    return f"{', '.join(words)} for {now - since:.0f} s"
+
+
+def memory_words(metrics: Mapping[str, float]) -> str:
+    """Returns the memory of the fullest device as a field of a line; "" if none is reported."""
+    names = {"memory/used_gib": "memory", "memory/peak_gib": "peak"}
+    words = [f"{word} {metrics[x]:.1f} GiB" for x, word in names.items() if x in metrics]
+    return f"  {', '.join(words)}" if words else ""
 
 
 def shorten(text: str, limit: int = 160) -> str:

@@ -5,6 +5,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,7 +23,8 @@ from rl4p.distributed.mesh import Mesh
 from rl4p.distributed.processes import agreed, anywhere, first, reporting_errors
 from rl4p.errors import InputError, OutOfTime, RunError, Stopped
 from rl4p.experiment.build import Experiment, build
-from rl4p.experiment.description import slow_device
+from rl4p.experiment.description import is_large, slow_device
+from rl4p.experiment.planning.estimate_report import needed_memory
 from rl4p.experiment.planning.report import refuse_what_does_not_fit
 from rl4p.loop.compilation import (
     clock,
@@ -30,6 +32,7 @@ from rl4p.loop.compilation import (
     keep_programs,
 )
 from rl4p.loop.loop import run_hooks, train
+from rl4p.loop.stopwatch import doing
 from rl4p.protocols.hook import Hook, OpensHook
 from rl4p.protocols.tracker import TrackedRun
 from rl4p.runs.best import best_of
@@ -43,10 +46,11 @@ from rl4p.runs.plots import plot_collector, plot_learning_curve
 from rl4p.runs.profiler import Profiler
 from rl4p.runs.progress import ProgressBar, print_summary
 from rl4p.runs.record import EVALUATION, TRAINING, Record
+from rl4p.runs.remaining_time import RemainingTime, jobs_of_sweep
 from rl4p.runs.responses.recording import RecordSamples
 from rl4p.runs.run_mirror import KEY, run_mirror
 from rl4p.runs.saved_steps import steps_of
-from rl4p.runs.signals import StopRequest, discard_output
+from rl4p.runs.signals import AT_FORCED_END, StopRequest, discard_output
 from rl4p.runs.tolerance import RunConsole, Tolerance, Tolerated
 from rl4p.runs.tracker.none import NoTracker
 from rl4p.runs.tracker.several import SeveralRuns
@@ -77,7 +81,16 @@ def run(config: DictConfig) -> dict[str, Any]:
             f"{resume_command(config, folder)}"
         )
 
-    with recorded_in(folder) as record, StopRequest(last_words) as request:
+    bar = ProgressBar(
+        config.steps,
+        max(1, config.steps // 20),
+        config.samples.every,
+        time=RemainingTime(
+            config.steps, config.evaluation.every, jobs_of_sweep(folder, config.steps)
+        ),
+        quiet=not first(),
+    )
+    with recorded_in(folder) as record, StopRequest(last_words) as request, bar:
         if config.resume is None and (record.metrics() or steps_of(record.folder / "checkpoints")):
             resume = command([override("resume", str(folder))])
             raise InputError(f"{folder} already contains a run: continue it with {resume}.")
@@ -86,12 +99,16 @@ def run(config: DictConfig) -> dict[str, Any]:
             refuse_what_does_not_fit(config)
         tracker = instantiate(config.tracker) if first() else NoTracker()
         mirror = run_mirror(config, folder) if first() else None
-        experiment = build(config)
+        with doing("starting", started):
+            experiment = build(config)
         terminal = RunConsole(soft_wrap=True, quiet=not first())
         tolerance = Tolerance()
         with tolerance.of("Printing"):
             terminal.print(f"{folder}\n{experiment.sizes}")
         log.info("%s", experiment.sizes)
+        if first() and is_large(experiment.loop.policy, experiment.state.params):
+            with tolerance.of("The estimate of memory"):
+                terminal.print(needed_memory(config) or "")
         slow = slow_device(experiment.loop.policy, experiment.state.params)
         for sentence in (*experiment.idle_options, *([slow] if slow else [])) if first() else ():
             log.warning("%s", sentence)
@@ -110,7 +127,8 @@ def run(config: DictConfig) -> dict[str, Any]:
         checkpoints = instantiate(config.checkpoint).open(folder, stateful, best)
         outcome = RunOutcome(record=record, tracked=tracked, state=experiment.state, best=best)
         diagnosis = Diagnosis(config=experiment.config, quiet=not first())
-        status = "failed"
+        status, interrupted = "failed", partial(tracked.finish, "stopped")
+        AT_FORCED_END.insert(0, interrupted)  # before the parent run of a sweep ends
         try:
             with (
                 closing(experiment.loop.phases),
@@ -119,7 +137,7 @@ def run(config: DictConfig) -> dict[str, Any]:
                 checkpoints,
                 reporting_errors(),
             ):  # if the last save fails, the run has failed
-                run_steps(config, experiment, checkpoints, outcome, diagnosis, request, early)
+                run_steps(config, experiment, checkpoints, outcome, diagnosis, request, early, bar)
             resumable = outcome.stopped_by in ("signal", "before")
             status = "stopped" if resumable else "finished"
         finally:
@@ -140,7 +158,10 @@ def run(config: DictConfig) -> dict[str, Any]:
                             with tolerance.of(f"The plot {name}"):
                                 plot(rows, folder / "plots" / name)
             finally:
-                tracked.finish(status)
+                AT_FORCED_END.remove(interrupted)
+                with doing("finishing", clock()):
+                    tracked.finish(status)
+        bar.stop()
         if first():
             with tolerance.of("Printing"):
                 print_summary(folder, summary)
@@ -171,7 +192,7 @@ def refuse_what_only_a_plan_reads(config: DictConfig) -> None:
         `plan.check`, the only option of a run that reads it.
     """
     plan = config.plan
-    of_a_plan = {"search": False, "all_widths": False, "effort": -1.0}
+    of_a_plan = {"estimate": False, "search": False, "all_widths": False, "effort": -1.0}
     changed = [f"plan.{name}={plan[name]}" for name, no in of_a_plan.items() if plan[name] != no]
     if changed:
         raise InputError(f"{' '.join(changed)} is only for python -m rl4p.plan: leave it out.")
@@ -227,18 +248,12 @@ def run_steps(
     diagnosis: Diagnosis,
     request: StopRequest,
     early: EarlyStop,
+    bar: ProgressBar,
 ) -> None:
     """Runs the steps and their hooks from the start or a checkpoint to the end or a stop."""
     record, tracked, samples = outcome.record, outcome.tracked, config.samples
-    lines_every = max(1, config.steps // 20)
-    bar = ProgressBar(
-        config.steps,
-        lines_every,
-        samples.every,
-        evaluation_every=experiment.evaluation.every,
-        quiet=not first(),
-    )
-    with ExitStack() as stack, bar:
+    bar.start()
+    with ExitStack() as stack:
         state = first_state(config, experiment, checkpoints, record, tracked)
         outcome.begin(state, resumed=config.resume is not None)
         if checkpoints.latest() is None:  # not restored, so it was evaluated just now
@@ -283,7 +298,8 @@ def run_steps(
             else:
                 outcome.stopped_by = "steps"
         request.answered()
-        checkpoints.save(outcome.state)  # no other hook, so that a resumed run has equal lines
+        with doing("checkpoints", clock()):
+            checkpoints.save(outcome.state)  # no other hook, so that a resumed run has equal lines
 
 
 def opened(experiment: Experiment, folder: Path, stack: ExitStack) -> list[Hook]:
@@ -306,7 +322,8 @@ def first_state(
 ) -> TrainState:
     """Returns the state of the newest checkpoint, or the initial state after its evaluation."""
     if config.resume is not None and not agreed(may_start_again(record, checkpoints)):
-        state = checkpoints.restore(experiment.state)
+        with doing("restoring", clock()):
+            state = checkpoints.restore(experiment.state)
         log.info("The run continues after step %d.", int(state.step))
         if int(state.step) > config.steps:
             raise InputError(

@@ -20,6 +20,8 @@ from typing import Any, TextIO
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 SECONDS = 15.0  # after SIGTERM; Slurm kills after 30
 HANDLED_SECONDS = 1.0
+FAREWELL_SECONDS = 5.0
+AT_FORCED_END: list[Callable[[], object]] = []  # called, in order, before the process is ended
 UNFINISHED = "Stopped in the middle of a batch; all before it is saved. The same command continues."
 SHOW_CURSOR = "\x1b[?25h"  # which a progress bar hides
 
@@ -87,6 +89,9 @@ class StopRequest:
             words = f"{SHOW_CURSOR if os.isatty(2) else ''}\n{self.last_words()}\n"
             with suppress(OSError):
                 os.write(2, words.encode(errors="replace"))
+            farewell = threading.Thread(target=say_farewell, daemon=True)
+            farewell.start()
+            farewell.join(FAREWELL_SECONDS)
             os._exit(exit_code)
 
     def answered(self) -> None:
@@ -128,6 +133,13 @@ class StopRequest:
         for name in ("stdout", "stderr"):
             if isinstance(stream := getattr(sys, name), Terminal):
                 setattr(sys, name, stream.stream)
+
+
+def say_farewell() -> None:
+    """Calls what is to be called before the process is ended; one that fails is left out."""
+    for call in AT_FORCED_END.copy():
+        with suppress(Exception):
+            call()
 
 
 class Terminal:

@@ -100,14 +100,17 @@ def no_advantage(history: History) -> Symptom | None:
     elif not any(history.recent("reward/std")):
         why = (
             f"all samples get the reward {history.late('reward/mean'):.3g}, as the prompts are too "
-            "hard or too easy, or the grader is wrong (see samples.jsonl)"
-        )
+            "hard or too easy, or the grader is wrong"
+        ) + " (see samples.jsonl)" * history.recorded_samples
     return Symptom("advantage/max", 0.0, f"nothing is trained: {why}.", remedy)
 
 
 def truncated(history: History) -> Symptom | None:
     share, limit = history.late("rollout/truncated"), history.config["max_response_tokens"]
     if not are_cut(history) or not (history.lasts or share == 1) or history.solved:
+        return None
+    said = no_advantage(history)
+    if said is not None and said.remedy == longer_responses(history):
         return None
     meaning = f"most responses are cut at max_response_tokens={limit}, often before their answer."
     return Symptom("rollout/truncated", share, meaning, longer_responses(history))

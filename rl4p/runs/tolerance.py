@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from rl4p.errors import InputError, RunError
 from rl4p.protocols.hook import Hook, StepInfo
@@ -11,6 +12,8 @@ from rl4p.runs.signals import discard_output
 from rl4p.terminal import VisibleConsole
 
 log = logging.getLogger(__name__)
+
+PLAIN_WIDTH = 200  # characters of the longest row of a table
 
 
 @dataclass(frozen=True)
@@ -42,8 +45,13 @@ class Tolerance:
 class RunConsole(VisibleConsole):
     """A console of a run, which goes on when nobody reads its output any more, as in `| head`.
 
-    The console of rich ends the process.
+    The console of rich ends the process. Without a terminal no row of a table is divided.
     """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        if not self.is_terminal:
+            self.width = max(self.width, PLAIN_WIDTH)
 
     def on_broken_pipe(self) -> None:
         self.quiet = True

@@ -70,6 +70,15 @@ def test_questions_count_once_whatever_is_sampled_at_a_time(evaluate, rows):
     }
 
 
+def test_an_evaluation_counts_its_prompts(evaluate, counts):
+    evaluate(["a", "a", "b", "a", "b"], rows=2, right=())
+    done = {(each.phase, each.unit): [] for each in counts}
+    for each in counts:
+        done[each.phase, each.unit].append((each.done, each.total))
+    assert done["evaluation", "prompts"] == [(5, 5)]
+    assert done["reward", "grades"] == [(4, 4), (4, 4), (2, 2)]  # of two terms
+
+
 def test_what_cannot_be_graded_is_not_right(evaluate):
     found = evaluate(["a", "a"], rows=2, right=("0", "1"), broken=("1",))
     assert found == {"eval/a/pass_at_1": 0.5, "eval/a/prompts": 2.0, "eval/a/invalid": 1.0}

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rl4p.distributed.counting import counted, item_done, newest
 from rl4p.errors import RunError
 from rl4p.reward.weighted import Weighted
 
@@ -52,6 +53,40 @@ def grade(max_invalid=1.0, rows=4, deadline=60.0, **terms):
     episodes = [None] * rows  # the terms here do not read them
     reward = Weighted(terms=terms, max_invalid=max_invalid, deadline=deadline)
     return reward(None, episodes)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watches:
+    """A term that grades one row, and notes how many grades of the batch are done then."""
+
+    noted: list
+    weight: float = 1.0
+    deadline: float | None = None
+
+    def __call__(self, episodes):
+        item_done()
+        self.noted.append(newest("reward").done)
+        return [1.0] * len(episodes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchesLater(Watches):
+    async def __call__(self, episodes):
+        return Watches.__call__(self, episodes)
+
+
+@pytest.mark.parametrize("kind", [Watches, WatchesLater])
+@pytest.mark.parametrize("deadline", [None, 60.0])
+def test_the_rows_of_each_term_are_counted_while_it_grades(counts, kind, deadline):
+    noted, refuses = [], Gives(grades=ValueError())
+    with counted("reward", "grades"):
+        grade(a=kind(noted=noted, deadline=deadline), max_invalid=1.0)
+        grade(b=kind(noted=noted, deadline=deadline), c=refuses, max_invalid=1.0)
+    (count,) = counts
+    assert noted[0] == 1
+    assert noted[1] in (5, 9)  # c ends before or after it
+    assert (count.total, count.done) == (12, 12)
+    item_done()  # outside a call it counts nowhere
 
 
 def test_the_total_is_weighted_and_the_terms_are_not():

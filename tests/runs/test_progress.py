@@ -1,15 +1,21 @@
 """Tests the terminal output of a run, and that responses cannot insert control characters."""
 
+import re
+from contextlib import ExitStack
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
-from rl4p.loop.compilation import COMPILES, clock
-from rl4p.loop.stopwatch import Stopwatch
-from rl4p.runs import progress
-from rl4p.runs.progress import ProgressBar, print_summary, shorten, time_table
+from rl4p.distributed.counting import counted
+from rl4p.loop.compilation import COMPILES
+from rl4p.loop.stopwatch import doing
+from rl4p.runs import progress, remaining_time
+from rl4p.runs.progress import ProgressBar, activity_words, print_summary, shorten, time_table
+from rl4p.runs.remaining_time import RemainingTime
 
+BEAT = progress.BEAT
 METRICS = {"reward/mean": 0.25, "rollout/tokens_per_second": 1234.4, "time/step": 2.0}
 
 
@@ -23,16 +29,38 @@ def info(step, *, response="#### 3", **metrics):
     )
 
 
+class Clock:
+    """A clock that stands still until a test moves it."""
+
+    now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
 @pytest.fixture
-def printed(capsys, monkeypatch):
-    """Returns a function that calls a progress bar and returns the lines that it prints."""
+def clock(monkeypatch):
+    clock = Clock()
+    for module in (progress, remaining_time):
+        monkeypatch.setattr(module, "clock", clock)
+    monkeypatch.setattr(progress, "BEAT", 1e9)  # the thread does nothing
+    return clock
+
+
+@pytest.fixture
+def printed(capsys, monkeypatch, clock):
+    """Returns a function that calls a progress bar and returns the lines that it prints.
+
+    Each step takes two seconds.
+    """
     monkeypatch.setenv("COLUMNS", "200")
 
-    def lines(infos, *, steps=10, lines_every=5, samples_every=0, begin=None, **options):
-        with ProgressBar(steps, lines_every, samples_every, **options) as bar:
-            if begin is not None:
-                bar.begin(*begin)
+    def lines(infos, *, steps=10, lines_every=5, samples_every=0, begin=(0, {}), every=0, **more):
+        time = RemainingTime(steps, every)
+        with ProgressBar(steps, lines_every, samples_every, time=time, **more) as bar:
+            bar.begin(*begin)
             for each in infos:
+                clock.now += 2.0
                 bar(each)
         return capsys.readouterr().out.splitlines()
 
@@ -75,42 +103,101 @@ def test_all_tasks_are_named_and_a_step_that_sampled_nothing_has_no_rate(printed
     assert line == "step 5/10  reward 0.250  2.00 s/step, 10 s left"
 
 
-def test_the_remaining_time_has_the_evaluations_and_no_compilation(printed):
-    """After step 3, evaluations follow steps 4, 8 and 10, the last one."""
-    first = {"time/step": 200.0, "time/compile": 198.0, "time/evaluation": 7.0}
-    infos = [info(1, **first), info(2), info(3)]
-    lines = printed(infos, lines_every=1, begin=(0, {"time/evaluation": 7.0}), evaluation_every=4)
-    assert lines[-1].endswith(f"2.00 s/step, {7 * 2 + 3 * 7} s left")
-    (line,) = printed([info(10)], begin=(0, {"time/evaluation": 7.0}), evaluation_every=4)
-    assert line.endswith(", 0 s left")
-
-
 def test_a_plain_line_is_one_line_at_any_width(printed, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     (line,) = printed([info(5, **{"eval/a/pass_at_1": 0.5, "eval/b/pass_at_1": 1.0})])
     assert len(line) > 80
 
 
-def test_after_a_silence_a_line_says_what_the_run_does(monkeypatch, capsys):
-    monkeypatch.setattr(progress, "SILENCE", 0.0)
-    monkeypatch.setattr(progress, "BEAT", 1e9)
+LINE = re.compile(r"step (?P<step>\d+)/(?P<steps>\d+)(?P<fields>(  \S+( \S+)*)+)")
+
+
+def test_every_line_of_a_run_parses_by_one_expression_at_width_40(printed, monkeypatch, clock):
+    monkeypatch.setenv("COLUMNS", "40")
+    scores = {"eval/a/pass_at_1": 0.5, "eval/b/pass_at_1": 1.0}
+    memory = {"memory/used_gib": 41.25, "memory/peak_gib": 63.0}
+    response = "a  response\n\nof\tlines " + 30 * "and words "
+    infos = [info(step, response=response, **scores, **memory) for step in range(1, 5)]
+    lines = printed(infos, lines_every=1, samples_every=2)
+    assert len(lines) == 6
+    parsed = [LINE.fullmatch(line) for line in lines]
+    assert all(parsed), lines
+    assert [int(each["step"]) for each in parsed if each] == [1, 2, 2, 3, 4, 4]
+    assert lines[0].endswith("  2.00 s/step, 18 s left  memory 41.2 GiB, peak 63.0 GiB")
+
+
+def test_after_a_silence_a_line_says_what_the_run_does(monkeypatch, capsys, clock):
     with ProgressBar(10, 5, 0) as bar:
-        bar.begin(3, {})
+        clock.now += 51
         bar.show_activity()
-        assert capsys.readouterr().out == ""  # it does nothing
-        with Stopwatch()("reward"):
+        assert capsys.readouterr().out == "step 0/10  working for 51 s\n"
+        bar.begin(3, {})
+        with doing("reward", clock.now):
+            clock.now += 51
             bar.show_activity()
-            assert capsys.readouterr().out == "step 3/10  grading for 0 s\n"
-            monkeypatch.setitem(COMPILES, "since", clock() - 70)
+            bar.show_activity()
+            assert capsys.readouterr().out == "step 3/10  grading for 51 s\n"
+            monkeypatch.setitem(COMPILES, "since", clock.now)
+            clock.now += 70
             bar.show_activity()
             assert capsys.readouterr().out == "step 3/10  compiling for 70 s\n"
+
+
+@pytest.mark.parametrize(
+    ("part", "counts", "words"),
+    [
+        ("rollout", {"rollout": ("sequences", 256, 143, 12340)},
+         "rollout 143 of 256 sequences, 1,234 tokens/s for 10 s"),
+        ("reward", {"reward": ("grades", 2048, 1024, 0)}, "grading 1,024 of 2,048 grades for 10 s"),
+        ("reward", {"reward": ("grades", 0, 0, 0)}, "grading for 10 s"),
+        ("evaluation", {"evaluation": ("prompts", 1319, 256, 0), "rollout": ("rows", 8, 3, 50)},
+         "evaluating 256 of 1,319 prompts, 3 of 8 rows, 5 tokens/s for 10 s"),
+        ("trainer_waits", {"rollout": ("sequences", 8, 3, 50)},
+         "waiting for samples, 3 of 8 sequences, 5 tokens/s for 10 s"),
+        ("update", {"rollout": ("sequences", 8, 3, 50)}, "update for 10 s"),
+    ],
+)  # fmt: skip
+def test_a_line_says_how_much_of_a_phase_is_done(clock, part, counts, words):
+    with ExitStack() as stack:
+        for phase, (unit, total, done, tokens) in counts.items():
+            count = stack.enter_context(counted(phase, unit, total))
+            count.add(done, tokens=tokens)
+            count.began = clock.now - 10
+        assert activity_words(part, clock.now - 10) == words
+
+
+@pytest.mark.parametrize(("terminal", "most"), [(True, 2.0), (False, 60.0)])
+def test_no_silence_is_long_in_a_compilation_and_in_long_steps(monkeypatch, clock, terminal, most):
+    """The run compiles for 200 s, and then has three steps of 60 s."""
+    bar, texts, times = ProgressBar(3, 1, 0), [], [clock.now]
+
+    def note(text):
+        if [text] != texts[-1:]:
+            texts.append(text)
+            times.append(clock.now)
+
+    monkeypatch.setattr(bar.console, "_force_terminal", terminal)
+    monkeypatch.setattr(bar.console, "print", lambda text, **_: note(text))
+    if terminal:
+        monkeypatch.setattr(bar.bar, "update", lambda _, description, **__: note(description))
+    bar.begin(0, {})
+    for step, seconds in enumerate((200, 60, 60, 60)):
+        with doing("rollout" if step else "compile", clock.now):
+            for _ in range(int(seconds / BEAT)):
+                clock.now += BEAT
+                bar.show_activity()
+        if step:
+            bar(info(step))
+    assert clock.now == 1380.0
+    assert max(b - a for a, b in pairwise([*times, clock.now])) <= most
+    assert len(texts) >= 380 / most
 
 
 def test_a_thread_shows_it_while_the_main_thread_is_busy(monkeypatch, capsys):
     monkeypatch.setattr(progress, "SILENCE", 0.0)
     monkeypatch.setattr(progress, "BEAT", 0.01)
     printed = ""
-    with ProgressBar(10, 5, 0), Stopwatch()("rollout"):
+    with ProgressBar(10, 5, 0), doing("rollout", progress.clock()):
         while "rollout for 0 s" not in printed:
             printed += capsys.readouterr().out
 
@@ -121,7 +208,9 @@ def test_a_quiet_bar_prints_nothing(printed):
 
 def test_the_first_sample_is_shown_when_it_is_its_turn(printed):
     lines = printed([info(step) for step in range(1, 5)], samples_every=2)
-    assert lines == [f"  step {step}  1+2?  ->  #### 3  reward 1.50, answer 3" for step in (2, 4)]
+    assert lines == [
+        f"step {step}/10  sample: 1+2?  ->  #### 3  reward 1.50, answer 3" for step in (2, 4)
+    ]
 
 
 def test_a_models_text_is_no_markup_and_moves_no_cursor(printed):
@@ -179,9 +268,10 @@ def words(text):
     return [line.split() for line in text.splitlines()]
 
 
-def test_the_summary_has_each_task_first_last_and_best(tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize("width", ["40", "200"])
+def test_the_summary_has_each_task_first_last_and_best(tmp_path, capsys, monkeypatch, width):
     """Of the files, those that exist are named."""
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("COLUMNS", width)
     (tmp_path / "plots").mkdir()
     for name in ("metrics.jsonl", "plots/learning_curve.png"):
         (tmp_path / name).touch()
@@ -192,6 +282,7 @@ def test_the_summary_has_each_task_first_last_and_best(tmp_path, capsys, monkeyp
     assert lines[1] == ["a/pass_at_1", "0.250", "0.500", "0.750"]
     assert lines[2] == ["b/pass_at_1", "-", "1.000", "1.000"]
     assert "prompts" not in out
+    assert ["time", "seconds", "share", "median", "per", "step"] in lines
     assert "the rest" in out
     assert out.splitlines()[-2:] == [
         "finished at step 4 after 20 s, of which 3 s to compile 7 programs (2 from the cache)",

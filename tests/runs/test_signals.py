@@ -143,7 +143,8 @@ def test_only_terminals_are_watched_and_only_during_the_run(monkeypatch):
 # A process whose main thread runs code in C, in which no handler of Python is called, or a loop.
 BUSY = """
 import hashlib, sys, time
-from rl4p.runs.signals import StopRequest
+from rl4p.runs.signals import AT_FORCED_END, StopRequest
+AT_FORCED_END += [lambda: 1 / 0, lambda: print("farewell", flush=True)]
 with StopRequest(lambda: "The last words.", seconds=0.3) as request:
     print("ready", flush=True)
     while sys.argv[1] == "c after the first" and request.received is None:
@@ -161,10 +162,10 @@ with StopRequest(lambda: "The last words.", seconds=0.3) as request:
 @pytest.mark.parametrize(
     ("work", "signals", "exit_code", "output", "words"),
     [
-        ("c", [signal.SIGTERM], 3, "", "The last words."),
-        ("python", [signal.SIGTERM], 3, "", "The last words."),
-        ("c", [signal.SIGINT, signal.SIGINT], 1, "", "The last words."),
-        ("c after the first", [signal.SIGINT, signal.SIGINT], 1, "", "The last words."),
+        ("c", [signal.SIGTERM], 3, "farewell\n", "The last words."),
+        ("python", [signal.SIGTERM], 3, "farewell\n", "The last words."),
+        ("c", [signal.SIGINT, signal.SIGINT], 1, "farewell\n", "The last words."),
+        ("c after the first", [signal.SIGINT, signal.SIGINT], 1, "farewell\n", "The last words."),
         ("answers", [signal.SIGTERM], 0, "saved\n", ""),
     ],
 )

@@ -114,6 +114,26 @@ def test_equal_samples_are_explained_at_the_first_step():
     assert finding.remedy == "rollout.temperature=1"
 
 
+def test_responses_that_are_all_cut_are_one_finding_with_the_longer_limit():
+    """More samples would be cut too."""
+    config = config_of("group_size=4", "samples.every=0")
+    changes = {"advantage_max": 0.0, "reward_std": 0.0, "rollout_truncated": 1.0}
+    for steps in (1, WINDOW, 40):
+        (finding,) = diagnose(rows_of(steps, update_grad_norm=0.0, **changes), config)
+        assert finding.name == "no_advantage"
+        assert finding.remedy == f"max_response_tokens={2 * config['max_response_tokens']}"
+
+
+@pytest.mark.parametrize(
+    ("every", "steps", "named"), [(0, 40, False), (10, 9, False), (10, 10, True)]
+)
+def test_samples_are_named_once_they_are_recorded(every, steps, named):
+    config = config_of(f"samples.every={every}")
+    rows = rows_of(steps, advantage_max=0.0, reward_std=0.0, update_grad_norm=0.0)
+    (finding,) = diagnose(rows, config)
+    assert ("samples.jsonl" in finding.meaning) == named
+
+
 @pytest.mark.parametrize(
     ("overrides", "changes"),
     [

@@ -23,6 +23,7 @@ from rl4p.loop.groups import check_filters, divided, joined, newest_only
 from rl4p.loop.metrics import drawn_shares, staleness_shares
 from rl4p.loop.pending_groups import PendingGroup, PendingGroups, limits_of
 from rl4p.loop.source.quota import take
+from rl4p.loop.stopwatch import doing
 from rl4p.loop.synced_weights import SyncedWeights
 from rl4p.model.policy import Policy
 from rl4p.protocols.collection import Collected, CollectorPhases, Filter, OpenSource
@@ -176,7 +177,7 @@ class OpenAsynchronous:
     def collect(self, state: TrainState) -> Collected:
         step, began = int(state.step), clock()
         rejected: list[Group] = []
-        with self.condition:
+        with self.condition, doing("trainer_waits", began):
             self.key = jnp.copy(state.key)  # the update donates the key of the state
             self.publish(*self.synced(state))
             self.pending.drop_old(step)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rl4p.distributed.counting import Count, counted, newest
 from rl4p.model.policy import Policy, padded_width
 from rl4p.protocols.engine import Completion, Request, RequestSource, finish
 from rl4p.rollout.engine.batch import Batch, Kept
@@ -99,8 +100,9 @@ class InProcess(ABC):
         for request in requests:
             check_request(request.tokens, len(request.keys_N), request.max_tokens, longest)
         distribution = self.distribution(weights.version, greedy, requests)
-        drawn = self.decode(weights, requests, distribution, stop, greedy)
         of_rows = [request for request in requests for _ in request.keys_N]
+        with counted("rollout", "sequences", len(of_rows)) as count:
+            drawn = self.decode(weights, requests, distribution, stop, greedy, count)
         return [
             self.ended(*each, weights.version, request)
             for each, request in zip(drawn, of_rows, strict=True)
@@ -153,6 +155,7 @@ class InProcess(ABC):
         distribution: SharedDistribution | None,
         stop: Stop | None,
         greedy: bool,
+        count: Count,
     ) -> Iterable[tuple[np.ndarray, np.ndarray]]:
         """Returns the tokens int32 and log-probabilities float32 of all completions, in order.
 
@@ -161,6 +164,7 @@ class InProcess(ABC):
           distribution: the distribution of all rows; None if rows have their own (`row_sampling`).
           stop: as in `complete`; None unless the engine `stops`.
           greedy: as in `complete`.
+          count: counts the completions that are done, and their tokens.
         """
 
     def release(self) -> None:
@@ -203,6 +207,7 @@ class ContinuousEngine(InProcess):
         distribution: SharedDistribution | None,
         stop: Stop | None,
         greedy: bool,
+        count: Count,
     ) -> Iterable[tuple[np.ndarray, np.ndarray]]:
         own = None if distribution is not None else partial(self.row_sampling, weights.version)
         of_sequences = {
@@ -231,7 +236,9 @@ class ContinuousEngine(InProcess):
                 waiting=bool(waiting),
                 distribution=distribution,
             )
-            for chunk in batch.end().chunks():
+            before = len(unfinished)
+            chunks = batch.end().chunks()
+            for chunk in chunks:
                 logprobs[chunk.sequence] += chunk.logprobs
                 if chunk.finish is not None:
                     del unfinished[chunk.sequence]
@@ -241,6 +248,7 @@ class ContinuousEngine(InProcess):
                 if (row := chunk.sequence.kept) is not None:
                     padding = batch.layout.padding(chunk.sequence.context)
                     kept[tuple(chunk.sequence.tokens)] = row, padding
+            count.add(before - len(unfinished), tokens=sum(len(x.tokens) for x in chunks))
         self.prefilled_tokens += batch.prefilled_tokens
         return [
             (np.array(x.tokens[len(x.context) :], np.int32), np.array(logprobs[x], np.float32))
@@ -301,7 +309,10 @@ class ContinuousEngine(InProcess):
                 waiting=bool(waiting),
                 distribution=distribution,
             )
-            for chunk in batch.end().chunks():
+            chunks = batch.end().chunks()
+            if (count := newest("rollout")) is not None:  # of episodes
+                count.add(tokens=sum(len(chunk.tokens) for chunk in chunks))
+            for chunk in chunks:
                 sequence = chunk.sequence
                 logprobs[sequence] += chunk.logprobs
                 if chunk.finish is None:

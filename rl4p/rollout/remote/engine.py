@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
+from rl4p.distributed.counting import counted, newest
 from rl4p.errors import InputError, RunError
 from rl4p.model.policy import Policy
 from rl4p.protocols.engine import Completion, Request, RequestSource
@@ -271,7 +272,11 @@ class RemoteEngine:
                     f"A request of {len(request.tokens)} tokens with max_tokens="
                     f"{request.max_tokens} is longer than the {longest} positions of the model."
                 )
-        with servers.using(self.published) as weights:
+        total = sum(len(request.keys_N) for request in requests)
+        with (
+            servers.using(self.published) as weights,
+            counted("rollout", "sequences", total) as count,
+        ):
             batch = RequestBatch(
                 requests=[
                     server_request
@@ -279,6 +284,7 @@ class RemoteEngine:
                     for server_request in self.server_requests(request, weights, greedy)
                 ],
                 may_stop=stop is not None,
+                count=count,
             )
             future = servers.start(servers.pool.complete(batch))
             try:
@@ -313,6 +319,8 @@ class RemoteEngine:
                         request, batch = pending.pop(future)
                         future.result()
                         (completion,) = filter(None, batch.completions)
+                        if (count := newest("rollout")) is not None:  # of episodes
+                            count.add(tokens=len(completion.tokens))
                         source.give(request, completion)
             finally:
                 for future in pending:

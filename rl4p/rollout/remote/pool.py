@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from secrets import token_hex
 
+from rl4p.distributed.counting import Count
 from rl4p.errors import InputError, RunError
 from rl4p.http.address import api_key
 from rl4p.http.client import (
@@ -51,12 +52,13 @@ class RequestBatch:
     Attributes:
       requests: the requests, each for one completion.
       may_stop: whether the batch can be stopped, so that fragments are of use.
-      completions: the completions so far.
+      completions, count: the completions so far, and their count.
       stopping: whether it was stopped.
     """
 
     requests: Sequence[ServerRequest]
     may_stop: bool
+    count: Count = field(default_factory=lambda: Count("rollout", "sequences", 0))
     completions: list[Completion | None] = field(default_factory=list)
     stopping: bool = False
 
@@ -266,15 +268,15 @@ class ServerPool:
         async def complete_one(index: int) -> None:
             request = batch.requests[index]
             try:
-                batch.completions[index] = await self.completion(batch, request)
+                batch.completions[index] = completion = await self.completion(batch, request)
+                batch.count.add(1, tokens=len(completion.tokens))
             except Stopping:
                 batch.completions[index] = request.completion("", (), (), Finish.ABORT)
 
-        count = len(batch.requests)
-        places = len(self.servers) * self.options.concurrency
+        places = min(len(self.servers) * self.options.concurrency, len(batch.requests))
         self.batches.add(batch)
         try:
-            await for_each(range(count), complete_one, concurrency=min(places, count))
+            await for_each(range(len(batch.requests)), complete_one, concurrency=places)
         finally:
             self.batches.discard(batch)
 

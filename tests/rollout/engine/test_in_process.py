@@ -95,6 +95,14 @@ def test_both_samplers_answer_alike(ending, params, requests):
     assert_same(*found)
 
 
+def test_a_call_counts_its_sequences_and_tokens(engine, requests, counts):
+    completions = engine.complete(requests)
+    (count,) = counts
+    assert (count.phase, count.unit, count.total) == ("rollout", "sequences", 8)
+    if engine.stops:  # a static batch is one program, which tells nothing before its end
+        assert (count.done, count.tokens) == (8, sum(len(x.tokens) for x in completions))
+
+
 def test_a_partial_response_goes_on_as_if_it_had_not_stopped(engine, ending, requests):
     (whole,) = engine.complete(requests[:1])
     assert len(whole.tokens) > 8

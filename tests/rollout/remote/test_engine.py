@@ -38,6 +38,15 @@ def test_completions_are_those_of_the_published_weights(opened, policy, params):
             assert {x.engine for x in found} == {double.url}
 
 
+def test_a_call_counts_its_sequences_and_tokens(opened, params, counts):
+    with opened() as (engine, _):
+        engine.publish(of_step(params, 1), 1)
+        completions = engine.complete(requests_of(PROMPTS, 3, 0))
+    (count,) = [x for x in counts if x.total == 6]  # the double answers each with its own engine
+    tokens = sum(len(x.tokens) for x in completions)
+    assert (count.total, count.done, count.tokens) == (6, 6, tokens)
+
+
 def test_results_do_not_depend_on_the_servers_or_the_neighbours(opened, params):
     found = []
     weights = of_step(params, 1)
