@@ -23,11 +23,12 @@ from rl4p.configuration.chips import Chip
 from rl4p.distributed.partition import specs
 from rl4p.experiment.planning.abstract import AbstractRun, bytes_of_chip
 from rl4p.experiment.planning.flops import children, product_flops
+from rl4p.experiment.planning.programs import slots_of
 from rl4p.learner.gradient_step import microbatch_loss, prepared, shares_prompts
 from rl4p.learner.microbatches import rows_in
 from rl4p.model.decoder import Decoder, Prefix
 from rl4p.model.lora import merge_trees
-from rl4p.protocols.phases import KeepsCaches
+from rl4p.protocols.planning import KeepsCaches
 from rl4p.protocols.traits import RolloutTraits
 from rl4p.types import Params, TrainingBatch
 
@@ -52,7 +53,7 @@ class Trace:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Estimate:
+class StepEstimate:
     """The estimated memory of a device and the least time of a step, by phase.
 
     Attributes:
@@ -247,7 +248,7 @@ class Estimate:
             return {}
         mesh, decoder, R = run.mesh.sampling, run.policy.decoder, run.response_tokens
         tokens = run.sequences * R + run.prompts * run.prompt_columns
-        slots = max(cache.rows for cache in rollout.caches(run))
+        slots = slots_of(run) or max((cache.rows for cache in rollout.caches(run)), default=1)
         steps, tp = R * -(-run.sequences // slots), mesh.devices.shape["tp"]
         # On average half of the response columns are written.
         columns = run.prompt_columns + R / 2

@@ -12,7 +12,7 @@ from rl4p.configuration import compose, instantiate
 from rl4p.configuration.chips import Chip
 from rl4p.experiment.planning.abstract import abstract_run, bytes_of_chip
 from rl4p.experiment.planning.costs import cost
-from rl4p.experiment.planning.estimate import Estimate
+from rl4p.experiment.planning.estimate import StepEstimate
 from rl4p.experiment.planning.programs import programs, unplanned, update
 from rl4p.experiment.planning.topology import EstimatedMesh, estimated, memory_of
 
@@ -40,7 +40,7 @@ def estimate_of(*overrides, small=SMALL):
     config = compose([*small, *overrides])
     mesh = estimated(instantiate(config.mesh))
     chip = memory_of(mesh)[0] if isinstance(mesh, EstimatedMesh) else CPU
-    return Estimate(run=abstract_run(config, mesh), chip=chip)
+    return StepEstimate(run=abstract_run(config, mesh), chip=chip)
 
 
 @pytest.mark.mixed_dtypes
@@ -167,9 +167,9 @@ def test_a_rollout_with_environments_is_estimated_and_named_in_a_compiled_plan()
     sizes = [(each.rows, each.columns) for each in run.phases.rollout.caches(run)]
     columns = sizes[0][1]
     assert columns >= run.prompt_columns + run.response_tokens
-    assert sizes == [(rows, columns), (rows, columns // 2), (rows, columns)]
+    assert sizes == [(rows, columns), (rows, columns)]  # of the slots, and what turns keep
     few = replace(run.phases.rollout, concurrency=4)
-    assert [each.rows for each in few.caches(run)] == [4, 4, 4]
+    assert [each.rows for each in few.caches(run)] == [4, 4]
 
 
 @pytest.mark.parametrize("recipe", ["dpo", "lora", "ppo", "raft", "stale"])
@@ -177,3 +177,13 @@ def test_every_kind_of_training_has_an_estimate(recipe):
     guess = estimate_of(f"experiment=arithmetic_{recipe}", small=("mesh=single", "tracker=none"))
     assert guess.total("update") > guess.update()["activations"] > 0
     assert guess.layer.kept > 0
+
+
+def test_fewer_slots_take_more_decode_steps():
+    small = tuple(word for word in SMALL if word != "mesh=single")
+    all_at_once, few = (
+        estimate_of("mesh=h100_1", f"rollout.slots={slots}", small=small) for slots in (64, 4)
+    )
+    read = [each.seconds["sampling"]["memory"] for each in (all_at_once, few)]
+    assert read[1] > 2 * read[0]  # each step reads all parameters
+    assert few.sampling()["cache"] < all_at_once.sampling()["cache"]
