@@ -23,7 +23,7 @@ from omegaconf import DictConfig
 
 from rl4p.configuration import compose, instantiate
 from rl4p.experiment.planning.abstract import abstract_run
-from rl4p.experiment.planning.estimate import Estimate
+from rl4p.experiment.planning.estimate import StepEstimate
 from rl4p.experiment.planning.topology import estimated, memory_of
 
 HERE = Path(__file__).parent
@@ -112,16 +112,16 @@ def configuration() -> DictConfig:
     return compose([*COMMON.split(), f"model.path={TINY}", "mesh=h100_1"])
 
 
-def estimate_of(folder: Path, kind: str) -> Estimate:
+def estimate_of(folder: Path, kind: str) -> StepEstimate:
     """Returns the estimate of a run, for the lengths of the default configuration."""
     config = deepcopy(configuration())
     config.model.path = str(folder)
     config.model.lora.rank, config.model.param_dtype = KINDS[kind]
     mesh = estimated(instantiate(config.mesh))
-    return Estimate(run=abstract_run(config, mesh), chip=memory_of(mesh)[0])
+    return StepEstimate(run=abstract_run(config, mesh), chip=memory_of(mesh)[0])
 
 
-def needs(estimate: Estimate, length: int) -> float:
+def needs(estimate: StepEstimate, length: int) -> float:
     """Returns the bytes of a run with sequences of this length."""
     prompt = 2 ** int(math.log2(length // 4))
     run = estimate.run
@@ -132,7 +132,7 @@ def needs(estimate: Estimate, length: int) -> float:
     return max(longer.total(phase) for phase in longer.memory)
 
 
-def longest(estimate: Estimate, memory: Sequence[float]) -> list[int | None]:
+def longest(estimate: StepEstimate, memory: Sequence[float]) -> list[int | None]:
     """Returns the longest sequence that fits into each memory; None if none does."""
     of_length = cache(partial(needs, estimate))  # grows with the length
     counts = (bisect.bisect_right(LENGTHS, size, key=of_length) for size in memory)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from rl4p.configuration.bounds import Positive
 from rl4p.distributed.placement import with_shardings
 from rl4p.model.policy import Policy
-from rl4p.protocols.phases import CacheSize, PlannedProgram
+from rl4p.protocols.planning import CacheSize, PlannedProgram
 from rl4p.rollout.engine.cache import cache_shardings, place, prefill, resized_layer
 from rl4p.rollout.engine.decode import decode
 from rl4p.rollout.engine.distributions import SharedDistribution

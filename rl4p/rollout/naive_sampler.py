@@ -15,7 +15,7 @@ from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy, pad_left
 from rl4p.model.sampling import PROMPT, RESPONSE, penalized
 from rl4p.protocols.engine import Request
-from rl4p.protocols.phases import CacheSize, PlannedProgram
+from rl4p.protocols.planning import CacheSize, PlannedProgram
 from rl4p.rollout.engine.decode import without
 from rl4p.rollout.engine.distributions import Distribution, OwnDistributions, SharedDistribution
 from rl4p.rollout.engine.in_process import InProcess, PublishedWeights, Stop

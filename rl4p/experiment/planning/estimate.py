@@ -28,7 +28,7 @@ from rl4p.learner.gradient_step import microbatch_loss, prepared, shares_prompts
 from rl4p.learner.microbatches import rows_in
 from rl4p.model.decoder import Decoder, Prefix
 from rl4p.model.lora import merge_trees
-from rl4p.protocols.phases import KeepsCaches
+from rl4p.protocols.planning import KeepsCaches
 from rl4p.protocols.traits import RolloutTraits
 from rl4p.types import Params, TrainingBatch
 
@@ -53,7 +53,7 @@ class Trace:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Estimate:
+class StepEstimate:
     """The estimated memory of a device and the least time of a step, by phase.
 
     Attributes:

@@ -13,7 +13,7 @@ from rl4p.configuration.chips import GIB
 from rl4p.errors import InputError
 from rl4p.experiment.planning.abstract import AbstractRun, abstract_run, bytes_of_chip
 from rl4p.experiment.planning.costs import unit_of
-from rl4p.experiment.planning.estimate import Estimate, Parts
+from rl4p.experiment.planning.estimate import Parts, StepEstimate
 from rl4p.experiment.planning.programs import slots_of, unplanned
 from rl4p.experiment.planning.topology import FRACTION, estimated, gpu_share, memory_of
 from rl4p.protocols.model import PlannedModel
@@ -34,7 +34,7 @@ def estimate(config: DictConfig) -> dict[str, Any]:
     chip, memory = memory_of(mesh)
     if config.plan.memory_gib is not None:
         memory = config.plan.memory_gib * GIB
-    estimate = Estimate(run=run, chip=chip)
+    estimate = StepEstimate(run=run, chip=chip)
     total = {phase: estimate.total(phase) for phase in estimate.memory}
     worst = max(total, key=lambda phase: total[phase])
     fits = memory == 0 or total[worst] <= memory
@@ -82,7 +82,7 @@ def needed_memory(config: DictConfig) -> str | None:
         return None
     mesh = instantiate(config.mesh)
     chip, memory = memory_of(mesh)
-    estimate = Estimate(run=abstract_run(config, mesh), chip=chip)
+    estimate = StepEstimate(run=abstract_run(config, mesh), chip=chip)
     phases = ", ".join(f"{phase} {estimate.total(phase) / GIB:,.1f}" for phase in estimate.memory)
     return f"memory of a device by estimate, GiB: {phases}, of {memory / GIB:,.1f}"
 
@@ -116,7 +116,7 @@ def largest(parts: Parts) -> str:
     return f"{name}: " + ", ".join(f"{part} {parts[part] / unit:,.2f}" for part in order)
 
 
-def change_that_fits(estimate: Estimate, memory: float) -> str:
+def change_that_fits(estimate: StepEstimate, memory: float) -> str:
     """Returns the overrides with which both phases fit, or a larger change if there are none."""
     changed: dict[str, Any] = {}
     while over := next((x for x in estimate.memory if estimate.total(x) > memory), None):
@@ -128,7 +128,7 @@ def change_that_fits(estimate: Estimate, memory: float) -> str:
     return " ".join(f"{key}={value}" for key, value in changed.items())
 
 
-def smaller_sampling(estimate: Estimate) -> tuple[str, int, AbstractRun] | None:
+def smaller_sampling(estimate: StepEstimate) -> tuple[str, int, AbstractRun] | None:
     """Returns half of the slots, and the run with them; None if they are few."""
     run = estimate.run
     half = (slots_of(run) or 0) // 2
@@ -138,7 +138,7 @@ def smaller_sampling(estimate: Estimate) -> tuple[str, int, AbstractRun] | None:
     return "rollout.slots", half, replace(run, phases=replace(run.phases, rollout=rollout))
 
 
-def smaller_update(estimate: Estimate) -> tuple[str, Any, AbstractRun] | None:
+def smaller_update(estimate: StepEstimate) -> tuple[str, Any, AbstractRun] | None:
     """Returns an option with which the update needs less, and the run with it; None if it has none.
 
     The options are the recomputation of whole layers, and then half of a microbatch.
@@ -155,7 +155,7 @@ def smaller_update(estimate: Estimate) -> tuple[str, Any, AbstractRun] | None:
     return "update.tokens_per_microbatch", tokens, fewer
 
 
-def larger_change(estimate: Estimate, memory: float, phase: str) -> str:
+def larger_change(estimate: StepEstimate, memory: float, phase: str) -> str:
     """Returns another kind of training, or more devices, for a run that no option makes fit."""
     run = estimate.run
     chips = math.ceil(run.mesh.size * estimate.total(phase) / memory)

@@ -20,7 +20,7 @@ from rl4p.experiment.planning.abstract import AbstractRun, bytes_of_chip, replic
 from rl4p.learner.gradient_step import gradient_step
 from rl4p.learner.logprobs import score_tokens
 from rl4p.loop.scoring import OF_POLICY
-from rl4p.protocols.phases import KeepsCaches, Planned
+from rl4p.protocols.planning import KeepsCaches, Planned
 from rl4p.protocols.traits import RewardTraits, RolloutTraits, TermTraits
 from rl4p.terminal import write
 

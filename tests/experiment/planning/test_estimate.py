@@ -12,7 +12,7 @@ from rl4p.configuration import compose, instantiate
 from rl4p.configuration.chips import Chip
 from rl4p.experiment.planning.abstract import abstract_run, bytes_of_chip
 from rl4p.experiment.planning.costs import cost
-from rl4p.experiment.planning.estimate import Estimate
+from rl4p.experiment.planning.estimate import StepEstimate
 from rl4p.experiment.planning.programs import programs, unplanned, update
 from rl4p.experiment.planning.topology import EstimatedMesh, estimated, memory_of
 
@@ -40,7 +40,7 @@ def estimate_of(*overrides, small=SMALL):
     config = compose([*small, *overrides])
     mesh = estimated(instantiate(config.mesh))
     chip = memory_of(mesh)[0] if isinstance(mesh, EstimatedMesh) else CPU
-    return Estimate(run=abstract_run(config, mesh), chip=chip)
+    return StepEstimate(run=abstract_run(config, mesh), chip=chip)
 
 
 @pytest.mark.mixed_dtypes
