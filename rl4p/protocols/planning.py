@@ -1,4 +1,4 @@
-"""The optional protocols of a rollout that `rl4p.plan` compiles or estimates."""
+"""What a rollout says of its programs and its caches, for a plan and for an estimate."""
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass

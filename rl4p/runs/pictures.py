@@ -18,7 +18,7 @@ from rl4p.terminal import visible
 COLOURS = ("#2488CC", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = ("o", "s", "^", "D", "v", "P")
 DASHES = ("-", "--", ":", "-.", (0, (6, 1, 1, 1, 1, 1)))
-GREY = "#7c7c7c"  # of texts and axes on a transparent picture: 4 to 1 on white and on #1e2129
+GREY = "#7c7c7c"  # of texts and axes on a transparent picture: about 4 to 1 on white and #1e2129
 BLACK = "black"  # in print
 
 
@@ -33,7 +33,9 @@ def panels(
     """
     figure = Figure(figsize=size, layout="constrained", facecolor="none")
     rows = -(-count // columns)
-    axes = figure.subplots(rows, columns, squeeze=False).flatten()[:count]
+    axes = list(figure.subplots(rows, columns, squeeze=False).flatten())
+    while len(axes) > count:
+        axes.pop().remove()
     for each in axes:
         each.set_facecolor("none")
         each.spines[["top", "right"]].set_visible(False)
@@ -43,7 +45,7 @@ def panels(
         each.set_axisbelow(True)
         for text in (each.title, each.xaxis.label, each.yaxis.label):
             text.set_color(ink)
-    return figure, list(axes)
+    return figure, axes
 
 
 def legend(axes: Any, *, fewest: int = 2, ink: str = GREY, **options: Any) -> None:
