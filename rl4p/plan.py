@@ -2,9 +2,10 @@
 
 The arguments are overrides as for `rl4p.train`; run=FOLDER plans with the configuration of a run.
 The plan compiles the functions of a step for the devices of `mesh` and reports how much memory they
-need on each device. A named slice, such as mesh=v5e_16, need not be present (pip install
-'rl4p[plan]'). The report is also written to plan.json, in out=FOLDER if it is given. The exit code
-is 1 if the run does not fit.
+need on each device. A named slice of TPUs, such as mesh=v5e_16, need not be present (pip install
+'rl4p[plan]'). With estimate=true nothing is compiled: memory and time are estimated in seconds,
+also for absent GPUs (mesh=rtx4090_1). The report is also written to plan.json, in out=FOLDER if it
+is given. The exit code is 1 if the run does not fit.
 """
 
 from typing import Any

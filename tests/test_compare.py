@@ -45,9 +45,9 @@ def test_a_sweep_is_compared_by_its_folder_and_by_its_store(real, capsys):
         assert 0 < group["effective"] <= 1 + 1e-4
     assert "fewer than 3 seeds" in " ".join(shown.out.split())
     page = (real / "compare" / "index.html").read_text()
-    assert "response length" in page
-    assert "entropy of the policy" in page
-    assert "sampler gap" in page
+    assert "Response length" in page
+    assert "Entropy of the policy" in page
+    assert "Sampler gap" in page
     assert "Step 2, seed 0" in page
     uri = f"sqlite:///{real.parent / 'mlflow.db'}"
     assert main(["experiment=rl4p", f"tracker.uri={uri}", f"out={real.parent}"]) == 0

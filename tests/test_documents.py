@@ -142,7 +142,8 @@ def test_a_command_is_accepted_as_it_stands(path, words, tmp_path, monkeypatch):
     if "sweep=search" in words and importlib.util.find_spec(OPTUNA) is None:
         assert "search" in PROJECT["optional-dependencies"]
         return  # its refusal without the extra has a test of its own
-    configuration.main("train", started.append, argv=argv)
+    is_plan = program(words) == "rl4p.plan"
+    configuration.main("train", started.append, argv=argv, reads_runs=is_plan)
     assert len(started) == 1
 
 
@@ -176,6 +177,11 @@ def test_code_stands_in_fences_of_a_known_language(path):
     assert {block.language for block in blocks(path)} <= LANGUAGES
     indented = [line for line in text.splitlines() if re.match(r"( {4}|\t)\S", line)]
     assert not indented, f"{name(path)} has code without a fence"
+
+
+def test_no_command_is_too_long_to_read():
+    lengths = {" ".join(words): path for path in DOCUMENTS for words in commands(path)}
+    assert not [(name(path), line) for line, path in lengths.items() if len(line) > 280]
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name)
@@ -275,7 +281,7 @@ def test_the_paper_index_links_papers_and_quotes_the_catalogue(site):
     page = (site / "algorithms/update.md").read_text()
     section = page.partition("\n## gspo\n")[2].partition("\n## ")[0]
     assert "GSPO ([2507.18071](https://arxiv.org/abs/2507.18071))" in section
-    assert "    s = exp(mean_t log(pi / pi_old))" in section
+    assert '<annotation encoding="text/plain">s = exp(mean_t log(pi / pi_old)), the' in section
     row = re.search(r"^\| `update=gspo` \| ([^|]+) \|", catalogue(), re.MULTILINE)
     assert f"pass@1 {row[1]} after 40 steps" in section
 

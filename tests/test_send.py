@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from rl4p.runs.tracker.view import ALL_RUNS, page, where_to_look
 from rl4p.send import main
 from tests.runs.tracker import conftest as tracker
 from tests.runs.tracker.conftest import MLFLOW, only_run, set_tracker
@@ -26,7 +27,8 @@ def test_a_run_is_sent_once_however_often_one_asks(run, store, capsys):
         "summary.json",
     }
     sentence = f"{run.folder} is in MLflow at {store.uri} with its 3 lines of metrics.\n"
-    assert capsys.readouterr().out == 2 * sentence
+    charts = where_to_look(store.uri, page(mirrored.info.experiment_id, ALL_RUNS, charts=True))
+    assert capsys.readouterr().out == 2 * f"{sentence}{charts}\n"
 
 
 def test_a_run_that_was_killed_can_be_sent_and_then_go_on(record, store):

@@ -5,6 +5,8 @@ import inspect
 import re
 from typing import Any
 
+from docs.generator.formulas import rendered
+
 ARXIV = re.compile(r"\b(\d{4}\.\d{5})\b")
 ATTRIBUTE = re.compile(r"^  (\w+(?:, \w+)*): (.*)$")
 CODE = "    "  # docstrings indent formulas as Markdown indents code
@@ -23,7 +25,8 @@ def of_module(name: str) -> str:
 
 def body(cls: Any) -> str:
     """Returns the docstring of a class without its attributes; papers become links."""
-    return linked(inspect.cleandoc(vars(cls)["__doc__"]).partition("\nAttributes:\n")[0].strip())
+    text = inspect.cleandoc(vars(cls)["__doc__"]).partition("\nAttributes:\n")[0].strip()
+    return rendered(linked(text))
 
 
 def attributes(cls: Any) -> dict[str, str]:

@@ -216,6 +216,7 @@ def launch(
     if reads_runs and not args.shell_completion:
         options, args.overrides = options_of(args.overrides, Reading, name, composes=True)
         run = options.run
+        args.overrides += ["plan.estimate=true"] if options.estimate else []
         if options.out is not None:
             refuse_hydra_of_others(options.out)
             folder = "hydra.sweep.dir" if args.multirun else "hydra.run.dir"

@@ -103,10 +103,12 @@ class Reading:
     Attributes:
       run: the folder of a run.
       out: the folder for the result.
+      estimate: whether to estimate in place of compiling; short for `plan.estimate`.
     """
 
     run: str | None = None
     out: str | None = None
+    estimate: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

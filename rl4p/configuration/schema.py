@@ -135,6 +135,7 @@ class Plan:
     search: bool
     memory_gib: Annotated[float, Field(gt=0)] | None
     all_widths: bool
+    estimate: bool
     effort: Annotated[float, Field(ge=-1, le=1)]
     check: bool
 

@@ -153,9 +153,9 @@ def gathered_backward(
     axis: int, dtype: Any, place: PartitionSpec, like: Array, dy: Array
 ) -> tuple[Array]:
     # Where `fsdp` spans several dimensions of a TPU's wiring (v5p 2x2x2, v5e 4x4), the compiler
-    # makes an all-reduce and a slice of this. On v5p reduce-scatters along one dimension after
-    # another compile as such and send half the bytes, but over the links of one dimension at a
-    # time, where the all-reduce uses all: 7/8 of the array over one link, against 14/8 over three.
+    # makes an all-reduce and a slice of this. Reduce-scatters along one dimension after another
+    # compile as such and send half the bytes, but over the links of one dimension at a time, where
+    # the all-reduce uses all: on v5p 7/8 of the array over one link, against 14/8 over three.
     def scattered(dy: Array) -> Array:
         dy = jnp.asarray(dy).astype(like.dtype)
         return jax.lax.psum_scatter(dy, "fsdp", scatter_dimension=axis, tiled=True)

@@ -119,8 +119,13 @@ def trunk(
     columns, which neither blocks of 512 nor even numbers divide.
     """
     t, ours = trajectories, slice(None) if decoder.attention == "xla" else slice(-1)
-    columns = (x[:, ours] for x in (t.tokens_BT, t.positions_BT, t.segment_ids_BT))
-    hidden_BTD = decoder.hidden(params, *columns, before)
+    hidden_BTD = decoder.hidden(
+        params,
+        t.tokens_BT[:, ours],
+        t.positions_BT[:, ours],
+        t.segment_ids_BT[:, ours],
+        before,
+    )
     more = t.tokens_BT.shape[1] - hidden_BTD.shape[1]
     return jnp.pad(hidden_BTD, ((0, 0), (0, more), (0, 0)))
 

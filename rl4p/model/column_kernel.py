@@ -54,7 +54,7 @@ def of_device(cache: Array, new: Array, slot_B: Array, *, axis: int, interpret: 
     """Writes the columns of the rows and heads of one device."""
     B, K, *_ = cache.shape
     if axis == 2 and cache.shape[3] % LANES:  # the last axis is padded to whole tiles: take S
-        swapped = (jnp.swapaxes(x, 2, 3) for x in (cache, new))
+        swapped = jnp.swapaxes(cache, 2, 3), jnp.swapaxes(new, 2, 3)
         return jnp.swapaxes(of_device(*swapped, slot_B, axis=3, interpret=interpret), 2, 3)
     h, S = cache.shape[5 - axis], cache.shape[axis]
     width = min(S, LANES if axis == 3 else SUBLANES)

@@ -34,8 +34,7 @@ A phase may have two more members:
 `types.py` explains the shapes.
 """
 
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import optax
@@ -59,8 +58,8 @@ from rl4p.types import (
 class Rollout(Protocol):
     """A phase that samples trajectories for prompts.
 
-    Its optional members are `traits.RolloutTraits`, `Closes`, `Anneals`, `Planned`,
-    `engine.OpensEngine` and `engine.Frees`.
+    Its optional members are `traits.RolloutTraits`, `Closes`, `Anneals`, `planning.Planned`,
+    `planning.KeepsCaches`, `engine.OpensEngine` and `engine.Frees`.
     """
 
     @property
@@ -98,49 +97,6 @@ class Rollout(Protocol):
 
         Returns:
           B = P x G trajectories, and their episodes in the same order.
-        """
-        ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlannedProgram:
-    """A traced function of a rollout, which its method `plan` describes.
-
-    Attributes:
-      phase: the name of the function in the plan.
-      traced: the function, traced by JAX from shapes with shardings.
-      live: the shapes of all arrays on the devices while it runs, its arguments included.
-      iterations: the number of iterations of a loop whose trip count is not static.
-      read: the least bytes that each device reads; None if it reads every argument once.
-    """
-
-    phase: str
-    traced: Any
-    live: Any
-    iterations: int = 1
-    read: float | None = None
-
-
-@runtime_checkable
-class Planned(Protocol):
-    """A rollout that `rl4p.plan` can plan. The plan leaves out other rollouts, and says so."""
-
-    def plan(self, run: Any) -> Generator[PlannedProgram, Any, None]:
-        """Yields the programs of a call, in their order, on the sampling mesh.
-
-        Each ``yield`` returns the results of that program as shapes with shardings, or None if the
-        compiler found that the program cannot fit.
-
-        Args:
-          run: an `experiment.planning.abstract.AbstractRun`: the policy, and all shapes at
-            their maximum.
-        """
-        ...
-
-    def slots_of(self, sequences: int) -> int | None:
-        """Returns how many of a step's sequences are decoded at a time, by the option `slots`.
-
-        Returns None if there is no such option; the plan then neither searches nor suggests it.
         """
         ...
 

@@ -35,6 +35,11 @@ class Mirror(Protocol):
     the store lacks. A mirror that inherits from this class needs only `send_metrics` and `close`.
     """
 
+    @property
+    def where(self) -> str:
+        """A sentence that says where the store shows the run; empty if it has no page."""
+        return ""
+
     def send_metrics(self) -> None:
         """Sends the new lines of the record."""
         ...

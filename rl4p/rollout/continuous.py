@@ -1,7 +1,7 @@
 """The fast sampler: continuous batching, where waiting sequences take the slots of ended ones."""
 
-from collections.abc import Generator
-from dataclasses import dataclass
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from rl4p.configuration.bounds import Positive
 from rl4p.distributed.placement import with_shardings
 from rl4p.model.policy import Policy
-from rl4p.protocols.phases import PlannedProgram
-from rl4p.rollout.engine.cache import cache_shardings, place, prefill, resized
+from rl4p.protocols.planning import CacheSize, PlannedProgram
+from rl4p.rollout.engine.cache import cache_shardings, place, prefill, resized_layer
 from rl4p.rollout.engine.decode import decode
 from rl4p.rollout.engine.distributions import SharedDistribution
 from rl4p.rollout.engine.in_process import ContinuousEngine, slot_counts
@@ -24,10 +24,11 @@ from rl4p.rollout.sampler import Sampler
 class Continuous(Sampler):
     """A sampler that draws the same tokens as `naive_sampler` by continuous batching.
 
-    Each prompt is prefilled once for its group. Then device calls decode a few tokens of every
-    slot. Between calls, waiting sequences take the slots of ended sequences. Once no sequence
-    waits, the number of slots is halved as sequences end. The cache grows in a few steps with the
-    longest response, because attention computes over its whole size, used or not.
+    Each prompt is prefilled once for its group, on each device that has slots of the group. Then
+    device calls decode a few tokens of every slot. Between calls, waiting sequences take the slots
+    of ended sequences. Once no sequence waits, the number of slots is halved as sequences end. The
+    cache grows in a few steps with the longest response, because attention computes over its whole
+    size, used or not.
 
     Attributes:
       slots: the number of sequences decoded at a time. None decodes all sequences of a step at
@@ -67,13 +68,16 @@ class Continuous(Sampler):
 
         row_n = run.rows((n,), jnp.int32, mesh)
         cache, before = cache_of(W + R), response_room(R // 2, R)
-        if before < R:  # the cache grows, and exists twice meanwhile
+        if before < R:  # the cache grows, one layer after another: the last is here twice
             smaller = cache_of(W + before)
-            traced = resized.trace(smaller, row_n, W + R, mesh)
+            layer = replace(smaller, layers=smaller.layers[:1])
+            traced = resized_layer.trace(layer, row_n, W + R, mesh)
+            live = (resident, prefilled, layer, cache.layers[1:])
+            read = run.bytes_of((smaller, cache))
         else:
-            smaller, traced = None, place.trace(None, prefilled, row_n, W + R, mesh)
-        live = (resident, prefilled, smaller)
-        yield PlannedProgram(phase="arrange", traced=traced, live=live)
+            traced = place.trace(None, prefilled, row_n, W + R, mesh)
+            live, read = (resident, prefilled), None
+        yield PlannedProgram(phase="arrange", traced=traced, live=live, read=read)
 
         slots = Slots(n)
         state, constants = jax.tree.map(
@@ -103,6 +107,12 @@ class Continuous(Sampler):
             iterations=iterations,
             read=iterations * (weights + caches * written),
         )
+
+    def caches(self, run: Any) -> Sequence[CacheSize]:
+        """Returns the prefilled prompts, and the largest cache."""
+        W, R, shards = run.prompt_columns, run.response_tokens, run.mesh.sampling.row_shards
+        n = slot_counts(self.slots_of(run.sequences), shards, R)[0]
+        return CacheSize(rows=run.prompts, columns=W), CacheSize(rows=n, columns=W + R)
 
     def slots_of(self, sequences: int) -> int:
         """Returns how many of a step's sequences are decoded at a time."""

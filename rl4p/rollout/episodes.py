@@ -15,9 +15,10 @@ from rl4p.configuration.bounds import Positive, Share
 from rl4p.distributed.counting import Count, counted
 from rl4p.distributed.processes import agreed, first, to_host
 from rl4p.errors import InputError, RunError
-from rl4p.model.policy import Policy
+from rl4p.model.policy import Policy, padded_width
 from rl4p.protocols.engine import Engine, Frees, OpensEngine, complete_all
 from rl4p.protocols.phases import Anneals
+from rl4p.protocols.planning import CacheSize, Planned
 from rl4p.protocols.traits import RolloutTraits
 from rl4p.rollout.episode_loop import EpisodeLoop, ForwardedRequests
 from rl4p.rollout.episode_rows import FinishedEpisode, rows_on_host
@@ -194,6 +195,21 @@ class EpisodeRollout(ABC):
         self, policy: Policy, episodes: Sequence[FinishedEpisode], group_size: int
     ) -> tuple[Trajectories, Sequence[Episode]]:
         return rows_on_host(policy, episodes, group_size, self.max_response_tokens)
+
+    def caches(self, run: Any) -> Sequence[CacheSize]:
+        """Returns the cache of the engine, and what turns keep.
+
+        The caches are as long as an episode; there are none if the engine is a server.
+        """
+        if not isinstance(self.engine, Planned):
+            return ()
+        rows = min(self.concurrency or run.sequences, run.sequences)
+        slots = self.engine.slots_of(rows) or rows
+        columns = padded_width(run.prompt_columns + run.response_tokens)
+        return (
+            CacheSize(rows=slots, columns=columns),
+            CacheSize(rows=rows, columns=columns),
+        )
 
     def open_engine(self, policy: Policy) -> Engine:
         return self.engine.open(policy)

@@ -15,7 +15,7 @@ from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy, pad_left
 from rl4p.model.sampling import PROMPT, RESPONSE, penalized
 from rl4p.protocols.engine import Request
-from rl4p.protocols.phases import PlannedProgram
+from rl4p.protocols.planning import CacheSize, PlannedProgram
 from rl4p.rollout.engine.decode import without
 from rl4p.rollout.engine.distributions import Distribution, OwnDistributions, SharedDistribution
 from rl4p.rollout.engine.in_process import InProcess, PublishedWeights, Stop
@@ -57,6 +57,11 @@ class NaiveSampler(Sampler):
             iterations=R,
             read=R * run.bytes_per_decode_step(params),
         )
+
+    def caches(self, run: Any) -> Sequence[CacheSize]:
+        """Returns the cache of all sequences, of which the loop of decoding begins with a copy."""
+        columns = run.prompt_columns + run.response_tokens
+        return (CacheSize(rows=run.sequences, columns=columns),) * 2
 
     def slots_of(self, sequences: int) -> None:
         """Returns None: all sequences are decoded at once."""

@@ -1,39 +1,40 @@
 """The plots of a run: its learning curve, and the work of its collector."""
 
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
+from rl4p.runs.metric_words import in_words, title
+from rl4p.runs.pictures import COLOURS, GREY, legend, panels, plain, save
 
-from rl4p.errors import RunError
-from rl4p.runs.record import replace_file
+REWARD = "reward/mean"
 
 
 def plot_learning_curve(rows: list[dict[str, Any]], path: Path) -> None:
-    """Plots pass@1 on held-out prompts and the training reward; nothing without a step."""
-    reward = [(row["step"], row["reward/mean"]) for row in rows if "reward/mean" in row]
-    if not reward:
+    """Plots pass@1 on held-out prompts, and below it the training reward; nothing without a step.
+
+    Without an evaluation the reward is the only panel.
+    """
+    if not any(REWARD in row for row in rows):
         return
-    figure = Figure(figsize=(7.0, 4.2), layout="constrained")
-    axes = figure.add_subplot()
-    reward_axes = axes.twinx()
-    reward_axes.plot(*zip(*reward, strict=True), color="0.7", linewidth=1.2, label="reward/mean")
-    reward_axes.set_ylabel("mean reward of the samples", color="0.45")
-    names = sorted({name for row in rows for name in row if name.endswith("/pass_at_1")})
-    for name in names:
-        points = [(row["step"], row[name]) for row in rows if name in row]
-        axes.plot(*zip(*points, strict=True), marker="o", markersize=4, label=plain(name))
-    axes.set_xlabel("step")
-    axes.set_ylabel("greedy pass@1, held-out prompts")
-    axes.set_ylim(-0.02, 1.02)
-    axes.grid(alpha=0.25)
-    axes.set_zorder(reward_axes.get_zorder() + 1)  # draws pass@1 over the reward
-    axes.patch.set_visible(False)
-    handles = [*axes.get_lines(), *reward_axes.get_lines()]
-    axes.legend(handles=handles, loc="lower right", frameon=False)
-    for each in (axes, reward_axes):
-        each.spines["top"].set_visible(False)
+    scores = sorted({name for row in rows for name in row if name.endswith("/pass_at_1")})
+    drawn = [names for names in (scores, [REWARD]) if names]
+    figure, axes = panels(len(drawn), size=(7.0, 0.4 + 2.5 * len(drawn)))
+    for panel, names in zip(axes, drawn, strict=True):
+        words = {name: plain(in_words(name)) for name in names}
+        for index, name in enumerate(names):
+            points = [(row["step"], row[name]) for row in rows if name in row]
+            look: dict[str, Any] = {"color": COLOURS[index % len(COLOURS)], "marker": "o"}
+            if name == REWARD:
+                look = {"color": GREY, "linewidth": 1.2}
+            panel.plot(*zip(*points, strict=True), markersize=4, label=words[name], **look)
+        several = "greedy pass@1, held-out prompts"
+        panel.set_title(title(words[names[0]] if len(names) == 1 else several))
+        panel.set_xlim(left=0)
+        legend(panel, loc="best")
+    if scores:
+        axes[0].set_ylim(-0.02, 1.02)
+        axes[0].sharex(axes[1])
+    axes[-1].set_xlabel("step")
     save(figure, path)
 
 
@@ -49,7 +50,7 @@ def plot_collector(rows: list[dict[str, Any]], path: Path) -> None:
     )
     replayed = sorted({name for row in rows for name in row if name.startswith("source/")})
     waits = ("time/step", "time/trainer_waits", "time/sampler_waits")
-    panels = {
+    groups = {
         "share of tokens by age in steps": stale,
         "seconds": waits if any(waits[1] in row for row in rows) else [],
         "groups": ["collector/in_flight", "collector/queue"],
@@ -57,14 +58,14 @@ def plot_collector(rows: list[dict[str, Any]], path: Path) -> None:
     }
     shown = {
         label: present
-        for label, names in panels.items()
+        for label, names in groups.items()
         if (present := [name for name in names if any(name in row for row in rows)])
     }
-    groups = ("collector/", "source/")
-    if not shown or not any(name.startswith(groups) for row in rows for name in row):
+    if not shown or not any(
+        name.startswith(("collector/", "source/")) for row in rows for name in row
+    ):
         return
-    figure = Figure(figsize=(7.0, 2.1 * len(shown) + 0.4), layout="constrained")
-    axes = figure.subplots(len(shown), squeeze=False, sharex=True)[:, 0]
+    figure, axes = panels(len(shown), size=(7.0, 2.1 * len(shown) + 0.4))
     for panel, (label, names) in zip(axes, shown.items(), strict=True):
         steps = [row["step"] for row in rows]
         values = [[row.get(name, 0.0) for row in rows] for name in names]
@@ -74,32 +75,11 @@ def plot_collector(rows: list[dict[str, Any]], path: Path) -> None:
         else:
             for name, line in zip(short, values, strict=True):
                 panel.plot(steps, line, label=name.replace("_", " "), linewidth=1.2)
-        panel.set_ylabel(label)
+        panel.set_title(title(label))
         panel.set_ylim(bottom=0)
-        panel.grid(alpha=0.25)
-        panel.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+        legend(panel, fewest=1, loc="center left", bbox_to_anchor=(1.0, 0.5))
     axes[-1].set_xlabel("step")
     save(figure, path)
-
-
-def plain(text: str) -> str:
-    """Returns a text that Matplotlib shows as it stands; it would read $...$ as a formula."""
-    return text.replace("$", r"\$")
-
-
-def save(figure: Figure, path: Path) -> None:
-    """Writes a figure as a PNG file, atomically.
-
-    Raises:
-      RunError: the file cannot be written.
-    """
-    content = BytesIO()
-    figure.savefig(content, dpi=150)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"Cannot write {path}: {error.strerror}.") from error
-    replace_file(path, content.getvalue())
 
 
 REJECTED = "collector/rejected_share"

@@ -23,7 +23,8 @@ from rl4p.distributed.mesh import Mesh
 from rl4p.distributed.processes import agreed, anywhere, first, reporting_errors
 from rl4p.errors import InputError, OutOfTime, RunError, Stopped
 from rl4p.experiment.build import Experiment, build
-from rl4p.experiment.description import slow_device
+from rl4p.experiment.description import is_large, slow_device
+from rl4p.experiment.planning.estimate_report import needed_memory
 from rl4p.experiment.planning.report import refuse_what_does_not_fit
 from rl4p.loop.compilation import (
     clock,
@@ -105,6 +106,9 @@ def run(config: DictConfig) -> dict[str, Any]:
         with tolerance.of("Printing"):
             terminal.print(f"{folder}\n{experiment.sizes}")
         log.info("%s", experiment.sizes)
+        if first() and is_large(experiment.loop.policy, experiment.state.params):
+            with tolerance.of("The estimate of memory"):
+                terminal.print(needed_memory(config) or "")
         slow = slow_device(experiment.loop.policy, experiment.state.params)
         for sentence in (*experiment.idle_options, *([slow] if slow else [])) if first() else ():
             log.warning("%s", sentence)
@@ -188,7 +192,7 @@ def refuse_what_only_a_plan_reads(config: DictConfig) -> None:
         `plan.check`, the only option of a run that reads it.
     """
     plan = config.plan
-    of_a_plan = {"search": False, "all_widths": False, "effort": -1.0}
+    of_a_plan = {"estimate": False, "search": False, "all_widths": False, "effort": -1.0}
     changed = [f"plan.{name}={plan[name]}" for name, no in of_a_plan.items() if plan[name] != no]
     if changed:
         raise InputError(f"{' '.join(changed)} is only for python -m rl4p.plan: leave it out.")

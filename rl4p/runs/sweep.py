@@ -36,12 +36,16 @@ def compare_runs(folder: Path, runs: Sequence[Path]) -> None:
         write(best)
     if not runs:
         return
-    from rl4p.runs.comparison.report import compare, print_comparison
+    from rl4p.runs.comparison.report import compare, markdown, print_comparison
     from rl4p.runs.comparison.runs import read_folders
+    from rl4p.runs.tracker.sweep import attach_comparison
 
     out = folder / "compare"
     try:
-        print_comparison(compare(*read_folders(runs), out))
+        comparison = compare(*read_folders(runs), out)
+        print_comparison(comparison)
+        means = {result.group.name: result.iqm for result in comparison.results}
+        attach_comparison(folder, out, markdown(comparison), means)
     except (InputError, RunError, OSError) as error:  # the runs have ended and are complete
         write(f"The runs of this sweep cannot be compared: {error}", sys.stderr)
 

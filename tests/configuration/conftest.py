@@ -68,7 +68,8 @@ FILES = {
     "checkpoint/plain": "_target_: toy.Checkpoint\nsize: 1\nrestore: newest",
     "optimizer/plain": "_target_: toy.Optimizer\nsize: ${steps}\nlearning_rate: 0.1",
     "debug/off": "check_batches: false\nprofile: false",
-    "plan/once": "search: false\nmemory_gib: null\nall_widths: false\neffort: -1.0\ncheck: false",
+    "plan/once": "estimate: false\nsearch: false\nmemory_gib: null\nall_widths: false\n"
+    "effort: -1.0\ncheck: false",
     "experiment/good": "# @package _global_\ndefaults: [override /advantage: other]\nseed: 7",
     "experiment/misspelt_root": "# @package _global_\nstepss: 7",
     "experiment/misspelt_section": "# @package _global_\nevaluation: {everyy: 7}",

@@ -209,6 +209,7 @@ def test_a_run_keeps_only_the_newest_state(trained, tmp_path):
         (("plan.memory_gib=4",), "plan.memory_gib=4.* needs plan.check=true"),
         (("plan.effort=0", "plan.check=true"), "plan.effort=0.* is only for python"),
         (("plan.all_widths=true",), "plan.all_widths=True is only for python"),
+        (("plan.estimate=true",), "plan.estimate=True is only for python"),
     ],
 )
 def test_a_run_refuses_what_only_a_plan_reads(overrides, sentence):

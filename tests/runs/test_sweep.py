@@ -45,6 +45,12 @@ def test_a_sweep_is_one_parent_and_a_child_a_job(train, tmp_path: Path):
     }  # fmt: skip
     assert {run.info.status for run in children} == {"FINISHED"}
     assert all("update/loss" in run.data.metrics for run in children)
+    groups = {"IQM/advantage: grpo", "IQM/advantage: rloo"}
+    assert parents[0].data.metrics.keys() == groups
+    files = mlflow.MlflowClient(uri).list_artifacts(parents[0].info.run_id, "compare")
+    assert {"compare/index.html", "compare/curve.pdf"} <= {file.path for file in files}
+    assert "no parent run" not in process.stderr
+    assert process.stdout.count("The runs in MLflow") == 1  # the sweep's, and not its jobs'
 
 
 @pytest.mark.slow

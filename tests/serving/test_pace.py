@@ -45,9 +45,9 @@ def test_a_context_has_the_same_cache_alone_and_with_others():
     for length, rows in ((20, (2, 8)), (50, (1, 4)), (100, (1, 2))):
         contexts = [tuple(random.integers(0, 256, length).tolist()) for _ in range(8)]
         alone, together = (Batch(policy, layout(policy, 4)) for _ in range(2))
-        alone.prefill(sampled, contexts[:1])
-        together.prefill(sampled, contexts)
-        (few, a), (several, b) = (x.contexts[contexts[0]] for x in (alone, together))
+        alone.prefill(sampled, contexts[:1], [0])
+        together.prefill(sampled, contexts, [0] * len(contexts))
+        (few, a), (several, b) = (x.contexts[contexts[0]][0] for x in (alone, together))
         assert (len(few.positions_BS), len(several.positions_BS)) == rows
         for one, other in zip(jax.tree.leaves(few), jax.tree.leaves(several), strict=True):
             np.testing.assert_array_equal(one[a], other[b])

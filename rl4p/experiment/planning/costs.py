@@ -42,8 +42,10 @@ class Cost:
       flops: the floating-point operations of all matrix products on all devices.
       collectives: the traffic by kind and mesh axes, such as "all-gather over fsdp".
       largest_loop_copy: the bytes of the largest array that the body of a loop copies.
-      seconds_at_least: a lower bound: the time of the products at the chip's peak rate or of the
-        reads at its peak bandwidth, whichever is longer. None if the rates are not known.
+      seconds: lower bounds of the time: of the products at the chip's peak rate, of the reads at
+        its peak bandwidth (memory), and of what it sends over the links of one axis (network).
+        Empty if the rates are not known.
+      seconds_at_least: the longest of them, or None.
     """
 
     phase: str
@@ -56,8 +58,14 @@ class Cost:
     flops: float
     collectives: dict[str, Traffic] = field(default_factory=dict)
     largest_loop_copy: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
     seconds_at_least: float | None = None
     compile_seconds: float
+
+    @property
+    def pole(self) -> str:
+        """The name of the longest of `seconds`."""
+        return max(self.seconds, key=lambda part: self.seconds[part])
 
 
 def cost(program: Program, chip: Chip, mesh: Mesh) -> Cost:
@@ -70,15 +78,20 @@ def cost(program: Program, chip: Chip, mesh: Mesh) -> Cost:
     temporaries, aliased = memory.temp_size_in_bytes, memory.alias_size_in_bytes
     beside = max(0, program.live - arguments)
     count, whole, sent = Counter[str](), Counter[str](), Counter[str]()
+    along = Counter[str]()  # bytes sent, by axes, which have links of their own
     for each in collectives(text, program.iterations):
-        name = f"{each.kind} over {axes_of(each.group, mesh.devices.shape)}"
+        axes = axes_of(each.group, mesh.devices.shape)
+        along[axes] += round(each.sent)
+        name = f"{each.kind} over {axes}"
         count[name] += each.times
         whole[name] += each.times * each.bytes
         sent[name] += round(each.sent)
-    seconds = None
+    seconds = {}
     if chip.flops:
         read = program.read or arguments + outputs - aliased
-        seconds = max(flops / mesh.size / chip.flops, read / chip.bandwidth)
+        seconds = {"products": flops / mesh.size / chip.flops, "memory": read / chip.bandwidth}
+        if chip.network:
+            seconds["network"] = max(along.values(), default=0) / chip.network
     return Cost(
         phase=program.phase,
         arguments=arguments,
@@ -93,7 +106,8 @@ def cost(program: Program, chip: Chip, mesh: Mesh) -> Cost:
             for kind in sorted(count)
         },
         largest_loop_copy=largest_loop_copy(text),
-        seconds_at_least=seconds,
+        seconds=seconds,
+        seconds_at_least=max(seconds.values(), default=None),
         compile_seconds=program.seconds,
     )
 
@@ -113,6 +127,31 @@ def refused(program: Program, flops: float) -> Cost:
         total=program.live + program.refused,
         flops=flops,
         compile_seconds=program.seconds,
+    )
+
+
+# What shortens a phase, by its longest bound.
+SHORTER = {
+    "products": "more chips, or fewer tokens a step",
+    "memory": "more sequences at a time, which share each read of the parameters, or more chips",
+    "network": "another division of the devices (mesh.shape), or a larger microbatch",
+}
+
+
+def bound_of_step(costs: Sequence[Cost], tokens: int, chips: int) -> str | None:
+    """Returns a sentence about the least time of a step; None if the rates are not known.
+
+    Args:
+      tokens: the response tokens of a step.
+    """
+    if not costs or not all(each.seconds for each in costs):
+        return None
+    total = sum(each.seconds_at_least or 0.0 for each in costs)
+    longest = max(costs, key=lambda each: each.seconds_at_least or 0.0)
+    return (
+        f"A step takes at least {total:,.2f} s: at most {tokens / total / chips:,.0f} response "
+        f"tokens/s on each chip. The longest part is {longest.phase}, by its {longest.pole} "
+        f"({longest.seconds_at_least:,.2f} s). Shorter with: {SHORTER[longest.pole]}."
     )
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from rl4p.learner.microbatches import max_iterations
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
+REDUCE_AND_SLICE = "all-reduce-scatter"  # a fusion that a TPU runs as a reduce-scatter
 COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
 INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*)$")
 OPERATION = re.compile(r"(?:^|[\s)}\]])([a-z][\w\-]*)\(")
@@ -186,10 +187,13 @@ def collectives(text: str, iterations: int = 1) -> list[Collective]:
             if kind not in KINDS or not times:
                 continue
             group = first_group(instruction.line)
+            whole = shared_bytes(kind, instruction, len(group))
+            if name.startswith(REDUCE_AND_SLICE):
+                kind = "reduce-scatter"
             operations.append(
                 Collective(
                     kind=kind,
-                    bytes=shared_bytes(kind, instruction, len(group)),
+                    bytes=whole,
                     group=group,
                     times=times,
                     name=instruction.name,

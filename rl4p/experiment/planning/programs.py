@@ -20,7 +20,7 @@ from rl4p.experiment.planning.abstract import AbstractRun, bytes_of_chip, replic
 from rl4p.learner.gradient_step import gradient_step
 from rl4p.learner.logprobs import score_tokens
 from rl4p.loop.scoring import OF_POLICY
-from rl4p.protocols.phases import Planned
+from rl4p.protocols.planning import KeepsCaches, Planned
 from rl4p.protocols.traits import RewardTraits, RolloutTraits, TermTraits
 from rl4p.terminal import write
 
@@ -113,11 +113,12 @@ def weights_for_sampling(run: AbstractRun) -> Iterator[Program]:
         )
 
 
-def unplanned(run: AbstractRun) -> list[str]:
-    """Returns the names of the parts of a step whose programs the plan leaves out."""
+def unplanned(run: AbstractRun, *, estimated: bool = False) -> list[str]:
+    """Returns the names of the parts of a step that a plan, or an estimate, leaves out."""
     rollout = run.phases.rollout
     traits = RolloutTraits.read(rollout)
-    left_out = ["rollout"] if traits.samples and not isinstance(rollout, Planned) else []
+    known = isinstance(rollout, KeepsCaches if estimated else Planned)
+    left_out = [choice("rollout", rollout)] if traits.samples and not known else []
     if traits.sleep:
         left_out = ["the memory of servers while they sample (free during updates: rollout.sleep)"]
     if "teacher_logprobs" in run.phases.needs():
@@ -125,7 +126,7 @@ def unplanned(run: AbstractRun) -> list[str]:
     if "greedy_rewards" in run.phases.needs():
         left_out.append(f"the greedy responses of {choice('advantage', run.phases.advantage)}")
     left_out += [f"the model of {key}" for key in models_of(run.phases.reward)]
-    if run.overlaps:
+    if run.overlaps and not estimated:
         left_out.append("the memory of sampling and update at the same time")
     return left_out + [f"scores.{name}" for name in run.phases.scores]
 

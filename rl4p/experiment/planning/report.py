@@ -5,6 +5,7 @@ import logging
 import time
 from copy import deepcopy
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from rl4p.configuration.earlier_result import is_document_with, refuse_other_fil
 from rl4p.distributed.mesh import Mesh
 from rl4p.errors import InputError, RunError
 from rl4p.experiment.planning.abstract import AbstractRun, abstract_run
-from rl4p.experiment.planning.costs import Cost, advice, cost, unit_of
+from rl4p.experiment.planning.costs import Cost, advice, bound_of_step, cost, unit_of
+from rl4p.experiment.planning.estimate_report import estimate, show_estimate
 from rl4p.experiment.planning.programs import programs, unplanned
 from rl4p.experiment.planning.search import search
 from rl4p.experiment.planning.topology import memory_of, planned, reports_memory
@@ -40,6 +42,21 @@ def plan(config: DictConfig) -> dict[str, Any]:
     made = is_document_with("verdict", "fits")
     refuse_other_file(folder, "plan", made, file=folder / "plan.json")
     started = time.perf_counter()
+    if config.plan.estimate:
+        report, print_report = estimate(config), show_estimate
+    else:
+        report, costs = compiled(config)
+        print_report = partial(show, costs=costs)
+    report["seconds"] = time.perf_counter() - started
+    (folder / "plan.json").write_text(json.dumps(report, indent=2) + "\n")
+    print_report(report)
+    if not report["fits"]:
+        raise RunError(report["verdict"])
+    return report
+
+
+def compiled(config: DictConfig) -> tuple[dict[str, Any], list[Cost]]:
+    """Compiles the programs of a step; returns the content of plan.json and their costs."""
     if not config.plan.all_widths:
         config = one_width(config)
     if config.mesh.topology is not None:
@@ -50,12 +67,7 @@ def plan(config: DictConfig) -> dict[str, Any]:
     report = summary(run, chip, memory, costs)
     if config.plan.search:
         report["largest"] = search(config, run.mesh, memory)
-    report["seconds"] = time.perf_counter() - started
-    (folder / "plan.json").write_text(json.dumps(report, indent=2) + "\n")
-    show(report, costs)
-    if not report["fits"]:
-        raise RunError(report["verdict"])
-    return report
+    return report, costs
 
 
 def one_width(config: DictConfig) -> DictConfig:
@@ -185,8 +197,11 @@ def show(plan: dict[str, Any], costs: list[Cost]) -> None:
         )
     out.print(
         "Bytes are per chip, TFLOP for all chips, for responses of full length. `other`: arrays in "
-        "memory besides the arguments. `time >=`: a bound by peak FLOP/s and memory bandwidth."
+        "memory besides the arguments. `time >=`: a bound by peak FLOP/s, bandwidth and links."
     )
+    tokens = step["prompts"] * step["group_size"] * step["response_tokens"]
+    if sentence := bound_of_step(costs, tokens, devices):
+        out.print(sentence)
     for key, value in plan.get("largest", {}).items():
         out.print(f"the largest value that fits: {key}={value}")
     if plan["fits"]:

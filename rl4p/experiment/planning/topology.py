@@ -3,7 +3,7 @@
 import importlib.util
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -11,7 +11,8 @@ import jax
 from jax.experimental import topologies
 
 from rl4p.configuration.chips import Chip, chip_of, slice_of
-from rl4p.distributed.mesh import Mesh
+from rl4p.configuration.slices import HOST
+from rl4p.distributed.mesh import AXES, Mesh
 from rl4p.errors import InputError
 
 # Set before libtpu is loaded. Otherwise it queries the metadata of the TPU host, and no other
@@ -25,6 +26,9 @@ ALONE = {
 }
 
 
+FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+
+
 @dataclass(frozen=True, kw_only=True)
 class DescribedMesh(Mesh):
     """A mesh of absent chips, for which programs can be compiled but not run."""
@@ -33,6 +37,54 @@ class DescribedMesh(Mesh):
     def available(self) -> Sequence[Any]:
         assert self.topology is not None  # ensured by `planned`
         return described(self.topology)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EstimatedMesh(Mesh):
+    """A mesh of absent chips, which divides shapes; nothing can be compiled for it.
+
+    Attributes:
+      count: the number of chips; None takes all of the slice but `rollout_devices`.
+    """
+
+    count: int | None = None
+
+    @property
+    def chip(self) -> Chip:
+        assert self.topology is not None  # ensured by `estimated`
+        return slice_of(self.topology).chip
+
+    @cached_property
+    def devices(self) -> Any:
+        assert self.topology is not None
+        count = self.count or slice_of(self.topology).count - (self.rollout_devices or 0)
+        sizes = self.sizes(count, min(count, HOST))
+        return jax.sharding.AbstractMesh(sizes, AXES)
+
+    @cached_property
+    def sampling(self) -> Mesh:
+        if not self.rollout_devices:
+            return self
+        axes = {"dp": -1, "fsdp": 1, "tp": self.devices.shape["tp"], "shape": None}
+        return replace(self, **axes, count=self.rollout_devices, rollout_devices=None)
+
+    @property
+    def platform(self) -> str:
+        return self.chip.platform
+
+
+def estimated(mesh: Mesh) -> Mesh:
+    """Returns the mesh to estimate for: a named slice needs no devices and no libtpu."""
+    if mesh.topology is None:
+        return mesh
+    without_accelerators()
+    return EstimatedMesh(**{field.name: getattr(mesh, field.name) for field in fields(Mesh)})
+
+
+def without_accelerators() -> None:
+    """Lets JAX use the CPU alone, unless JAX_PLATFORMS says otherwise."""
+    if "JAX_PLATFORMS" not in os.environ:
+        jax.config.update("jax_platforms", "cpu")
 
 
 def planned(mesh: Mesh) -> Mesh:
@@ -52,8 +104,8 @@ def described(topology: str) -> list[Any]:
     if requested.chip.described_as is None:
         raise InputError(
             f"mesh.topology={topology} cannot be planned: only a host with "
-            f"{requested.chip.kind} can compile for this chip. On such a host choose "
-            "mesh=dp, fsdp or fsdp_tp, which plan for its devices."
+            f"{requested.chip.kind} can compile for this chip. Add estimate=true, or on such a "
+            "host choose mesh=dp, fsdp or fsdp_tp, which plan for its devices."
         )
     if importlib.util.find_spec("libtpu") is None:
         raise InputError(
@@ -62,8 +114,7 @@ def described(topology: str) -> list[Any]:
         )
     for name, value in ALONE.items():
         os.environ.setdefault(name, value)
-    if "JAX_PLATFORMS" not in os.environ:  # otherwise JAX looks for a TPU if libtpu is installed
-        jax.config.update("jax_platforms", "cpu")
+    without_accelerators()  # otherwise JAX looks for a TPU, since libtpu is installed
     more: dict[str, Any] = dict(requested.chip.description)
     if requested.wiring == "1x1":
         more["chips_per_host_bounds"] = [1, 1, 1]  # libtpu's hosts have four chips or more
@@ -79,13 +130,24 @@ def described(topology: str) -> list[Any]:
     return list(slice_.devices)
 
 
+def gpu_share() -> float:
+    """Returns the share of a GPU's memory that JAX takes."""
+    return float(os.environ.get(FRACTION, 0.75))
+
+
 def reports_memory(mesh: Mesh) -> bool:
     """Returns whether the devices report how much memory programs may use."""
     return "bytes_limit" in (mesh.devices.devices.flat[0].memory_stats() or {})
 
 
 def memory_of(mesh: Mesh) -> tuple[Chip, float]:
-    """Returns the chip of a mesh, and the bytes of it that programs may use; 0 if unknown."""
+    """Returns the chip of a mesh, and the bytes of it that programs may use; 0 if unknown.
+
+    JAX takes a share of an NVIDIA GPU, which XLA_PYTHON_CLIENT_MEM_FRACTION sets.
+    """
+    if isinstance(mesh, EstimatedMesh):
+        share = gpu_share() if mesh.platform == "gpu" else 1.0
+        return mesh.chip, share * mesh.chip.memory
     device = mesh.devices.devices.flat[0]
     chip = chip_of(device.device_kind) or Chip(platform=device.platform, kind=device.device_kind)
     if isinstance(mesh, DescribedMesh):

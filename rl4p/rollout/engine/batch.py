@@ -17,7 +17,7 @@ from rl4p.model.cache import Cache
 from rl4p.model.policy import Policy
 from rl4p.model.sampling import Draws
 from rl4p.rollout.engine import cache as programs
-from rl4p.rollout.engine.decode import Outcome, decode
+from rl4p.rollout.engine.decode import Outcome, decode, in_support
 from rl4p.rollout.engine.distributions import Distribution
 from rl4p.rollout.engine.layout import Layout
 from rl4p.rollout.engine.sequence import TokenSequence
@@ -88,6 +88,8 @@ class Ended(NamedTuple):
         return [sequence for slot, sequence, count, _ in self.slots if nan_nM[slot, :count].any()]
 
 
+EVERY = -1  # the shard of a cache whose rows are on all devices
+
 Kept = dict[tuple[int, ...], tuple[Cache, int]]  # by tokens: a row, and the padding in it
 
 
@@ -111,7 +113,8 @@ class Batch:
         """Removes all sequences and releases the cache."""
         self.cache: Any = None  # a Cache, once there is something to decode
         self.slots, self.columns = Slots(0), 0
-        self.contexts: dict[tuple[int, ...], tuple[Cache, int]] = {}
+        # By context and shard: a cache of contexts, and the row of that shard in it.
+        self.contexts: dict[tuple[int, ...], dict[int, tuple[Cache, int]]] = {}
         self.in_flight: Any = None
         self.small_calls, self.untimed = 0, True
 
@@ -158,8 +161,9 @@ class Batch:
         self.fit(new)
         if new:
             contexts = [tuple(x.tokens) for x in new]
-            self.prefill(params, contexts)
-            self.place(new, contexts)
+            slots = self.slots_for(contexts)
+            self.prefill(params, contexts, [self.shard(slot) for slot in slots])
+            self.place(new, slots)
         if not keep:
             self.contexts.clear()
 
@@ -173,7 +177,10 @@ class Batch:
     def fit(self, new: Sequence[TokenSequence]) -> None:
         """Makes room for new sequences and at least one more token of each."""
         layout, running, n = self.layout, self.running(), self.size
-        size = min(size for size in layout.sizes if size >= len(running) + len(new))
+        shards = self.mesh.row_shards
+        most = max(map(len, self.slots.by_shard(shards)))  # sequences stay on their devices
+        enough = max(len(running) + len(new), most * shards)
+        size = min(size for size in layout.sizes if size >= enough)
         self.small_calls = self.small_calls + 1 if size < n else 0
         if size < n and self.small_calls < layout.patience:
             size = n
@@ -186,43 +193,71 @@ class Batch:
             columns = self.columns
         if (size, columns) == (n, self.columns):
             return
-        order = [slot for slot, x in enumerate(self.slots.sequences) if x is not None]
-        self.slots, self.columns = self.slots.rearranged(order, size), columns
+        old_n = np.full((shards, size // shards), -1)
+        for shard, slots in enumerate(self.slots.by_shard(shards)):
+            old_n[shard, : len(slots)] = slots
         if self.cache is not None:
-            row_n = np.zeros(size, np.int32)
-            row_n[: len(order)] = order
+            first = np.arange(shards)[:, None] * (n // shards)
+            row_n = np.where(old_n >= 0, old_n - first, 0).astype(np.int32).ravel()
             self.cache = programs.resized(self.cache, row_n, columns, self.mesh)
+        self.slots, self.columns = self.slots.rearranged(old_n.ravel().tolist()), columns
         self.small_calls, self.untimed = 0, True
 
-    def prefill(self, params: Params, contexts: Sequence[tuple[int, ...]]) -> None:
-        """Computes the caches of contexts that are not in `contexts`, equal widths together."""
-        layout, shards = self.layout, self.mesh.row_shards
-        by_width: dict[int, list[tuple[int, ...]]] = {}
-        kept_rows: dict[tuple[int, int], list[tuple[tuple[int, ...], int]]] = {}
+    def shard(self, slot: int) -> int:
+        """Returns the shard of rows that has a slot."""
+        return slot * self.mesh.row_shards // self.size
+
+    def slots_for(self, contexts: Sequence[tuple[int, ...]]) -> list[int]:
+        """Returns a free slot for each context, in a shard that has the context if there is one."""
+        free = {slot: self.shard(slot) for slot in self.slots.free()}
+        having = {context: {*self.contexts.get(context, ())} for context in contexts}
+        chosen = []
+        for context in contexts:
+            shards, first = having[context], next(iter(free))
+            if self.mesh.row_shards > 1 and EVERY not in shards:
+                first = next((slot for slot, shard in free.items() if shard in shards), first)
+            shards.add(free.pop(first))
+            chosen.append(first)
+        return chosen
+
+    def prefill(
+        self, params: Params, contexts: Sequence[tuple[int, ...]], shards: Sequence[int]
+    ) -> None:
+        """Computes the caches that `contexts` lacks, each on its shard, equal widths together."""
+        layout, count = self.layout, self.mesh.row_shards
+        by_width: dict[int, list[list[tuple[int, ...]]]] = {}
+        kept_rows: dict[tuple[int, int], dict[tuple[int, ...], int]] = {}
         lengths = sorted(set(map(len, self.kept)), reverse=True)
-        for context in dict.fromkeys(contexts):
-            if context in self.contexts:
+        for context, shard in dict.fromkeys(zip(contexts, shards, strict=True)):
+            if {shard, EVERY} & self.contexts.get(context, {}).keys():
                 continue
             begin = next((n for n in lengths if context[:n] in self.kept), None)
             if begin is None:
-                by_width.setdefault(layout.width(context), []).append(context)
+                lists = by_width.setdefault(layout.width(context), [[] for _ in range(count)])
+                lists[shard].append(context)
             else:
                 columns = self.kept[context[:begin]][0].positions_BS.shape[1]
                 width = layout.few_widths(len(context) - begin + 1)
-                kept_rows.setdefault((columns, width), []).append((context, begin))
-        for (_, width), pairs in sorted(kept_rows.items()):
+                kept_rows.setdefault((columns, width), {})[context] = begin
+        for (_, width), begins in sorted(kept_rows.items()):
+            pairs = list(begins.items())
             while pairs:
                 P = layout.rows(width, len(pairs))
                 part, pairs = pairs[:P], pairs[P:]
                 self.prefill_rest(params, part, P, width)
-        for width, several in sorted(by_width.items()):
-            while several:
-                P = layout.rows(width, len(several))
-                P += -P % shards
-                part, several = several[:P], several[P:]
-                tokens_PT = np.full((P, width), self.policy.pad_id, np.int32)
-                padding_P, lengths_P = np.zeros(P, np.int32), np.ones(P, np.int32)
-                for row, context in enumerate(part):
+        for width, lists in sorted(by_width.items()):
+            while waiting := max(map(len, lists)):
+                P = layout.rows(width, waiting * count)
+                each = -(-P // count)
+                tokens_PT = np.full((each * count, width), self.policy.pad_id, np.int32)
+                padding_P, lengths_P = (np.full(each * count, n, np.int32) for n in (0, 1))
+                part = [
+                    (shard, each * shard + i, context)
+                    for shard, several in enumerate(lists)
+                    for i, context in enumerate(several[:each])
+                ]
+                lists = [several[each:] for several in lists]
+                for _, row, context in part:
                     begin, length = layout.padding(context), len(context)
                     tokens_PT[row, begin : begin + length] = context
                     padding_P[row], lengths_P[row] = begin, length
@@ -230,9 +265,10 @@ class Batch:
                 if self.mesh.size > 1:
                     arrays = self.mesh.shard_rows(arrays)
                 prefilled = programs.prefill(self.policy.decoder, params, *arrays, self.mesh)
-                self.contexts |= {context: (prefilled, row) for row, context in enumerate(part)}
+                for shard, row, context in part:
+                    self.contexts.setdefault(context, {})[shard] = prefilled, row % each
+                    self.prefilled_tokens += len(context)
                 self.prefills += len(part)
-                self.prefilled_tokens += sum(map(len, part))
 
     def prefill_rest(
         self, params: Params, pairs: Sequence[tuple[tuple[int, ...], int]], P: int, width: int
@@ -260,23 +296,26 @@ class Batch:
         arrays = rows, shift_P, tokens_PT, column_P, position_P, length_P
         columns = layout.begin or self.columns
         prefilled = programs.continued(self.policy.decoder, params, *arrays, columns)
-        self.contexts |= {context: (prefilled, p) for p, (context, _) in enumerate(pairs)}
+        for p, (context, _) in enumerate(pairs):
+            self.contexts.setdefault(context, {})[EVERY] = prefilled, p
 
-    def place(self, new: Sequence[TokenSequence], contexts: Sequence[tuple[int, ...]]) -> None:
+    def place(self, new: Sequence[TokenSequence], slots: Sequence[int]) -> None:
         """Puts sequences in free slots, with their prefilled contexts."""
         rows: dict[int, np.ndarray] = {}  # the row for each slot, by the cache that has the row
-        caches: dict[int, Cache] = {}
-        for sequence, context, slot in zip(new, contexts, self.slots.free(), strict=False):
-            prefilled, row = self.contexts[context]
-            caches[id(prefilled)] = prefilled
+        caches: dict[int, tuple[Cache, bool]] = {}
+        for sequence, slot in zip(new, slots, strict=True):
+            by_shard = self.contexts[tuple(sequence.tokens)]
+            prefilled, row = by_shard.get(self.shard(slot)) or by_shard[EVERY]
+            caches[id(prefilled)] = prefilled, self.shard(slot) not in by_shard
             row_n = rows.setdefault(id(prefilled), np.full(self.size, -1, np.int32))
             row_n[slot] = row
             self.slots.put(slot, sequence, self.layout.padding(sequence.context))
-        for name, prefilled in caches.items():
+        for name, (prefilled, everywhere) in caches.items():
             row_n: Any = rows[name]
             if self.mesh.size > 1:
                 row_n = self.mesh.shard_rows(row_n)
-            self.cache = programs.place(self.cache, prefilled, row_n, self.columns, self.mesh)
+            arrays = self.cache, prefilled, row_n
+            self.cache = programs.place(*arrays, self.columns, self.mesh, everywhere)
         self.untimed = True
 
     def begin(
@@ -298,7 +337,8 @@ class Batch:
         if waiting:
             enough = len(running) - max(1, len(running) // 8)
         elif self.layout.patience == 1:  # it ends once fewer slots will do
-            enough = max((size for size in self.layout.sizes if size < self.size), default=0)
+            fewer = min(self.size, len(running))
+            enough = max((size for size in self.layout.sizes if size < fewer), default=0)
         began = time.perf_counter()
         arrays = slots.state, slots.constants
         own = slots.distributions if distribution is None else None
@@ -355,13 +395,3 @@ def placed(policy: Policy, params: Params) -> Params:
     """
     mesh: Mesh = policy.mesh.sampling
     return params if mesh.size > 1 else jax.device_put(params, mesh.devices.devices.flat[0])
-
-
-def in_support(
-    tokens_MA: list[list[int]], logprobs_MA: list[list[float]]
-) -> list[list[tuple[int, float]]]:
-    """Returns pairs of tokens and log-probabilities, without those outside the support."""
-    return [
-        [pair for pair in zip(*both, strict=True) if pair[1] > -math.inf]
-        for both in zip(tokens_MA, logprobs_MA, strict=True)
-    ]

@@ -5,12 +5,14 @@ contexts begin in column 0. With it they end in one column, so that completions 
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from rl4p.distributed.collectives import gather_rows
 from rl4p.distributed.mesh import Mesh
@@ -60,8 +62,8 @@ def prefill(
     lengths_P: Array,
     mesh: Mesh,
 ) -> Cache:
-    """Returns the cache of P contexts, with rows replicated so that any slot can read them."""
-    return gather_rows(mesh, read(decoder, params, tokens_PT, padding_P, lengths_P)[0])
+    """Returns the cache of P contexts; each device has the rows that its slots begin with."""
+    return divided(read(decoder, params, tokens_PT, padding_P, lengths_P)[0], mesh)
 
 
 @partial(jax.jit, static_argnames=("columns", "mesh"))
@@ -111,18 +113,44 @@ def continued(
     return wide.rows(row_P, columns)
 
 
-@partial(jax.jit, static_argnames=("columns", "mesh"), donate_argnames=("cache",))
-def place(cache: Cache | None, prefilled: Cache, row_n: Array, columns: int, mesh: Mesh) -> Cache:
-    """Copies prefilled contexts to slots, in place.
+@partial(jax.jit, static_argnames=("columns", "mesh", "everywhere"), donate_argnames=("cache",))
+def place(
+    cache: Cache | None,
+    prefilled: Cache,
+    row_n: Array,
+    columns: int,
+    mesh: Mesh,
+    everywhere: bool = False,
+) -> Cache:
+    """Copies prefilled contexts to slots, in place. No device sends rows to another.
 
     Args:
       cache: None creates a cache of `columns` columns.
-      row_n: int32, the row of `prefilled` for each slot; -1 leaves the slot as it is.
+      row_n: int32, the row of `prefilled` for each slot, counted from the first row of the same
+        shard; -1 leaves the slot as it is.
+      everywhere: whether all rows of `prefilled` are on all devices.
     """
+    run = partial(place_rows, columns=columns)
+    if mesh.size == 1:
+        return run(cache, prefilled, row_n)
+    own = specs(prefilled, mesh)
+    whole = jax.tree.map(lambda spec: PartitionSpec(None, *spec[1:]), own)
+    before = None if cache is None else own
+    return jax.shard_map(
+        run,
+        mesh=mesh.devices,
+        in_specs=(before, whole if everywhere else own, mesh.rows.spec),
+        out_specs=own,
+        check_vma=False,
+    )(cache, prefilled, row_n)
+
+
+def place_rows(cache: Cache | None, prefilled: Cache, row_n: Array, columns: int) -> Cache:
+    """Copies prefilled contexts to the slots of one device."""
     T = prefilled.positions_BS.shape[1]
     fresh = prefilled.rows(jnp.maximum(row_n, 0), T if cache is not None else columns)
     if cache is None:
-        return divided(fresh, mesh)
+        return fresh
     # Keys of the slot's former sequence may stay, since nothing of segment 0 is seen.
     segments = jnp.pad(jnp.asarray(fresh.segment_ids_BS), ((0, 0), (0, columns - T)))
 
@@ -132,13 +160,41 @@ def place(cache: Cache | None, prefilled: Cache, row_n: Array, columns: int, mes
         return jax.lax.dynamic_update_slice(x, jnp.where(new_n, new, old), (0,) * x.ndim)
 
     fresh = Cache(layers=fresh.layers, positions_BS=fresh.positions_BS, segment_ids_BS=segments)
-    return divided(jax.tree.map(chosen, cache, fresh), mesh)
+    return jax.tree.map(chosen, cache, fresh)
+
+
+def resized(cache: Cache, row_n: Array, columns: int, mesh: Mesh) -> Cache:
+    """Returns the given rows of the cache with this number of columns, and deletes the cache.
+
+    Each layer is deleted before the next is computed: two whole caches would need more memory than
+    any other program of a rollout.
+
+    Args:
+      row_n: int32, for each new row the old row, counted from the first row of the same shard.
+    """
+    if mesh.size > 1:
+        row_n = mesh.shard_rows(row_n)
+    parts = []
+    for layer in cache.layers:
+        part = resized_layer(replace(cache, layers=(layer,)), row_n, columns, mesh)
+        parts.append(jax.block_until_ready(part))
+        for x in layer:
+            jnp.asarray(x).delete()
+    return replace(parts[-1], layers=tuple(layer for part in parts for layer in part.layers))
 
 
 @partial(jax.jit, static_argnames=("columns", "mesh"))
-def resized(cache: Cache, row_n: Array, columns: int, mesh: Mesh) -> Cache:
-    """Returns the given rows of the cache with this number of columns."""
-    return divided(cache.rows(row_n, columns), mesh)
+def resized_layer(cache: Cache, row_n: Array, columns: int, mesh: Mesh) -> Cache:
+    """Returns `resized` for a cache of one layer. No device sends rows to another."""
+    if mesh.size == 1:
+        return cache.rows(row_n, columns)
+    return jax.shard_map(
+        lambda cache, row_n: cache.rows(row_n, columns),
+        mesh=mesh.devices,
+        in_specs=(specs(cache, mesh), mesh.rows.spec),
+        out_specs=specs(cache, mesh),
+        check_vma=False,
+    )(cache, row_n)
 
 
 @partial(jax.jit, donate_argnames=("cache",))
@@ -166,3 +222,8 @@ def cache_shardings(cache: Cache, mesh: Mesh) -> Any:
         positions_BS=mesh.rows,
         segment_ids_BS=mesh.rows,
     )
+
+
+def specs(cache: Cache, mesh: Mesh) -> Any:
+    """Returns the partition specs of a cache."""
+    return jax.tree.map(lambda sharding: sharding.spec, cache_shardings(cache, mesh))

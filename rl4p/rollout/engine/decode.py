@@ -1,5 +1,6 @@
 """The compiled program that decodes the sequences in n slots."""
 
+import math
 from functools import partial
 from typing import NamedTuple
 
@@ -148,6 +149,16 @@ def without(logits_nV: Array, tokens_nE: Array) -> jax.Array:
     for e in range(tokens_nE.shape[1]):  # few; a scatter would run element by element on a CPU
         hit_nV |= ids_V[None] == tokens_nE[:, e, None]
     return jnp.where(hit_nV, -jnp.inf, logits_nV)
+
+
+def in_support(
+    tokens_MA: list[list[int]], logprobs_MA: list[list[float]]
+) -> list[list[tuple[int, float]]]:
+    """Returns pairs of tokens and log-probabilities, without those outside the support."""
+    return [
+        [pair for pair in zip(*both, strict=True) if pair[1] > -math.inf]
+        for both in zip(tokens_MA, logprobs_MA, strict=True)
+    ]
 
 
 class Outcome(NamedTuple):

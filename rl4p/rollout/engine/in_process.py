@@ -220,7 +220,9 @@ class ContinuousEngine(InProcess):
         unfinished = dict.fromkeys(sequences)
         params, _, kept = weights
         batch = Batch(self.policy, self.layout(requests, stops=stop is not None), kept)
-        batch.prefill(params, [tuple(x.tokens) for x in requests])
+        if self.policy.mesh.sampling.row_shards == 1:  # else slots say which device needs which
+            contexts = [tuple(x.tokens) for x in requests]
+            batch.prefill(params, contexts, [0] * len(contexts))
         waiting = deque(sequences)
         while unfinished:
             if stop is not None and stop(np.array([x not in unfinished for x in sequences])):

@@ -86,13 +86,21 @@ class Slots:
         self.sequences[slot] = None
         self.state.active_n[slot] = False
 
-    def rearranged(self, order: Sequence[int], n: int) -> "Slots":
-        """Returns n slots, of which the first hold what is in these slots."""
-        slots = Slots(n)
+    def by_shard(self, shards: int) -> list[list[int]]:
+        """Returns the slots with a sequence, of each shard."""
+        each, n = len(self.sequences) // shards, len(self.sequences)
+        taken = [slot for slot in range(n) if self.sequences[slot] is not None]
+        return [[slot for slot in taken if slot // each == shard] for shard in range(shards)]
+
+    def rearranged(self, old_n: Sequence[int]) -> "Slots":
+        """Returns slots that hold what is in these slots; -1 is a free slot."""
+        slots, filled = Slots(len(old_n)), [n for n, old in enumerate(old_n) if old >= 0]
         slots.widen(self.constants.ends_nE.shape[1])
-        slots.sequences[: len(order)] = [self.sequences[slot] for slot in order]
+        order = [old_n[n] for n in filled]
+        for n, old in zip(filled, order, strict=True):
+            slots.sequences[n] = self.sequences[old]
         for new, old in zip(slots.arrays(), self.arrays(), strict=True):
-            new[: len(order)] = old[list(order)]
+            new[filled] = old[order]
         return slots
 
     def advance(self, outcome: Outcome) -> np.ndarray:

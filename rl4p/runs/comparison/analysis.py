@@ -11,7 +11,16 @@ import numpy as np
 from rl4p.errors import InputError
 from rl4p.runs.comparison import statistics
 from rl4p.runs.comparison.groups import RunGroup, grouped
-from rl4p.runs.comparison.measures import Costs, Metric, chosen_metric, mean_costs
+from rl4p.runs.comparison.measures import (
+    AREA,
+    LAST,
+    LAST_5,
+    Costs,
+    Metric,
+    Value,
+    chosen_metric,
+    mean_costs,
+)
 from rl4p.runs.comparison.runs import LeftOut, Run
 from rl4p.runs.comparison.statistics import Difference, Interval
 
@@ -23,8 +32,9 @@ class Result:
     """A group with its statistics.
 
     Attributes:
-      values: the last value of the metric of each run, by seed.
+      values: the number of the metric of each run, by seed.
       interval: the confidence interval of `iqm`; None if the seeds give none.
+      area, last_5: the interquartile means of these other numbers; nan if a run has none.
       costs: the mean costs of a run.
     """
 
@@ -33,6 +43,8 @@ class Result:
     mean: float
     iqm: float
     interval: Interval | None
+    area: float
+    last_5: float
     costs: Costs
 
 
@@ -86,7 +98,11 @@ class Comparison:
 
 
 def analysed(
-    runs: Sequence[Run], left_out: Sequence[LeftOut], folder: Path, metric: str | None = None
+    runs: Sequence[Run],
+    left_out: Sequence[LeftOut],
+    folder: Path,
+    metric: str | None = None,
+    value: Value = LAST,
 ) -> Comparison:
     """Groups runs and compares each group with each other one.
 
@@ -95,6 +111,7 @@ def analysed(
       left_out: other runs, which the comparison names.
       folder: the folder for the files of the comparison.
       metric: the name of the metric; higher values count as better. None is pass@1.
+      value: the number of a run that counts.
 
     Raises:
       InputError: no run has finished, or none has recorded the metric.
@@ -102,12 +119,14 @@ def analysed(
     if not runs:
         named = "; ".join(f"{run.name}: {run.reason}" for run in left_out[:5])
         raise InputError(f"None of the {len(left_out)} runs has finished. {named}.")
-    chosen = chosen_metric(runs, metric)
-    measured = [run for run in runs if math.isfinite(chosen.last(run))]
+    chosen = chosen_metric(runs, metric, value)
+    measured = [run for run in runs if math.isfinite(chosen.of(run))]
     if not measured:
-        raise InputError(f"{chosen.name} is not a finite number in any of the {len(runs)} runs.")
+        raise InputError(
+            f"The {chosen.counted} is not a finite number in any of the {len(runs)} runs."
+        )
     without = [
-        LeftOut(name=run.name, reason=f"its last {chosen.name} is {_missing(chosen.last(run))}")
+        LeftOut(name=run.name, reason=f"its {chosen.counted} is {_missing(chosen.of(run))}")
         for run in runs
         if run not in measured
     ]
@@ -133,7 +152,7 @@ def analysed(
 
 
 def _result(group: RunGroup, metric: Metric, resolution: float) -> Result:
-    values = {run.seed: metric.last(run) for run in group.runs}
+    values = {run.seed: metric.of(run) for run in group.runs}
     numbers = np.array(list(values.values()))
     within = metric.is_share and 0 <= numbers.min() <= numbers.max() <= 1
     return Result(
@@ -146,8 +165,15 @@ def _result(group: RunGroup, metric: Metric, resolution: float) -> Result:
             resolution=resolution,
             bounds=SHARE if within else (-math.inf, math.inf),
         ),
+        area=_iqm_of(group.runs, metric, AREA),
+        last_5=_iqm_of(group.runs, metric, LAST_5),
         costs=mean_costs(group.runs),
     )
+
+
+def _iqm_of(runs: Sequence[Run], metric: Metric, value: Value) -> float:
+    numbers = [metric.of(run, value) for run in runs]
+    return statistics.iqm(numbers) if all(map(math.isfinite, numbers)) else math.nan
 
 
 def _compared(results: Sequence[Result], first: int, second: int, resolution: float) -> Compared:

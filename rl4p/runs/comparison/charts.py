@@ -14,6 +14,7 @@ from rl4p.runs.comparison.analysis import SHARE, Comparison
 from rl4p.runs.comparison.curves import AXES, Curve, curve, figures
 from rl4p.runs.comparison.statistics import Interval
 from rl4p.runs.comparison.words import amount
+from rl4p.runs.metric_words import title
 
 # Units of the drawing, which is as wide as a phone; the right margin is for the names of the lines.
 WIDTH, HEIGHT = 360.0, 220.0
@@ -103,7 +104,7 @@ def style(group: int) -> Style:
 def charts(comparison: Comparison) -> list[Chart]:
     """Returns the charts of the page that have data, the metric's chart first."""
     drawn = []
-    for title, metric in figures(comparison.metric).items():
+    for words, metric in figures(comparison.metric).items():
         curves = {
             index: line
             for index, result in enumerate(comparison.results)
@@ -113,7 +114,7 @@ def charts(comparison: Comparison) -> list[Chart]:
         if curves:
             bounds = SHARE if metric.is_share else None
             drawings = tuple(drawing(curves, axis, bounds) for axis in AXES)
-            drawn.append(Chart(title=title, drawings=drawings))
+            drawn.append(Chart(title=title(words), drawings=drawings))
     return drawn
 
 

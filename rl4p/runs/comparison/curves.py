@@ -64,10 +64,8 @@ def curve(runs: Sequence[Run], metric: Metric) -> Curve | None:
 
 def figures(metric: Metric) -> dict[str, Metric]:
     """Returns the metric of each figure by its title, the comparison's metric first."""
-    others = {title: Metric(names=(name,)) for name, title in CURVES.items()}
-    return {metric.name: metric} | {
-        title: other for title, other in others.items() if other.names != metric.names
-    }
+    others = (Metric(names=(name,)) for name in CURVES)
+    return {each.words: each for each in (metric, *others)}
 
 
 def _spent(run: Run) -> tuple[list[float], np.ndarray, np.ndarray]:

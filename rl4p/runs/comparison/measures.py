@@ -6,7 +6,8 @@ run does not record is nan.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,32 +15,81 @@ import numpy as np
 from rl4p.configuration.suggestions import metrics_like, write
 from rl4p.errors import InputError
 from rl4p.runs.comparison.runs import Run
+from rl4p.runs.metric_words import in_words
 
 PASS_AT_1 = "/pass_at_1"
 ENTROPY, GAP = "update/entropy", "rollout/logprob_gap_max"
 LENGTH, TRUNCATED, EFFECTIVE = "rollout/response_tokens", "rollout/truncated", "update/ess"
 REWARD, SECONDS, SPEED = "reward/mean", "time/step", "rollout/tokens_per_second"
 COMPILE, EVALUATION_COMPILE = "time/compile", "time/evaluation_compile"
-# The curves below the metric's own, and what each shows.
-CURVES = {
-    REWARD: "mean reward of the samples",
-    LENGTH: "response length (tokens)",
-    ENTROPY: "entropy of the policy (nats per token)",
-    GAP: "sampler gap (largest, of log-probabilities)",
-    TRUNCATED: "truncated responses (share)",
-}
+CURVES = (REWARD, LENGTH, ENTROPY, GAP, TRUNCATED)  # below the curve of the metric
 RECORDED = (*CURVES, EFFECTIVE, SECONDS, COMPILE, EVALUATION_COMPILE, SPEED, "time/rollout")
+
+
+@dataclass(frozen=True)
+class Value:
+    """The number that stands for the curve of a run.
+
+    * ``last`` is the last value.
+    * ``last_K`` is the mean of the last K values. Fewer values have none.
+    * ``area`` is the area under the curve, in trapezoids, divided by the steps from the first value
+      to the last: the mean height of the curve.
+    """
+
+    name: str = "last"
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"last|area|last_[1-9]\d*", self.name):
+            raise InputError(f"value={self.name} is none: write value=last, last_5 or area.")
+
+    def of(self, series: Mapping[int, float]) -> float:
+        """Returns the number of a curve, of which `series` has the value at each step."""
+        steps, values = np.array(list(series), float), np.array(list(series.values()), float)
+        if self.name != "area":
+            count = int(self.name.partition("_")[2] or 1)
+            return float(values[-count:].mean()) if len(values) >= count else math.nan
+        if len(values) < 2:
+            return float(values[-1]) if len(values) else math.nan
+        return float(np.trapezoid(values, steps) / (steps[-1] - steps[0]))
+
+    def words(self, metric: str) -> str:
+        """Returns the number of a metric in words."""
+        if self.name == "area":
+            return f"area under the curve of {metric}"
+        count = self.name.partition("_")[2]
+        return f"mean of the last {count} values of {metric}" if count else f"last {metric}"
+
+
+LAST, LAST_5, AREA = Value("last"), Value("last_5"), Value("area")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """The metric that is compared: the last value of one metric, or the mean of several tasks."""
+    """The metric that is compared: one metric, or the mean of several tasks.
+
+    Attributes:
+      names: the metrics.
+      others: the metrics of tasks that only some runs have, which are not compared.
+      value: the number of a run that counts.
+    """
 
     names: tuple[str, ...]
+    others: tuple[str, ...] = ()
+    value: Value = LAST
 
     @property
     def name(self) -> str:
         return self.names[0] if len(self.names) == 1 else f"mean of {', '.join(self.names)}"
+
+    @property
+    def counted(self) -> str:
+        """The name with the number that counts: "last reward/mean"."""
+        return self.value.words(self.name)
+
+    @property
+    def words(self) -> str:
+        """The metric in words, for pictures."""
+        return in_words(*self.names)
 
     @property
     def is_share(self) -> bool:
@@ -54,9 +104,9 @@ class Metric:
             if all(name in row for name in self.names)
         }
 
-    def last(self, run: Run) -> float:
-        """Returns the last value; nan if the run never recorded it."""
-        return next(reversed(self.series(run).values()), math.nan)
+    def of(self, run: Run, value: Value | None = None) -> float:
+        """Returns the number of a run that counts; nan if the run never recorded the metric."""
+        return (value or self.value).of(self.series(run))
 
     def resolution(self, runs: Sequence[Run]) -> float:
         """Returns the distance of two neighbouring values of pass@1, which counts prompts."""
@@ -67,26 +117,53 @@ class Metric:
         return 1 / (max(prompts) * len(names)) if prompts and max(prompts) > 0 else 0.0
 
 
-def chosen_metric(runs: Sequence[Run], name: str | None) -> Metric:
-    """Returns the metric with this name; None is pass@1 of every task of the runs.
+def chosen_metric(runs: Sequence[Run], name: str | None, value: Value = LAST) -> Metric:
+    """Returns the metric with this name; None is pass@1 of the tasks that all runs have.
+
+    A run without any task does not count: the comparison leaves it out.
 
     Raises:
-      InputError: no run has recorded it.
+      InputError: no run has recorded it, or the runs have no task in common.
     """
-    recorded = sorted({key for run in runs for row in run.rows for key in row} - {"step"})
+    recorded = [{key for row in run.rows for key in row} - {"step"} for run in runs]
+    everything = sorted(set().union(*recorded))
     if name is not None:
-        if name not in recorded:
-            problem = f"metric={name} is in none of the runs"
-            if near := metrics_like(name, recorded):
-                raise InputError(write(problem, *([f"metric={key}"] for key in near)))
-            raise InputError(f"{problem}; they have {_list(recorded)}.")
-        return Metric(names=(name,))
-    tasks = [key for key in recorded if key.startswith("eval/") and key.endswith(PASS_AT_1)]
+        refuse_unrecorded(name, everything)
+        return Metric(names=(name,), value=value)
+    tasks = [{key for key in keys if is_task(key)} for keys in recorded]
+    tasks = [each for each in tasks if each]
     if not tasks:
         raise InputError(
-            f"The runs have no eval/*/pass_at_1: set metric= to one of {_list(recorded)}."
+            f"The runs have no eval/*/pass_at_1: set metric= to one of {_list(everything)}."
         )
-    return Metric(names=tuple(tasks))
+    common, all_tasks = set.intersection(*tasks), set.union(*tasks)
+    if not common:
+        counts = [f"{key} in {sum(key in each for each in tasks)}" for key in sorted(all_tasks)]
+        raise InputError(
+            f"The {len(tasks)} runs have no common task ({', '.join(counts)}): choose metric=NAME,"
+            f" such as metric={REWARD}."
+        )
+    return Metric(
+        names=tuple(sorted(common)), others=tuple(sorted(all_tasks - common)), value=value
+    )
+
+
+def is_task(key: str) -> bool:
+    return key.startswith("eval/") and key.endswith(PASS_AT_1)
+
+
+def refuse_unrecorded(name: str, recorded: Collection[str]) -> None:
+    """Refuses a metric that no run has recorded.
+
+    Raises:
+      InputError: the error suggests near names.
+    """
+    if name in recorded:
+        return
+    problem = f"metric={name} is in none of the runs"
+    if near := metrics_like(name, recorded):
+        raise InputError(write(problem, *([f"metric={key}"] for key in near)))
+    raise InputError(f"{problem}; they have {_list(sorted(recorded))}.")
 
 
 @dataclass(frozen=True, kw_only=True)

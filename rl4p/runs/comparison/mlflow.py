@@ -15,7 +15,7 @@ import yaml
 
 from rl4p.configuration.yaml_file import read_mapping
 from rl4p.errors import InputError, RunError
-from rl4p.runs.comparison.measures import PASS_AT_1, RECORDED
+from rl4p.runs.comparison.measures import PASS_AT_1, RECORDED, refuse_unrecorded
 from rl4p.runs.comparison.runs import (
     WRONG_FILE,
     LeftOut,
@@ -29,7 +29,7 @@ from rl4p.runs.responses.file import recorded_samples
 from rl4p.runs.responses.sample import Sample
 from rl4p.runs.tracker.background import reason
 from rl4p.runs.tracker.database import SQLITE
-from rl4p.runs.tracker.mirror import IDENTITY, STATUS, mlflow_key
+from rl4p.runs.tracker.mirror import IDENTITY, STATUS, SWEEP, is_size, mlflow_key
 from rl4p.runs.tracker.mlflow import MLflow
 
 if TYPE_CHECKING:
@@ -57,11 +57,12 @@ def read_experiment(
     uri = str(store.uri)
     if uri.startswith(SQLITE) and not Path(uri.removeprefix(SQLITE)).is_file():
         raise InputError(f"tracker.uri={uri} does not exist.")  # MLflow would create it
-    runs, left_out, count = [], [], 0
+    runs, left_out, count, recorded = [], [], 0, set[str]()
     try:
         client = store.client()
         for run in _runs(client, experiment, uri):
             count += 1
+            recorded |= run.data.metrics.keys()
             name = f"{run.info.run_name} ({run.info.run_id})"
             try:
                 runs.append(_read(client, run, name, metric))
@@ -73,6 +74,8 @@ def read_experiment(
         raise RunError(f"MLflow at {uri} cannot be read: {reason(error)}") from error
     if not count:
         raise InputError(f"experiment={experiment} in {uri} has no run of rl4p.train.")
+    if metric is not None and mlflow_key(metric) not in recorded:
+        refuse_unrecorded(metric, recorded)
     return runs, left_out
 
 
@@ -90,7 +93,8 @@ def _runs(client: "MlflowClient", experiment: str, uri: str) -> Iterator[Any]:
             max_results=RUNS_PER_PAGE,
             page_token=token,
         )
-        yield from (run for run in page if IDENTITY in run.data.tags)
+        tagged = ((run, run.data.tags) for run in page)
+        yield from (run for run, tags in tagged if IDENTITY in tags and SWEEP not in tags)
         token = page.token
         if not token:
             return
@@ -104,9 +108,7 @@ def _read(client: "MlflowClient", run: Any, name: str, metric: str | None) -> Ru
     """
     check_training(run.data.tags.get("kind"))
     wanted = {
-        key: key
-        for key in sorted(run.data.metrics)
-        if key in RECORDED or key.endswith((PASS_AT_1, "/prompts"))
+        key: key for key in sorted(run.data.metrics) if key in RECORDED or key.endswith(PASS_AT_1)
     }
     if metric is not None and mlflow_key(metric) in run.data.metrics:
         wanted[mlflow_key(metric)] = metric
@@ -114,6 +116,9 @@ def _read(client: "MlflowClient", run: Any, name: str, metric: str | None) -> Ru
     for key, name_of_metric in wanted.items():
         for point in client.get_metric_history(run.info.run_id, key):
             by_step.setdefault(point.step, {"step": point.step})[name_of_metric] = point.value
+    for key, value in run.data.tags.items():
+        if is_size(key) and by_step:  # a tag, because it never changes
+            by_step[min(by_step)][key] = float(value)
     rows = [by_step[step] for step in sorted(by_step)]
     statuses = {shown: status for status, shown in STATUS.items()}
     check_finished(run.data.tags.get("status") or statuses.get(run.info.status), rows)

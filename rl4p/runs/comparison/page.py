@@ -15,6 +15,7 @@ from rl4p.runs.comparison.analysis import Comparison
 from rl4p.runs.comparison.curves import AXES, MOST_POINTS
 from rl4p.runs.comparison.samples import side_by_side
 from rl4p.runs.comparison.statistics import ERROR_RATE, LEVEL
+from rl4p.runs.metric_words import title
 from rl4p.terminal import visible
 
 TEMPLATE = Path(__file__).with_name("page.html")
@@ -39,7 +40,10 @@ def page(comparison: Comparison) -> str:
     drawn, ticks = charts.strips(comparison)
     names = sorted({name for result in results for name in result.group.settings})
     html = template.render(
-        metric=comparison.metric.name,
+        metric=comparison.metric,
+        title=title(comparison.metric.words),
+        heading=title(comparison.metric.value.words("values")).removesuffix(" of values"),
+        method=words.method(comparison.metric),
         results=results,
         to_best=[comparison.to_best(index) for index in range(len(results))],
         sentences=words.sentences(comparison),
@@ -55,7 +59,6 @@ def page(comparison: Comparison) -> str:
         samples=side_by_side([result.group for result in results]),
         level=f"{LEVEL:.0%}",
         level_of_differences=f"{1 - ERROR_RATE:.0%}",
-        error_rate=f"{ERROR_RATE:.0%}",
         most_points=MOST_POINTS,
     )
     return html.encode("utf-8", "replace").decode()  # a lone surrogate cannot be written

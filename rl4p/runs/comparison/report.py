@@ -10,24 +10,32 @@ from rich.table import Table
 
 from rl4p.configuration.earlier_result import is_document_with, is_page_of, refuse_other_file
 from rl4p.errors import RunError
-from rl4p.runs.comparison import words
+from rl4p.runs.comparison import paper, words
 from rl4p.runs.comparison.analysis import Comparison, analysed
+from rl4p.runs.comparison.measures import LAST, Value
 from rl4p.runs.comparison.page import page
 from rl4p.runs.comparison.runs import LeftOut, Run
 from rl4p.runs.comparison.statistics import LEVEL
+from rl4p.runs.comparison.tables import tables
 from rl4p.runs.record import replace_file
 from rl4p.terminal import VisibleConsole, visible
 
 
 def compare(
-    runs: Sequence[Run], left_out: Sequence[LeftOut], out: Path, *, metric: str | None = None
+    runs: Sequence[Run],
+    left_out: Sequence[LeftOut],
+    out: Path,
+    *,
+    metric: str | None = None,
+    value: Value = LAST,
 ) -> Comparison:
-    """Compares runs and writes `out`/index.html and `out`/compare.json.
+    """Compares runs and writes index.html, compare.json, figures and tables into `out`.
 
     Args:
       left_out: other runs, which the comparison names.
       out: the folder for the files, which is created.
       metric: the metric to compare; None is pass@1 on the held-out prompts.
+      value: the number of a run that counts.
 
     Raises:
       InputError: there is no finished run, none has the metric, or a file in `out` is of something
@@ -37,16 +45,29 @@ def compare(
     made = is_document_with("groups", "differences", "left_out")
     refuse_other_file(out, "compare", is_page_of("compare"), file=out / "index.html")
     refuse_other_file(out, "compare", made, file=out / "compare.json")
-    comparison = analysed(runs, left_out, out, metric)
+    comparison = analysed(runs, left_out, out, metric, value)
+    files = tables(comparison) | paper.figures(comparison)
+    earlier = _listed(out / "compare.json")
+    for name in files:
+        refuse_other_file(out, "compare", lambda path: path.name in earlier, file=out / name)
     try:
         comparison.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(f"Cannot create {comparison.folder}: {error.strerror}.") from error
     replace_file(comparison.page, page(comparison))
-    replace_file(
-        comparison.folder / "compare.json", json.dumps(document(comparison), indent=2) + "\n"
-    )
+    listing = document(comparison) | {"files": sorted(files)}
+    replace_file(comparison.folder / "compare.json", json.dumps(listing, indent=2) + "\n")
+    for name, content in files.items():
+        replace_file(comparison.folder / name, content)
     return comparison
+
+
+def _listed(path: Path) -> list[str]:
+    """Returns the files that an earlier comparison has written."""
+    if not path.is_file() or path.stat().st_size == 0:
+        return []
+    files = json.loads(path.read_bytes()).get("files")
+    return files if isinstance(files, list) else []
 
 
 def document(comparison: Comparison) -> dict[str, Any]:
@@ -63,6 +84,9 @@ def document(comparison: Comparison) -> dict[str, Any]:
                 "mean": result.mean,
                 "iqm": result.iqm,
                 "interval": result.interval,
+                "value": comparison.metric.value.name,
+                "area": _finite(result.area),
+                "last_5": _finite(result.last_5),
                 **{name: _finite(value) for name, value in vars(result.costs).items()},
             }
             for result in comparison.results
@@ -88,7 +112,7 @@ def document(comparison: Comparison) -> dict[str, Any]:
 def print_comparison(comparison: Comparison) -> None:
     """Prints the tables, the sentences, the runs that are left out, and the path of the page."""
     out = VisibleConsole()
-    out.print(f"The last {comparison.metric.name} of the runs")
+    out.print(f"The {comparison.metric.counted} of the runs")
     out.print(results_table(comparison))
     out.print("The means of a run")
     out.print(costs_table(comparison))
@@ -97,6 +121,21 @@ def print_comparison(comparison: Comparison) -> None:
     for run in comparison.left_out:
         out.print(f"  {run.name}: {run.reason}")
     out.print(str(comparison.page), soft_wrap=True)
+
+
+def markdown(comparison: Comparison) -> str:
+    """Returns the groups with their statistics as a table in Markdown."""
+    lines = [
+        f"The {comparison.metric.counted}, by group:",
+        "",
+        f"| group | IQM | {LEVEL:.0%} interval | mean | seeds |",
+        "|---|---|---|---|---|",
+    ]
+    for result in comparison.results:
+        name = visible(result.group.name, keep="").replace("`", "'").replace("|", "\\|")
+        numbers = words.number(result.iqm), words.span(result.interval), words.number(result.mean)
+        lines.append(f"| `{name}` | {' | '.join(numbers)} | {len(result.values)} |")
+    return "\n".join(lines)
 
 
 def results_table(comparison: Comparison) -> Table:

@@ -10,6 +10,7 @@ from typing import Literal
 from rl4p.configuration import commands
 from rl4p.configuration.folder import LATEST, run_folder
 from rl4p.errors import InputError
+from rl4p.runs.comparison.measures import LAST, Value
 from rl4p.runs.comparison.runs import LeftOut, Run, read_folders
 from rl4p.runs.tracker.mlflow import URI
 from rl4p.storage import is_address
@@ -40,6 +41,7 @@ class CompareOptions:
       experiment: an MLflow experiment, instead of folders.
       tracker: the store of the experiment; None is MLFLOW_TRACKING_URI.
       metric: the metric to compare.
+      value: the number of a run that counts: `last`, `last_K` or `area`.
       out: the folder for the files.
     """
 
@@ -47,9 +49,11 @@ class CompareOptions:
     experiment: str | None = None
     tracker: Store | None = None
     metric: str | None = None
+    value: str = LAST.name
     out: str | None = None
 
     def __post_init__(self) -> None:
+        Value(self.value)  # refuses another one
         named = self.experiment is not None
         without_store = named and self.tracker is None and not os.environ.get(URI)
         if without_store or bool(self.run) == named or (self.tracker is not None and not named):

@@ -5,23 +5,52 @@ from collections.abc import Sequence
 
 from rl4p.runs.comparison.analysis import Compared, Comparison, Result
 from rl4p.runs.comparison.groups import changed
+from rl4p.runs.comparison.measures import LAST, Metric
 from rl4p.runs.comparison.statistics import ERROR_RATE, FEWEST_SEEDS, LEVEL, Interval, same
 
+# The figures are those of the head of statistics.py, which its tests measure.
+WHY_NOT_95 = (
+    f"Differences have intervals at {1 - ERROR_RATE:.0%} and groups at {LEVEL:.0%}: with few seeds "
+    "a test at 5% calls equal algorithms different in up to 5.8% of sweeps, and one at "
+    f"{ERROR_RATE:.0%} in less than 5%."
+)
+METHOD = (
+    "Runs that differ only in the seed are one group, and each of them gives one value.",
+    f"The interval of a group is Student's at {LEVEL:.0%}, with the interquartile mean of the "
+    "seeds in place of their mean.",
+    f"It is exact for normal values of any number of seeds from {FEWEST_SEEDS}. No method is exact "
+    "for all values of so few seeds: this one contains the true value in 94 to 97% of sweeps for "
+    "skewed, heavy-tailed and bimodal values, and in 92% for uniform ones.",
+    "A bootstrap of three seeds contains it in 76%.",
+    "Differences are between runs of the same seed, which see the same prompts in the same order.",
+    "Differences are supported by the method of Benjamini and Hochberg at a false discovery rate "
+    f"of {ERROR_RATE:.0%}: so many of them are expected to be wrong.",
+    WHY_NOT_95,
+    "The interval of a difference is for that comparison alone, and the best group was chosen by "
+    "its value, so the differences to it are a little too large.",
+)
 MANY = 5  # groups in one sentence
 SENTENCES = 4  # about the groups that are better than others
 
 
 def sentences(comparison: Comparison) -> list[str]:
     """Returns what the runs show: the best group, the supported differences, what is missing."""
-    results, metric = comparison.results, comparison.metric.name
-    said = [_of_best(results, metric)]
+    results, metric = comparison.results, comparison.metric
+    said = [_of_best(results, metric.name if metric.value == LAST else metric.counted)]
     if len(results) > 1:
         said += _of_differences(comparison)
     said += _of_few_seeds(results)
     said += _of_changes(results)
+    if metric.others:
+        said.append(f"Not every run has {_listed(metric.others)}, so the others are compared.")
     if comparison.left_out:
         said.append(f"{_counted(len(comparison.left_out), 'run is', 'runs are')} left out.")
     return said
+
+
+def method(metric: Metric) -> list[str]:
+    """Returns how a comparison is computed; docs/sweeps.md has the same sentences."""
+    return [f"The value of a run is its {metric.counted}; higher counts as better.", *METHOD]
 
 
 def _of_changes(results: Sequence[Result]) -> list[str]:
@@ -62,6 +91,8 @@ def _of_differences(comparison: Comparison) -> list[str]:
             f"Of the differences that are called supported in this way, {rate} are expected to be "
             f"wrong ({len(tested)} comparisons)."
         )
+    if tested:
+        said.append(WHY_NOT_95)
     if len(supported) < len(tested):
         said.append("A difference that is not supported may be real: more seeds can show it.")
     return said

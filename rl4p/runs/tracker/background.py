@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from rl4p.protocols.tracker import Mirror
+from rl4p.terminal import write
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +64,7 @@ class BackgroundMirror:
         self._files: dict[str, None] = {}  # to send; a dict keeps the order and has atomic calls
         self._grown = False  # until the first step, a resumed run may still truncate its record
         self._status = "failed"
+        self._where = ""
         self._asked: float | None = None  # the time at which the store was asked
         self._silence = 0.0  # the seconds of the last attempt, if it failed
         self._failure: str | None = LATE
@@ -89,6 +91,8 @@ class BackgroundMirror:
             close_timeout = min(close_timeout, SECONDS_FOR_A_SILENT_STORE)
         if self._sent.wait(close_timeout):
             self._ended.wait(upload_timeout)
+        if self._where and not self._failure:
+            write(self._where)
         if self._failure:
             log.warning(
                 "%s lacks a part of this run (%s)%s", self._name, self._failure, self._repeat
@@ -113,6 +117,7 @@ class BackgroundMirror:
                 self._failure, self._silence = LATE, 0.0
                 if last:
                     mirror.close(self._status)
+                    self._where = mirror.where
                     self._upload(mirror)
             except Exception as error:  # noqa: BLE001 - the run continues after any error
                 self._failure, self._silence = reason(error), seconds_since(self._asked)

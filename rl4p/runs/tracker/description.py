@@ -26,8 +26,7 @@ HOUSEKEEPING += ("trusted_targets", "allow")
 # The parameters of every run. With the overrides they are about 20: MLflow compares more slowly.
 ROOT_KEYS = ("seed", "steps", "prompts_per_step", "group_size")
 ROOT_KEYS += ("max_prompt_tokens", "max_response_tokens")
-PHASES = ("rollout", "reward", "advantage", "update")
-GROUPS = (*PHASES, "model", "data", "optimizer")
+GROUPS = ("rollout", "reward", "advantage", "update", "model", "data", "optimizer")
 OPTIONS = ("model.path", "data.path", "optimizer.learning_rate")
 
 LONGEST_NAME = 120
@@ -108,13 +107,11 @@ class Description:
 
     @cached_property
     def parameters(self) -> dict[str, str]:
-        """The sizes, the names and classes of the phases, and all overrides, as texts."""
+        """The sizes, the options of groups, classes of the user, and all overrides, as texts."""
         params: dict[str, Any] = {key: self.config.get(key) for key in ROOT_KEYS}
         for group in GROUPS:
             options = self.config.get(group) or {}
             params[group] = self._choice(group, options)
-            if group in PHASES:
-                params[f"{group}._target_"] = options.get("_target_")
             own = [key for key in OPTIONS if key.startswith(f"{group}.")]
             params |= {key: options.get(key.split(".")[1]) for key in own}
         params |= {

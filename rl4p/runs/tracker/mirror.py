@@ -13,6 +13,7 @@ from rl4p.runs.record import Record, replace_file
 from rl4p.runs.tracker.description import Description, LoggedDataSet
 from rl4p.runs.tracker.registration import checkpoints, register_policy, upload_checkpoint
 from rl4p.runs.tracker.steps import TimedSteps
+from rl4p.runs.tracker.view import ALL_RUNS, PARAMETERS, page, share_view, view, where_to_look
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
 IDENTITY = "rl4p.run"  # tag: identifies the run in every store; tracker.json holds its value
+SWEEP = "sweep"  # tag: the overrides of a sweep, whose run is the parent of its jobs
 SENT = "rl4p.sent"  # tag: metrics up to this step are in the store
 PARENT = "mlflow.parentRunId"  # tag of MLflow, like the next ones
 COMMIT = "mlflow.source.git.commit"
@@ -77,6 +79,7 @@ class MLflowMirror(Mirror):
         self._folder = folder.resolve()
         self._record = Record(self._folder)
         self._uploads = upload_checkpoints, register, trusted
+        self._experiment, self._parent = experiment_id, parent
         description = Description(self._folder)
         identity = identity_of(self._folder)
         run = find_run(client, experiment_id, identity) or client.create_run(
@@ -107,12 +110,16 @@ class MLflowMirror(Mirror):
         """Sends the new lines of the record."""
         from mlflow.entities import Metric, RunTag
 
+        rows = [each for each in self._steps.new() if each[0] > self._sent]
         metrics = [
             Metric(mlflow_key(name), value, int(time), step)
-            for step, time, row in self._steps.new()
-            if step > self._sent
+            for step, time, row in rows
             for name, value in row.items()
+            if not is_size(name)
         ]
+        sizes = {name: value for _, _, row in rows for name, value in row.items() if is_size(name)}
+        for name, value in sizes.items():
+            self._client.set_tag(self._id, mlflow_key(name), f"{value:g}")
         for start in range(0, len(metrics), METRICS_PER_BATCH):
             batch = metrics[start : start + METRICS_PER_BATCH]
             # The last step of a full batch may continue in the next batch.
@@ -154,11 +161,20 @@ class MLflowMirror(Mirror):
         self.send_table()
         self.send_checkpoints()
         self._client.set_tag(self._id, "status", status)
+        if self._parent is None:
+            names = self._client.get_run(self._id).data.metrics
+            share_view(self._client, self._experiment, ALL_RUNS, view(PARAMETERS, names))
         if self._monitor is not None:
             self._monitor.finish()
         self._client.set_terminated(
             self._id, STATUS.get(status, "KILLED"), _modified(self._record.metrics_file)
         )
+
+    @property
+    def where(self) -> str:
+        """A sentence with the address of the charts; empty for a job, whose sweep prints one."""
+        address = page(self._experiment, ALL_RUNS, charts=True)
+        return "" if self._parent else where_to_look(str(self._client.tracking_uri), address)
 
     def upload(self, status: str) -> None:
         """Uploads the newest checkpoint and registers the policy, if these were requested.
@@ -228,6 +244,14 @@ def mlflow_key(name: str) -> str:
     """
     key = "/".join(part if taken(part) else marked(part, part) for part in name.split("/"))
     return key if len(key) <= LONGEST_KEY else marked(key[: LONGEST_KEY - 9], name)
+
+
+def is_size(metric: str) -> bool:
+    """Returns whether a metric is the number of prompts of an evaluation.
+
+    It never changes, so it is a tag and neither a column nor a chart.
+    """
+    return metric.startswith("eval/") and metric.endswith("/prompts")
 
 
 def taken(part: str) -> bool:

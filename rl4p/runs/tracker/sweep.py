@@ -1,17 +1,14 @@
-"""The parent run in MLflow for the runs of a sweep (``python -m rl4p.train -m ...``), and a view.
+"""The parent run in MLflow for the runs of a sweep (``python -m rl4p.train -m ...``).
 
-By default MLflow's page shows the columns Source, Models and Dataset of all runs, and hides the
-runs of a sweep below their parent. A *shared view*, as the page's button "Share" makes one, is an
-experiment tag that holds the columns, their order and a filter: the first columns of a sweep are
-those that differ between its runs. A link with the name of the view opens it.
+A view of the page (`view.py`) shows its runs, with the keys that differ as the first columns. At
+the end of the sweep the parent gets the comparison of its runs.
 """
 
 import atexit
-import json
 import logging
 import os
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,22 +24,23 @@ from rl4p.runs.tracker.mirror import (
     IDENTITY,
     NOTE,
     PARENT,
+    SWEEP,
     find_run,
     identity_of,
     mlflow_key,
     source_tags,
 )
 from rl4p.runs.tracker.mlflow import PARENT_VARIABLE, TARGET, MLflow
+from rl4p.runs.tracker.view import page, share_view, view, where_to_look
 from rl4p.terminal import write
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Run
 
 log = logging.getLogger(__name__)
 
-VIEW = "mlflow.sharedViewState."
-REWARD = "reward/mean"
+COMPARISON = "compare"  # the folder of the comparison among the files of the parent
+_opened: dict[Path, tuple[MLflow, str]] = {}  # the parents that this process opened, by folder
 
 
 class ParentRun(Callback):
@@ -81,6 +79,7 @@ class ParentRun(Callback):
             )
             return
         self._parent = tracker, parent, list(axes), Path(config.hydra.sweep.dir)
+        _opened[Path(config.hydra.sweep.dir).resolve()] = tracker, parent
         os.environ[PARENT_VARIABLE] = parent
         # Hydra does not call on_multirun_end if an exception ends the sweep.
         atexit.register(self._close, "KILLED")
@@ -110,24 +109,12 @@ class ParentRun(Callback):
                 status = "FAILED"
             elif ended & {"KILLED", "RUNNING"}:  # a signal stopped the sweep, or one of its jobs
                 status = "KILLED"
-            share_view(client, experiment, parent, keys, children)
+            metrics = {name for child in children for name in child.data.metrics}
+            share_view(client, experiment, parent, view_of_sweep(parent, keys, metrics))
             client.set_terminated(parent, status)
             write(where_to_look(str(tracker.uri), page(experiment, parent)))
         except Exception as error:  # noqa: BLE001 - the runs have ended and their records exist
             log.warning("MLflow still shows this sweep as running: %s", reason(error))
-
-
-def where_to_look(uri: str, page: str) -> str:
-    """Returns a sentence with the address of the runs of a sweep.
-
-    Args:
-      uri: the tracking store.
-      page: the address, below MLflow's address.
-    """
-    if uri.startswith("http"):
-        return f"The runs in MLflow: {uri.rstrip('/')}/{page}"
-    command = shlex.join(["mlflow", "ui", "--backend-store-uri", uri])
-    return f"The runs in MLflow ({command}): http://127.0.0.1:5000/{page}"
 
 
 def open_parent(
@@ -142,7 +129,7 @@ def open_parent(
     folder.mkdir(parents=True, exist_ok=True)
     identity = identity_of(folder)
     command = shlex.join(["python", "-m", "rl4p.train", "-m", *config.hydra.overrides.task])
-    tags = {"folder": str(folder), "sweep": " ".join(config.hydra.overrides.task)}
+    tags = {"folder": str(folder), SWEEP: " ".join(config.hydra.overrides.task)}
     if (run := find_run(client, experiment, identity)) is not None:
         parent = run.info.run_id
         client.update_run(parent, status="RUNNING")
@@ -152,61 +139,44 @@ def open_parent(
         name = name or "/".join(folder.parts[-2:])
         parent = client.create_run(experiment, run_name=name, tags=tags).info.run_id
         client.set_tag(parent, NOTE, f"{links(experiment, parent)}\n\n`{command}`")
-    share_view(client, experiment, parent, list(axes), [])
+    share_view(client, experiment, parent, view_of_sweep(parent, list(axes), ()))
     return parent
 
 
-def page(experiment: str, parent: str) -> str:
-    """Returns the address of the runs of a sweep, below MLflow's address.
-
-    It opens "Model training". Without ``workflowType`` MLflow 3.17 opens the view that the browser
-    showed last, and at first "GenAI".
-    """
-    view = f"workflowType=machine_learning&viewStateShareKey={parent}"
-    return f"#/experiments/{experiment}/runs?{view}&compareRunsMode=TABLE"
+def view_of_sweep(parent: str, keys: Sequence[str], metrics: Collection[str]) -> dict[str, Any]:
+    """Returns the view of the runs of a sweep, whose first columns are the keys that differ."""
+    return view([mlflow_key(key) for key in keys], metrics, parent=parent)
 
 
 def links(experiment: str, parent: str) -> str:
     """Returns links, in Markdown, to the table and to the charts of the runs of a sweep."""
     table = page(experiment, parent)
-    charts = table.replace("=TABLE", "=CHART")
+    charts = page(experiment, parent, charts=True)
     return f"[Table of the runs, what differs first]({table}) · [Charts of the runs]({charts})"
 
 
-def share_view(
-    client: "MlflowClient",
-    experiment: str,
-    parent: str,
-    keys: Sequence[str],
-    children: Iterable["Run"],
+def attach_comparison(
+    folder: Path, comparison: Path, table: str, means: Mapping[str, float]
 ) -> None:
-    """Saves the view of the runs of a sweep.
+    """Adds the comparison of a sweep to its parent: files, metrics, a table in the description.
+
+    Nothing happens if this process has opened no parent. If the store is down, there is a warning.
 
     Args:
-      client: a client of the store.
-      experiment: the id of the experiment.
-      parent: the id of the sweep's run, which names the view.
-      keys: the parameters that differ, which become the first columns.
-      children: the runs so far. Their evaluations become the next columns.
+      folder: the folder of the sweep.
+      comparison: the folder of the comparison.
+      table: the groups and their means, in Markdown.
+      means: the interquartile mean of each group, which becomes a metric.
     """
-    names = {name for child in children for name in child.data.metrics}
-    scores = sorted(x for x in names if x.startswith("eval/") and not x.endswith("/prompts"))
-    client.set_experiment_tag(experiment, VIEW + parent, json.dumps(view(parent, keys, scores)))
-
-
-def view(parent: str, keys: Sequence[str], scores: Sequence[str]) -> dict[str, Any]:
-    """Returns the state of the page, in its own terms."""
-    columns = [column("params", mlflow_key(key)) for key in keys]
-    columns += [column("metrics", name) for name in [*scores[:6], REWARD]]
-    fixed = [column("attributes", "Run Name"), "runDateAndNestInfo"]
-    return {
-        "searchFilter": f"tags.{PARENT} = '{parent}'",
-        "orderByKey": column("metrics", scores[0] if scores else REWARD),
-        "orderByAsc": False,
-        "selectedColumns": columns,
-        "columnOrder": [*fixed, *columns],
-    }
-
-
-def column(kind: str, name: str) -> str:
-    return f"{kind}.`{name}`"
+    if folder.resolve() not in _opened:
+        return
+    tracker, parent = _opened[folder.resolve()]
+    try:
+        client, experiment = tracker.connect()
+        client.log_artifacts(parent, str(comparison), COMPARISON)
+        for group, mean in means.items():
+            client.log_metric(parent, mlflow_key(f"IQM/{group.replace('=', ': ')}"), mean)
+        command = client.get_run(parent).data.tags["command"]
+        client.set_tag(parent, NOTE, f"{links(experiment, parent)}\n\n{table}\n\n`{command}`")
+    except Exception as error:  # noqa: BLE001 - the comparison is complete in its folder
+        log.warning("The parent run in MLflow lacks the comparison: %s", reason(error))

@@ -7,7 +7,9 @@ import jax.numpy as jnp
 import pytest
 
 from rl4p.configuration.chips import GIB, Chip
-from rl4p.experiment.planning.costs import Cost, advice, axes_of, cost, unit_of
+from rl4p.experiment.planning import costs
+from rl4p.experiment.planning.costs import Cost, advice, axes_of, bound_of_step, cost, unit_of
+from rl4p.experiment.planning.hlo import Collective
 from rl4p.experiment.planning.programs import Program, program
 from rl4p.learner.optimizer.adamw import AdamW
 from rl4p.rollout.continuous import Continuous
@@ -86,6 +88,46 @@ def test_the_bound_is_the_slower_of_products_and_bytes():
     assert cost(make(read=1e9), CHIP, TWO).seconds_at_least == 1e9 / 1e4
     unknown = Chip(platform="cpu", kind="cpu")
     assert cost(make(), unknown, TWO).seconds_at_least is None
+
+
+def test_the_network_is_as_slow_as_the_axis_that_sends_most(monkeypatch):
+    def sent(over, size, group):
+        return Collective(kind="all-gather", bytes=size, group=group, times=3, name=over)
+
+    four = SimpleNamespace(devices=SimpleNamespace(shape={"dp": 2, "fsdp": 1, "tp": 2}), size=4)
+    both = [sent("tp", 4e6, (0, 1)), sent("dp", 2e6, (0, 2)), sent("dp", 6e6, (0, 2))]
+    monkeypatch.setattr(costs, "collectives", lambda text, iterations: both)
+    chip = Chip(platform="tpu", kind="a chip", flops=1e15, bandwidth=1e15, network=1e6)
+    found = cost(make(), chip, four)
+    assert found.seconds["network"] == 3 * 8e6 / 2 / 1e6  # half of each array, over dp
+    assert (found.seconds_at_least, found.pole) == (12.0, "network")
+    assert "network" not in cost(make(), CHIP, four).seconds
+
+
+def test_a_step_is_bounded_by_all_its_programs_and_names_the_longest():
+    parts = [
+        made("decode", products=1.0, memory=5.0, network=0.5),
+        made("update", products=3.0, memory=1.0, network=2.0),
+    ]
+    assert bound_of_step(parts, tokens=16_000, chips=2) == (
+        "A step takes at least 8.00 s: at most 1,000 response tokens/s on each chip. The longest "
+        "part is decode, by its memory (5.00 s). Shorter with: more sequences at a time, which "
+        "share each read of the parameters, or more chips."
+    )
+    assert bound_of_step([*parts, made("scores")], tokens=16_000, chips=2) is None
+
+
+def made(phase, **seconds):
+    return Cost(
+        phase=phase,
+        temporaries=0,
+        beside=0,
+        total=0,
+        flops=0.0,
+        seconds=seconds,
+        seconds_at_least=max(seconds.values(), default=None),
+        compile_seconds=0.0,
+    )
 
 
 def test_what_is_beside_is_never_less_than_nothing():

@@ -118,6 +118,30 @@ def test_what_only_starts_counts_once_and_by_its_result():
     assert (gathered.times, gathered.bytes, len(gathered.group)) == (7, 8 * 128 * 2, 4)
 
 
+FUSED = """HloModule jit_f
+
+%all-reduce-scatter.1 (input: f32[3584,64]) -> f32[960,64] {
+  %input = f32[3584,64]{1,0} parameter(0)
+  %pad = f32[3840,64]{1,0} pad(%input), padding=0_256x0_0
+  %all-reduce.1 = f32[3840,64]{1,0} all-reduce(%pad), replica_groups={{0,4,8,12},{1,5,9,13}}
+  ROOT %slice = f32[960,64]{1,0} dynamic-slice(%all-reduce.1), dynamic_slice_sizes={960,64}
+}
+
+ENTRY %main (x: f32[3584,64]) -> f32[960,64] {
+  %x = f32[3584,64]{1,0} parameter(0)
+  ROOT %fusion = f32[960,64]{1,0} fusion(%x), kind=kCustom, calls=%all-reduce-scatter.1
+}
+"""
+
+
+def test_an_all_reduce_with_its_slice_is_a_reduce_scatter():
+    (scattered,) = collectives(FUSED)
+    assert (scattered.kind, scattered.bytes) == ("reduce-scatter", 3840 * 64 * 4)
+    assert scattered.sent == 3840 * 64 * 4 * 3 / 4
+    (reduced,) = collectives(FUSED.replace("all-reduce-scatter", "fused_computation"))
+    assert (reduced.kind, reduced.sent) == ("all-reduce", 2 * scattered.sent)
+
+
 def test_a_loop_in_a_loop_runs_as_often_as_both_say():
     inner = "ROOT %w = (f32[8,128]{1,0}) while(%t), condition=%cond, body=%body"
     turns = ', backend_config={"known_trip_count":{"n":"7"}}'

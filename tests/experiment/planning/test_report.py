@@ -90,6 +90,7 @@ def costing(phase, *, total=10 * GIB, collectives=None, seconds=None):
         flops=2.5e12,
         collectives=collectives or {},
         largest_loop_copy=0,
+        seconds={} if seconds is None else {"memory": seconds},
         seconds_at_least=seconds,
         compile_seconds=7.4,
     )

@@ -18,6 +18,7 @@ from rl4p.experiment.planning.topology import (
     ALONE,
     DescribedMesh,
     described,
+    estimated,
     memory_of,
     planned,
     reports_memory,
@@ -48,8 +49,8 @@ def test_a_gpu_can_be_planned_for_only_where_it_is(kind):
         described(f"{kind}:8")
     assert str(caught.value) == (
         f"mesh.topology={kind}:8 cannot be planned: only a host with NVIDIA {kind.upper()} can "
-        "compile for this chip. On such a host choose mesh=dp, fsdp or fsdp_tp, which plan for its "
-        "devices."
+        "compile for this chip. Add estimate=true, or on such a host choose mesh=dp, fsdp or "
+        "fsdp_tp, which plan for its devices."
     )
 
 
@@ -164,3 +165,29 @@ def test_of_a_chip_that_nobody_knows_nothing_is_known():
 )
 def test_devices_report_memory_by_its_limit(stats, reports):
     assert reports_memory(mesh_of("cpu", "cpu", stats)) is reports
+
+
+@pytest.mark.parametrize(
+    ("options", "shape", "sampling"),
+    [
+        ({"topology": "h100:8", "fsdp": "host"}, {"dp": 1, "fsdp": 8, "tp": 1}, None),
+        ({"topology": "h100:16", "dp": 2, "fsdp": 8}, {"dp": 2, "fsdp": 8, "tp": 1}, None),
+        (
+            {"topology": "tpu7x:2x2x2", "dp": 1, "fsdp": -1, "tp": 2, "rollout_devices": 4},
+            {"dp": 1, "fsdp": 6, "tp": 2},
+            {"dp": 2, "fsdp": 1, "tp": 2},
+        ),
+    ],
+)
+def test_a_mesh_to_estimate_for_has_the_axes_of_its_slice_and_no_devices(options, shape, sampling):
+    mesh = estimated(Mesh(**options))
+    assert dict(mesh.devices.shape) == shape
+    assert mesh.size == np.prod(list(shape.values()))
+    assert (mesh.sampling is mesh) == (sampling is None)
+    assert dict(mesh.sampling.devices.shape) == (sampling or shape)
+    assert mesh.platform == ("tpu" if sampling else "gpu")
+
+
+def test_devices_that_are_here_are_estimated_for_as_they_are():
+    mesh = Mesh(dp=1)
+    assert estimated(mesh) is mesh

@@ -148,11 +148,15 @@ def test_a_slice_is_planned_for_without_having_it(plan, tmp_path, mesh):
 
 @pytest.mark.tpu_plan
 @pytest.mark.parametrize("mesh", ["v5e_8", "v6e_8", "v5p_8", "v5e_16"])
-def test_a_decode_step_has_no_loop_over_rows(on_eight, mesh):
-    """The only loop of `decode` is over the steps."""
+def test_a_decode_step_has_no_loop_over_rows_and_slots_send_none(on_eight, mesh):
+    """The only loop of `decode` is over the steps; a cache that grows stays on its devices."""
     longer = ("max_response_tokens=200", "model.dtype=bfloat16")
     plan = on_eight(PROGRAMS, *SMALL, *SMALL_SHAPE, f"mesh={mesh}", *longer)
     assert plan["loops"]["decode"] == 1
+    assert plan["costs"]["arrange"]["collectives"] == {}
+    assert {kind.split(" over ")[0] for kind in plan["costs"]["prefill"]["collectives"]} <= {
+        "all-reduce"
+    }
 
 
 @pytest.mark.tpu_plan

@@ -1,5 +1,8 @@
 """The programs that fill, resize and clear the cache."""
 
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -53,11 +56,13 @@ def test_contexts_are_placed_in_slots_and_other_slots_stay(policy, prefilled):
 
 
 def test_a_cache_is_resized_with_its_rows(policy, prefilled):
+    before, expected = prefilled, rows(prefilled, 0, 1)
     wide = programs.resized(prefilled, np.int32([1, 0, 0]), 20, policy.mesh)
     assert wide.positions_BS.shape == (3, 20)
     assert not np.asarray(wide.segment_ids_BS)[:, 16:].any()
+    assert all(x.is_deleted() for x in jax.tree.leaves(before.layers))
     narrow = programs.resized(wide, np.int32([1, 0]), 16, policy.mesh)
-    assert_equal(rows(narrow, 0, 1), rows(prefilled, 0, 1))
+    assert_equal(rows(narrow, 0, 1), expected)
 
 
 def test_cleared_rows_are_zero_and_others_stay(prefilled):
@@ -71,3 +76,85 @@ def test_the_row_of_a_slot_is_taken(policy, prefilled):
     columns = prefilled.positions_BS.shape[1]
     row = programs.row_of(prefilled, np.int32(1), columns, policy.mesh)
     assert_equal(rows(row, 0), rows(prefilled, 1))
+
+
+SHARDS = """
+import re
+import jax
+import numpy as np
+from rl4p.distributed.mesh import Mesh
+from rl4p.model.scratch import Scratch
+from rl4p.rollout.engine import cache as programs
+from rl4p.rollout.engine.batch import Batch
+from rl4p.rollout.engine.layout import Layout
+from rl4p.rollout.engine.sequence import TokenSequence
+from rl4p.types import Sampling
+
+COLLECTIVE = re.compile("all-gather|all-reduce|all-to-all|reduce-scatter|collective-permute")
+mesh = Mesh(dp=2, fsdp=1, tp=2)
+model = Scratch(
+    width=32, layers=2, heads=4, num_kv_heads=2, feed_forward_width=48, max_positions=128
+)
+policy, params = model.build(mesh, jax.random.key(0))
+params, random = policy.for_sampling(params), np.random.default_rng(0)
+
+# Four contexts, two on each shard; then six slots, three of each shard.
+tokens_PT = random.integers(0, 256, (4, 16)).astype(np.int32)
+arrays = mesh.shard_rows((tokens_PT, np.zeros(4, np.int32), np.full(4, 16, np.int32)))
+prefilled = programs.prefill(policy.decoder, params, *arrays, mesh)
+assert prefilled.layers[0][0].addressable_shards[0].data.shape == (2, 1, 8, 16)
+contexts = [np.asarray(x) for x in jax.tree.leaves(prefilled)]
+row_n = mesh.shard_rows(np.int32([1, 0, 0, 1, 1, 0]))
+text = programs.place.lower(None, prefilled, row_n, 16, mesh).compile().as_text()
+assert not COLLECTIVE.search(text)
+cache = programs.place(None, prefilled, row_n, 16, mesh)
+for x, context in zip(jax.tree.leaves(cache), contexts, strict=True):
+    np.testing.assert_array_equal(x, context[[1, 0, 0, 3, 3, 2]])
+
+# The rows of a shard stay on it.
+rows, kept = np.int32([2, 1, 0, 0]), [np.asarray(x) for x in jax.tree.leaves(cache)]
+text = programs.resized_layer.lower(cache, mesh.shard_rows(rows), 16, mesh).compile().as_text()
+assert not COLLECTIVE.search(text)
+cache = programs.resized(cache, rows, 16, mesh)
+for x, before in zip(jax.tree.leaves(cache), kept, strict=True):
+    np.testing.assert_array_equal(x, before[[2, 1, 3, 3]])
+
+# A batch: a context that two shards need is computed on both, and sequences stay on their devices.
+def sequence(context, seed, most):
+    key = np.asarray(jax.random.key_data(jax.random.key(seed)))
+    return TokenSequence(
+        context=context, key=key, max_tokens=most, end_ids=(), sampling=Sampling()
+    )
+
+limits = (4, 4, 4, 80, 4, 80, 4, 4)
+layout = Layout(sizes=(2, 4, 8), begin=16, most=144, prefill_rows=2)
+batch = Batch(policy, layout)
+first, second = (tuple(map(int, x[:9])) for x in tokens_PT[:2])
+several = [sequence(first if i < 5 else second, i, most) for i, most in enumerate(limits)]
+batch.admit(params, several, keep=False)
+assert (batch.prefills, batch.prefilled_tokens) == (3, 27)
+places = set()
+while batch.running():
+    batch.admit(params, [], keep=False)
+    places.add((batch.size, *map(batch.slots.sequences.index, batch.running())))
+    batch.begin(params, steps=8, waiting=False)
+    batch.end().chunks()
+assert places == {(8, *range(8)), (2, 0, 1)}, places
+alone = Batch(policy, layout)
+for each in several:
+    one = sequence(each.context, int(each.key[1]), each.max_tokens)
+    new = [one]
+    while new or alone.running():
+        alone.admit(params, new, keep=False)
+        alone.begin(params, steps=64, waiting=False)
+        alone.end().chunks()
+        new = []
+    assert one.tokens == each.tokens
+"""
+
+
+def test_no_row_leaves_its_devices(on_devices):
+    done = subprocess.run(
+        [sys.executable, "-c", SHARDS], capture_output=True, text=True, env=on_devices(4)
+    )
+    assert done.returncode == 0, done.stderr[-3000:]

@@ -20,7 +20,7 @@ def test_a_sequence_is_rearranged_with_all_that_it_needs():
     several.put(1, first, 0)
     several.put(3, last, 7)
     assert several.free() == [0, 2]
-    fewer = several.rearranged([3, 1], 2)
+    fewer = several.rearranged([3, 1])
     assert fewer.sequences == [last, first]
     assert fewer.constants.ends_nE[0, :6].tolist() == list(range(6))
     assert fewer.constants.ends_nE[1].tolist() == [1] + [-1] * 7

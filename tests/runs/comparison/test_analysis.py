@@ -30,8 +30,8 @@ def runs(**algorithms):
     ]
 
 
-def compare(members, left_out=(), metric=None):
-    return analysed(members, left_out, Path("out"), metric)
+def compare(members, left_out=(), metric=None, **options):
+    return analysed(members, left_out, Path("out"), metric, **options)
 
 
 def test_groups_are_in_the_order_of_their_interquartile_means_and_every_two_are_compared_once():

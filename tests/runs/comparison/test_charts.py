@@ -96,7 +96,7 @@ def test_a_strip_shows_all_values_of_a_group_on_a_common_scale():
 
 def test_metrics_that_no_run_recorded_have_no_chart():
     (only,) = charts.charts(compare(runs(a=[0.1], b=[0.2])))
-    assert only.title == "eval/sums/pass_at_1"
+    assert only.title == "Greedy pass@1 on held-out sums"
     assert [drawn.axis for drawn in only.drawings] == list(AXES)
     both = charts.charts(compare([run("a", 0, 0.5, **{"reward/mean": 1.0})]))
-    assert [chart.title for chart in both][1:] == ["mean reward of the samples"]
+    assert [chart.title for chart in both][1:] == ["Mean reward of the samples"]

@@ -5,7 +5,14 @@ import math
 import pytest
 
 from rl4p.errors import InputError
-from rl4p.runs.comparison.measures import Metric, chosen_metric, costs, mean_costs, tokens
+from rl4p.runs.comparison.measures import (
+    Metric,
+    Value,
+    chosen_metric,
+    costs,
+    mean_costs,
+    tokens,
+)
 from rl4p.runs.comparison.runs import Run
 
 SUMS, WORDS = "eval/sums/pass_at_1", "eval/words/pass_at_1"
@@ -29,19 +36,52 @@ def test_the_metric_of_several_tasks_is_their_mean():
     both = run({SUMS: 0.5, WORDS: 1.0, "eval/sums/prompts": 8.0, "eval/words/prompts": 4.0})
     metric = chosen_metric([both], None)
     assert metric.name == f"mean of {SUMS}, {WORDS}"
-    assert metric.last(both) == 0.75
+    assert metric.of(both) == 0.75
     assert metric.resolution([both]) == 1 / 16
 
 
 def test_the_last_value_counts_even_if_a_better_one_came_before():
-    assert chosen_metric([run({SUMS: 0.5})], None).last(run({SUMS: 0.9}, {SUMS: 0.7}, {})) == 0.7
-    assert math.isnan(Metric(names=(SUMS,)).last(run({WORDS: 1.0})))
-    assert math.isnan(Metric(names=(SUMS, WORDS)).last(run({WORDS: 1.0})))
+    assert chosen_metric([run({SUMS: 0.5})], None).of(run({SUMS: 0.9}, {SUMS: 0.7}, {})) == 0.7
+    assert math.isnan(Metric(names=(SUMS,)).of(run({WORDS: 1.0})))
+    assert math.isnan(Metric(names=(SUMS, WORDS)).of(run({WORDS: 1.0})))
+
+
+@pytest.mark.parametrize(
+    ("value", "number"),
+    [
+        ("last", 0.5),
+        ("last_2", 0.75),
+        ("last_4", math.nan),  # fewer values have none
+        ("area", (4 * (0.0 + 1.0) / 2 + 6 * (1.0 + 0.5) / 2) / 10),
+    ],
+)
+def test_other_numbers_of_a_curve_can_count(value, number):
+    assert Value(value).of({0: 0.0, 4: 1.0, 10: 0.5}) == pytest.approx(number, nan_ok=True)
+    assert math.isnan(Value(value).of({}))
+    assert Value("area").of({3: 0.5}) == 0.5
+
+
+@pytest.mark.parametrize("value", ["", "last_0", "last_-1", "mean", "area_5", "last_5.0"])
+def test_another_number_is_refused(value):
+    with pytest.raises(InputError, match="write value=last, last_5 or area"):
+        Value(value)
+
+
+def test_only_tasks_that_all_runs_have_are_compared_and_the_others_are_named():
+    both, one, none = run({SUMS: 0.5, WORDS: 1.0}), run({SUMS: 0.5}), run({"reward/mean": 1.0})
+    metric = chosen_metric([both, one, none], None)
+    assert (metric.names, metric.others) == ((SUMS,), (WORDS,))
+    with pytest.raises(InputError) as error:
+        chosen_metric([run({WORDS: 0.5}), one, one], None)
+    assert str(error.value) == (
+        f"The 3 runs have no common task ({SUMS} in 2, {WORDS} in 1): choose metric=NAME, such as "
+        "metric=reward/mean."
+    )
 
 
 def test_any_metric_can_be_chosen():
     metric = chosen_metric([run({"reward/mean": 3.0})], "reward/mean")
-    assert metric.last(run({"reward/mean": 4.0})) == 4.0
+    assert metric.of(run({"reward/mean": 4.0})) == 4.0
     assert not metric.is_share
     assert metric.resolution([run({"reward/mean": 3.0})]) == 0
 

@@ -10,7 +10,7 @@ from rl4p.runs.comparison.mlflow import read_experiment
 from rl4p.runs.comparison.report import document
 from rl4p.runs.comparison.runs import find, read_folders
 from rl4p.runs.comparison.samples import side_by_side
-from rl4p.runs.tracker.mirror import MLflowMirror
+from rl4p.runs.tracker.mirror import IDENTITY, SWEEP, MLflowMirror
 from tests.runs.comparison.conftest import METRIC, write_run
 from tests.runs.tracker import conftest as tracker
 
@@ -61,7 +61,8 @@ def test_without_artifacts_the_parameters_name_the_groups(sent, store):
 
 def test_runs_that_did_not_finish_evaluations_and_parents_are_no_runs(sent, store, tmp_path):
     client, experiment = store.connect()
-    client.create_run(experiment, run_name="the parent of a sweep")
+    client.create_run(experiment, run_name="the parent of a sweep", tags={IDENTITY: "a", SWEEP: ""})
+    client.create_run(experiment, run_name="a run of another program")
     send(store, write_run(tmp_path / "bad", status="failed"), "failed")
     send(store, write_run(tmp_path / "killed", status=None), "stopped")
     send(store, write_run(tmp_path / "evaluation", kind="evaluation"))
@@ -101,3 +102,8 @@ def test_a_database_that_does_not_exist_is_not_created(tmp_path):
 def test_a_store_that_is_down_is_one_sentence(dead):
     with pytest.raises(RunError, match="cannot be read: ConnectionRefusedError"):
         read_experiment("rl4p", dead)
+
+
+def test_a_misspelt_metric_is_refused_with_near_names_of_the_store(sent, store):
+    with pytest.raises(InputError, match=r"write metric=reward/mean"):
+        read_experiment("rl4p", store.uri, "reward/maen")

@@ -25,7 +25,7 @@ def test_the_page_has_groups_curves_settings_and_samples(sweep):
     assert not elements.open
     for text in (
         "advantage=rloo", "The seeds support that", "sampled tokens", "seconds of training steps",
-        "response length (tokens)", "entropy of the policy", "sampler gap", "2+3=",
+        "Response length (tokens)", "Entropy of the policy", "Sampler gap", "2+3=",
     ):  # fmt: skip
         assert text in elements.text, text
     assert "prompts_per_step" not in elements.text  # equal settings are not shown

@@ -42,6 +42,23 @@ def test_the_document_has_groups_and_differences(sweep):
     assert sum(len(group["runs"]) for group in document(sweep)["groups"]) == 7
 
 
+def test_figures_and_tables_are_written_and_listed(sweep):
+    files = ["curve.pdf", "curve.svg", "curves.csv", "groups.csv"]
+    files += ["intervals.pdf", "intervals.svg", "runs.csv"]
+    assert document(sweep)["files"] == files
+    assert {path.name for path in (sweep / "compare").iterdir()} == {
+        "index.html", "compare.json", *files
+    }  # fmt: skip
+
+
+def test_a_table_of_somebody_else_is_not_replaced(sweep):
+    (sweep / "compare").mkdir()
+    (sweep / "compare" / "runs.csv").write_text("mine")
+    with pytest.raises(InputError, match=r"runs\.csv exists and was not made by rl4p\.compare"):
+        document(sweep)
+    assert [path.name for path in (sweep / "compare").iterdir()] == ["runs.csv"]
+
+
 @pytest.mark.parametrize("name", ["index.html", "compare.json"])
 def test_only_an_earlier_comparison_is_replaced(sweep, name):
     document(sweep)

@@ -2,11 +2,16 @@
 
 import math
 
+import numpy as np
 import pytest
+from scipy.stats import false_discovery_control, sem, ttest_1samp
+from scipy.stats import t as student
 
 from rl4p.runs.comparison import words
+from rl4p.runs.comparison.measures import Value
 from rl4p.runs.comparison.runs import LeftOut
 from rl4p.runs.comparison.words import amount, duration, number, share, span
+from tests.documents import ROOT
 from tests.runs.comparison.test_analysis import METRIC, compare, runs
 
 
@@ -84,7 +89,7 @@ def test_many_groups_are_shortened():
 
 def test_a_sweep_of_many_differences_has_few_sentences():
     text = said(**{f"a{i}": [i, i + 0.01, i + 0.02] for i in range(30)})
-    assert len(text) == 1 + words.SENTENCES + 2
+    assert len(text) == 1 + words.SENTENCES + 3
     assert "25 further groups are better than another one; compare.json has all" in " ".join(text)
 
 
@@ -105,3 +110,46 @@ def test_numbers_are_short():
 def test_what_is_unknown_is_a_dash():
     unknown = [span(None), *(text(math.nan) for text in (number, share, amount, duration))]
     assert set(unknown) == {"\N{EM DASH}"}
+
+
+def test_the_number_that_counts_and_tasks_that_are_left_out_are_named():
+    members = runs(a=[0.5, 0.6, 0.7])
+    rows = [*members[0].rows, {"step": 9, METRIC: 1.0, "eval/words/pass_at_1": 1.0}]
+    members[0] = type(members[0])(**(vars(members[0]) | {"rows": rows}))
+    said = words.sentences(compare(members, value=Value("area")))
+    assert said[0].startswith(
+        f"All runs have one configuration. Its area under the curve of {METRIC}"
+    )
+    assert "Not every run has eval/words/pass_at_1, so the others are compared." in said
+
+
+def test_the_guide_has_the_sentences_of_the_method():
+    text = " ".join((ROOT / "docs" / "sweeps.md").read_text().split())
+    assert all(f"* {sentence}" in text for sentence in words.METHOD)
+
+
+def test_the_method_is_the_one_that_the_sentences_describe():
+    """Computes a comparison from the sentences alone, with SciPy, and compares every number."""
+    values = {"a": [0.70, 0.72, 0.71], "b": [0.90, 0.91, 0.95], "c": [0.71, 0.70, 0.75]}
+    comparison = compare(runs(**values))
+    text = " ".join(words.METHOD)
+    for result in comparison.results:  # three seeds: the interquartile mean is the mean
+        assert "Student's at 95%" in text
+        name = result.group.label
+        expected = student.interval(0.95, 2, np.mean(values[name]), sem(values[name]))
+        assert result.interval == pytest.approx(expected, abs=2e-3)
+    p_values = []
+    for pair in comparison.compared:
+        better, worse = (
+            np.array(values[comparison.results[index].group.label])
+            for index in (pair.better, pair.worse)
+        )
+        assert "intervals at 96%" in text
+        difference = better - worse  # of runs of the same seed
+        expected = student.interval(0.96, 2, difference.mean(), sem(difference))
+        assert pair.difference.interval == pytest.approx(expected, abs=2e-3)
+        p_values.append(ttest_1samp(difference, 0).pvalue)
+    assert "Benjamini and Hochberg at a false discovery rate of 4%" in text
+    supported = false_discovery_control(p_values, method="bh") <= 0.04
+    assert [pair.supported for pair in comparison.compared] == supported.tolist()
+    assert set(supported) == {True, False}

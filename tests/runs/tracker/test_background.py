@@ -5,17 +5,20 @@ import time
 
 import pytest
 
+from rl4p.protocols.tracker import Mirror
 from rl4p.runs.tracker import background
 from rl4p.runs.tracker.background import BackgroundMirror, reason
 from tests.runs.tracker.conftest import wait_for
 
 
-class Memory:
+class Memory(Mirror):
     """A mirror that records its calls, and fails or waits on request.
 
     Attributes:
       broken: the calls that fail; the first one of `once`.
     """
+
+    where = ""
 
     def __init__(self, *, broken=(), once=(), slow=None):
         self.calls, self.broken, self.once, self.slow = [], set(broken), set(once), slow
@@ -49,6 +52,14 @@ class Memory:
 def begin(record, mirror, **options):
     options = {"close_timeout_seconds": 60.0, "repeat": "; try again", **options}
     return BackgroundMirror(record.folder, lambda: mirror, name="Memory", **options)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_the_end_says_where_the_run_is_shown_if_it_is(broken, record, capsys):
+    mirror = Memory(broken=["close finished"] if broken else [])
+    mirror.where = "The run: http://host"
+    begin(record, mirror, close_timeout_seconds=0.5 if broken else 60.0).finish("finished")
+    assert capsys.readouterr().out == ("" if broken else "The run: http://host\n")
 
 
 def test_what_was_requested_is_uploaded_and_nothing_else(record, caplog):

@@ -67,7 +67,6 @@ def test_a_whole_run_is_mirrored(store, record, tmp_path, monkeypatch):
         "group_size": "8",
         "advantage": "dr_grpo",
         "model": "tiny",
-        "advantage._target_": "rl4p.advantage.grpo.GRPO",
         "model.path": "policies/tiny",
         "data": "rl4p.data.jsonl.JSONL",
         "optimizer": "rl4p.learner.optimizer.adamw.AdamW",

@@ -1,18 +1,16 @@
-import json
 import os
 import pickle
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
 
 from rl4p.runs import signals
 from rl4p.runs.tracker import sweep as sweeps
-from rl4p.runs.tracker.mirror import PARENT, mlflow_key
-from rl4p.runs.tracker.mlflow import PARENT_VARIABLE
-from rl4p.runs.tracker.sweep import VIEW, ParentRun, links, page, share_view, view, where_to_look
+from rl4p.runs.tracker.mirror import NOTE, PARENT
+from rl4p.runs.tracker.mlflow import PARENT_VARIABLE, MLflow
+from rl4p.runs.tracker.sweep import ParentRun, attach_comparison
 from tests.runs.tracker.conftest import MLFLOW, only_run
 
 APP = """
@@ -184,36 +182,35 @@ def test_a_sweep_that_continues_has_the_same_parent(store, begin, capsys):
     assert parents[0] in parent.data.tags["mlflow.note.content"]
 
 
-def test_the_address_of_a_server_is_that_of_its_page():
-    assert where_to_look("http://host:5000/", "#/x") == "The runs in MLflow: http://host:5000/#/x"
+@pytest.fixture
+def comparison(tmp_path):
+    """Returns the folder of the comparison of the sweep of `begin`."""
+    folder = tmp_path / "sweeps" / "1" / "compare"
+    folder.mkdir(parents=True)
+    (folder / "index.html").write_text("page")
+    return folder
 
 
-def test_what_differs_is_first_and_the_scores_follow():
-    found = view("0a1b", ["advantage", "model@teacher"], ["eval/sums/pass_at_1"])
-    columns = ["params.`advantage`", f"params.`{mlflow_key('model@teacher')}`"]
-    columns += ["metrics.`eval/sums/pass_at_1`", "metrics.`reward/mean`"]
-    assert found["selectedColumns"] == columns
-    assert found["columnOrder"] == ["attributes.`Run Name`", "runDateAndNestInfo", *columns]
-    assert found["searchFilter"] == "tags.mlflow.parentRunId = '0a1b'"
-    assert (found["orderByKey"], found["orderByAsc"]) == ("metrics.`eval/sums/pass_at_1`", False)
+def test_the_parent_gets_the_comparison_and_the_means_of_the_groups(store, begin, comparison):
+    begin(MLFLOW | {"uri": store.uri})()
+    attach_comparison(comparison.parent, comparison, "| group | IQM |", {"a=1 b=x/y": 0.5})
+    parent = only_run(store)
+    assert parent.data.metrics == {"IQM/a: 1 b: x/y": 0.5}
+    assert "| group | IQM |" in parent.data.tags[NOTE]
+    assert "Charts of the runs" in parent.data.tags[NOTE]
+    client, _ = store.connect()
+    assert [file.path for file in client.list_artifacts(parent.info.run_id, "compare")] == [
+        "compare/index.html"
+    ]
 
 
-def test_without_an_evaluation_the_reward_orders_the_runs():
-    assert view("0a1b", ["seed"], [])["orderByKey"] == "metrics.`reward/mean`"
-
-
-@pytest.mark.slow
-def test_the_view_is_a_tag_whose_name_the_links_hold(store):
-    client, experiment = store.connect()
-    child = SimpleNamespace(data=SimpleNamespace(metrics={"eval/b/pass_at_1": 1.0, "time/step": 1}))
-    share_view(client, experiment, "0a1b", ["seed"], [child])
-    saved = json.loads(client.get_experiment(experiment).tags[f"{VIEW}0a1b"])
-    assert saved == view("0a1b", ["seed"], ["eval/b/pass_at_1"])
-    assert page(experiment, "0a1b") in links(experiment, "0a1b")
-
-
-def test_the_link_opens_the_view_for_training():
-    assert page("1", "0a1b") == (
-        "#/experiments/1/runs?workflowType=machine_learning&viewStateShareKey=0a1b"
-        "&compareRunsMode=TABLE"
-    )
+def test_a_comparison_stays_in_its_folder_without_a_parent_or_a_store(
+    dead, comparison, caplog, monkeypatch
+):
+    attach_comparison(comparison.parent, comparison, "", {})  # nobody opened a parent
+    assert not caplog.records
+    lost = {comparison.parent: (MLflow(uri=dead), "0a1b")}
+    monkeypatch.setattr(sweeps, "_opened", lost)
+    attach_comparison(comparison.parent, comparison, "", {})
+    (warning,) = caplog.records
+    assert "lacks the comparison: ConnectionRefusedError" in warning.getMessage()

@@ -4,29 +4,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
+from rl4p.runs.pictures import COLOURS, GREY, MARKERS, legend, panels, plain, save
 
-from rl4p.runs.plots import plain, save
-
-# Okabe and Ito's colours, which people with colour vision deficiency can tell apart.
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-MARKERS = ("o", "s", "^", "D", "v", "P")
-GREYS = ("0.5", "0.78")  # of the bars, since colours stand for tasks
+GREYS = ("0.45", "0.7")  # of the bars, since colours stand for tasks
 
 
 def plot_evaluation(tasks: Mapping[str, Mapping[str, Any]], path: Path) -> None:
     """Plots greedy pass@1 and avg@n of each task, and with samples pass@k against k."""
     curves = any(score["pass_at_k"] for score in tasks.values())
     height = max(2.6, 1.2 + 0.5 * len(tasks))
-    figure = Figure(figsize=(9.0 if curves else 6.0, height + curves), layout="constrained")
-    axes: Any = figure.subplots(1, 1 + curves, squeeze=False)[0]
+    size = 9.0 if curves else 6.0, height + curves
+    figure, axes = panels(1 + curves, size=size, columns=1 + curves)
     plot_bars(axes[0], tasks)
     if curves:
         plot_curves(axes[1], tasks)
-    for each in axes:
-        each.grid(alpha=0.25)
-        each.set_axisbelow(True)
-        each.spines[["top", "right"]].set_visible(False)
     save(figure, path)
 
 
@@ -48,14 +39,14 @@ def plot_bars(axes: Any, tasks: Mapping[str, Mapping[str, Any]]) -> None:
         ]
         places = [-i + shift for i in range(len(tasks))]
         axes.barh(
-            places, values, height=0.36, color=color, xerr=errors, ecolor="0.1", capsize=3,
+            places, values, height=0.36, color=color, xerr=errors, ecolor=GREY, capsize=3,
             label=label,
         )  # fmt: skip
     axes.set_yticks([-i for i in range(len(tasks))], [plain(task) for task in tasks])
     axes.set_xlim(0, 1.02)
-    axes.set_xlabel("accuracy, with 95 % intervals")
+    axes.set_title("Accuracy, with 95% intervals")
     if samples:
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.18), ncols=2, frameon=False)
+        legend(axes, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2)
 
 
 def plot_curves(axes: Any, tasks: Mapping[str, Mapping[str, Any]]) -> None:
@@ -67,7 +58,7 @@ def plot_curves(axes: Any, tasks: Mapping[str, Mapping[str, Any]]) -> None:
             int(k): (value, score["pass_at_k_interval"][k])
             for k, value in score["pass_at_k"].items()
         }
-        k, color = sorted(points), COLORS[i % len(COLORS)]
+        k, color = sorted(points), COLOURS[i % len(COLOURS)]
         lows, highs = zip(*(points[each][1] for each in k), strict=True)
         axes.fill_between(k, lows, highs, color=color, alpha=0.15, linewidth=0)
         marker = MARKERS[i % len(MARKERS)]
@@ -76,6 +67,6 @@ def plot_curves(axes: Any, tasks: Mapping[str, Mapping[str, Any]]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(sorted(ks), [str(k) for k in sorted(ks)])
     axes.set_xlabel("k, samples per prompt")
-    axes.set_ylabel("pass@k")
+    axes.set_title("pass@k")
     axes.set_ylim(-0.02, 1.02)
-    axes.legend(loc="best")
+    legend(axes, fewest=1, loc="best")

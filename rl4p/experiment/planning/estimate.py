@@ -1,0 +1,355 @@
+"""An estimate of a step's memory and time from shapes alone: nothing is compiled or allocated.
+
+What the backward pass keeps is counted from the residuals of the loss of one microbatch, as JAX
+traces them for the decoder, its `remat` and its adapters. The rest is arithmetic on the shapes of
+`abstract.AbstractRun`. Three numbers are rules instead, taken from compiled programs:
+
+* The work of a layer in the backward pass is what one layer would keep without `remat`.
+* A softmax over the vocabulary has three arrays of its logits, of sampling or of a chunk, at once.
+* Of kernels in 4 bits, one layer is expanded at a time, in float32 and in the dtype of activations.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Jaxpr, Literal
+from jax.sharding import NamedSharding
+
+from rl4p.configuration.chips import Chip
+from rl4p.distributed.partition import specs
+from rl4p.experiment.planning.abstract import AbstractRun, bytes_of_chip
+from rl4p.experiment.planning.flops import children, product_flops
+from rl4p.experiment.planning.programs import slots_of
+from rl4p.learner.gradient_step import microbatch_loss, prepared, shares_prompts
+from rl4p.learner.microbatches import rows_in
+from rl4p.model.decoder import Decoder, Prefix
+from rl4p.model.lora import merge_trees
+from rl4p.protocols.planning import KeepsCaches
+from rl4p.protocols.traits import RolloutTraits
+from rl4p.types import Params, TrainingBatch
+
+LOGITS = 3  # arrays of logits at a time
+
+Parts = dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """What one microbatch of a device keeps and computes.
+
+    Attributes:
+      kept: the bytes that the backward pass reads, without parameters.
+      logits: the bytes of the largest array of logits.
+      flops: the operations of the forward pass, on this device.
+    """
+
+    kept: int
+    logits: int
+    flops: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepEstimate:
+    """The estimated memory of a device and the least time of a step, by phase.
+
+    Attributes:
+      run: the run as shapes.
+      chip: the device; a figure of it that is 0 is unknown.
+    """
+
+    run: AbstractRun
+    chip: Chip
+
+    @cached_property
+    def memory(self) -> dict[str, Parts]:
+        """The bytes of each part by phase: `sampling`, if a policy samples, and `update`."""
+        if not RolloutTraits.read(self.run.phases.rollout).samples:
+            return {"update": self.resident() | self.update()}
+        if self.run.mesh.sampling is not self.run.mesh:
+            return {
+                "sampling": {"sampling copy": bytes_of_chip(self.run.sampling_params())}
+                | self.sampling(),
+                "update": self.resident() | self.update(),
+            }
+        sampling = self.resident() | self.copy() | self.sampling()
+        update = self.resident() | self.update()
+        if self.run.overlaps:
+            update |= self.copy() | self.sampling()
+        return {"sampling": sampling, "update": update}
+
+    def total(self, phase: str) -> float:
+        """Returns the bytes of a phase."""
+        return sum(self.memory[phase].values())
+
+    def resident(self) -> Parts:
+        """Returns the arrays that stay on a device during the whole run."""
+        run, state, base = self.run, self.run.state, self.run.policy.frozen
+        parts: Parts = {}
+        if base:
+            parts["base"] = bytes_of_chip(base)
+            parts["adapters"] = bytes_of_chip(state.params)
+        else:
+            parts["parameters"] = bytes_of_chip(state.params)
+        parts["optimizer"] = bytes_of_chip(state.optimizer_state)
+        copies = bytes_of_chip((run.frozen, state.average, state.reference)) - bytes_of_chip(base)
+        return parts | {"reference and copies": copies}
+
+    def copy(self) -> Parts:
+        return {"sampling copy": bytes_of_chip(self.run.copied_for_sampling())}
+
+    def sampling(self) -> Parts:
+        """Returns what the sampler adds, caches and logits; nothing if servers sample."""
+        run, mesh, rollout = self.run, self.run.mesh.sampling, self.run.phases.rollout
+        if not isinstance(rollout, KeepsCaches):
+            return {}
+        tp, caches = mesh.devices.shape["tp"], rollout.caches(run)
+        rows = [-(-each.rows // mesh.row_shards) for each in caches]
+        columns = sum(row * each.columns for row, each in zip(rows, caches, strict=True))
+        logits = max(rows, default=0) * run.policy.decoder.config.vocabulary // tp * 4
+        return {"cache": columns * self.bytes_of_token, "sampled logits": LOGITS * logits}
+
+    def update(self) -> Parts:
+        """Returns what a gradient step adds to the arrays that stay."""
+        run, decoder = self.run, self.decoder
+        trained = bytes_of_chip(run.state.params)
+        parts: Parts = {
+            # The sum over the microbatches, and the gradient of one.
+            "gradients": 2 * trained,
+            "activations": self.traced.kept,
+            "layer": self.layer.kept,
+            "logits": LOGITS * self.traced.logits,
+            "batch": bytes_of_chip(run.batch()),
+        }
+        if self.columns:  # the keys and values of prompts, and their gradients in float32
+            c, P = decoder.config, -(-run.prompts // run.mesh.row_shards)
+            numbers = 2 * c.layers * P * c.num_kv_heads * c.head_width * self.columns
+            parts["shared prompts"] = numbers * (itemsize(decoder) + 4)
+        packed = numbers_in_4_bits(local(run, run.policy.frozen)) / decoder.config.layers
+        parts["expanded layer"] = packed * (4 + itemsize(decoder))
+        if run.mesh.devices.shape["fsdp"] > 1:  # one layer, embedding and head
+            parts["gathered parameters"] = bytes_in(first_layers(gathered(run), 1))
+        return parts
+
+    @cached_property
+    def decoder(self) -> Decoder:
+        """The decoder with the heads, feed-forward and vocabulary of one device."""
+        decoder, tp = self.run.policy.decoder, self.run.mesh.devices.shape["tp"]
+        c = decoder.config
+        own = replace(
+            c,
+            vocabulary=c.vocabulary // tp,
+            heads=c.heads // tp,
+            num_kv_heads=c.num_kv_heads // tp,
+            feed_forward_width=c.feed_forward_width // tp,
+        )
+        return replace(decoder, config=own, attention="xla")
+
+    @property
+    def columns(self) -> int:
+        """The columns of prompts that the rows of a group share."""
+        run = self.run
+        objective = run.phases.objective(run.policy, run.group_size)
+        shared = shares_prompts(objective, run.trajectories())
+        return run.prompt_columns - 1 if shared else 0
+
+    @property
+    def rows(self) -> tuple[int, int]:
+        """The rows of a microbatch and their columns."""
+        run, update = self.run, self.run.phases.update
+        T = run.prompt_columns + run.response_tokens - self.columns
+        together = run.phases.rows_together(run.group_size)
+        rows = -(-run.sequences // run.mesh.row_shards // update.minibatches)
+        return min(rows, rows_in(T, update.tokens_per_microbatch, together)), T
+
+    @property
+    def microbatches(self) -> int:
+        """The number of microbatches of a device in a step."""
+        update, b = self.run.phases.update, self.rows[0]
+        rows = -(-self.run.sequences // self.run.mesh.row_shards // update.minibatches)
+        return -(-rows // b) * update.minibatches * update.epochs
+
+    @cached_property
+    def traced(self) -> Trace:
+        """The trace of the loss of a microbatch."""
+        run, decoder = self.run, self.decoder
+        objective = run.phases.objective(run.policy, run.group_size)
+        objective = replace(objective, decoder=decoder)
+        coefficients = run.phases.coefficients(run.phases.initial_memory(), 0)
+
+        def loss(params: Params, micro: TrainingBatch, before: Prefix | None) -> Any:
+            weights_BT = jnp.ones(micro.loss_mask_BT.shape, jnp.float32)
+            return microbatch_loss(objective, params, micro, weights_BT, coefficients, before)[0]
+
+        return self.trace(loss, decoder)
+
+    @cached_property
+    def layer(self) -> Trace:
+        """The trace of one layer that recomputes nothing."""
+        c = self.decoder.config
+        one = replace(c, layers=1, sliding=c.sliding[:1], unrotated=c.unrotated[:1])
+        decoder = replace(self.decoder, config=one, remat="none", unroll=False)
+
+        def run_layer(params: Params, micro: TrainingBatch, before: Prefix | None) -> Any:
+            x = micro.trajectories
+            tokens = x.tokens_BT, x.positions_BT, x.segment_ids_BT
+            return decoder.run_layers(params, *tokens, before=before)[0]
+
+        return self.trace(run_layer, decoder)
+
+    def trace(self, function: Callable[..., Any], decoder: Decoder) -> Trace:
+        """Traces a function of parameters, a microbatch and its prefixes, with its residuals."""
+        run, (b, T), S, c = self.run, self.rows, self.columns, decoder.config
+        frozen, trained = (
+            local(run, first_layers(tree, c.layers))
+            for tree in (run.policy.frozen, run.state.params)
+        )
+        objective = run.phases.objective(run.policy, run.group_size)
+        batch = jax.eval_shape(partial(prepared, objective), run.batch())
+        micro = jax.tree.map(lambda x: shape_of((b, T)[: x.ndim], x.dtype), batch)
+        prefix: Any = ()
+        if S:
+            shapes = (c.num_kv_heads, c.head_width, S), (c.num_kv_heads, S, c.head_width)
+            prefix = tuple(shape_of((c.layers, b, *shape), decoder.dtype) for shape in shapes)
+
+        def backward(trained: Params, prefix: Any, frozen: Params, micro: TrainingBatch) -> Any:
+            def of(trained: Params, prefix: Any) -> Any:
+                before = Prefix(prefix, jnp.ones((b, S), jnp.int32)) if S else None
+                return function(merge_trees(frozen, trained), micro, before)
+
+            return jax.vjp(of, trained, prefix)[1]
+
+        jaxpr = jax.make_jaxpr(backward)(trained, prefix, frozen, micro).jaxpr
+        given = set(map(id, jaxpr.invars))
+        residuals = {id(x): x.aval for x in jaxpr.outvars if not isinstance(x, Literal)}
+        stored = self.run.policy.decoder.attention == "xla"  # kernels store no scores
+        logits = (bytes_in(x) for x in arrays(jaxpr) if x.shape[-1:] == (c.vocabulary,))
+        return Trace(
+            kept=sum(
+                bytes_in(x)
+                for name, x in residuals.items()
+                if name not in given and (stored or not is_scores(x.shape, decoder))
+            ),
+            logits=max(logits, default=0),
+            flops=product_flops(jaxpr),
+        )
+
+    @cached_property
+    def seconds(self) -> dict[str, dict[str, float]]:
+        """The least seconds of a step's phases for products, memory and network of a device."""
+        return {"sampling": self.of_sampling(), "update": self.of_update()}
+
+    def of_sampling(self) -> dict[str, float]:
+        run, chip, rollout = self.run, self.chip, self.run.phases.rollout
+        if not isinstance(rollout, KeepsCaches) or not chip.flops:
+            return {}
+        mesh, decoder, R = run.mesh.sampling, run.policy.decoder, run.response_tokens
+        tokens = run.sequences * R + run.prompts * run.prompt_columns
+        slots = slots_of(run) or max((cache.rows for cache in rollout.caches(run)), default=1)
+        steps, tp = R * -(-run.sequences // slots), mesh.devices.shape["tp"]
+        # On average half of the response columns are written.
+        columns = run.prompt_columns + R / 2
+        read = run.bytes_per_decode_step(run.sampling_params())
+        read += slots / mesh.row_shards * columns * self.bytes_of_token
+        summed = 2 * decoder.config.layers * slots / mesh.row_shards  # of width D, in two sums
+        summed *= decoder.config.width * itemsize(decoder) * 2 * (tp - 1) / tp
+        return {
+            "products": tokens * self.flops_of_token / mesh.row_shards / chip.flops,
+            "memory": steps * read / chip.bandwidth,
+            "network": steps * summed / chip.network,
+        }
+
+    def of_update(self) -> dict[str, float]:
+        run, chip = self.run, self.chip
+        if not chip.flops:
+            return {}
+        decoder, T = self.decoder, self.rows[1]
+        # Each product has two in the backward pass, or one if its parameters are frozen.
+        back = 1 if run.policy.frozen else 2
+        again = 1 if decoder.remat == "layer" else 0
+        rows = run.sequences / run.mesh.row_shards * run.phases.update.epochs
+        prompts = run.prompts / run.mesh.row_shards * self.columns
+        flops = rows * T * (1 + again + back) + prompts * (2 + back)
+        whole, trained = bytes_in(gathered(run)), bytes_in(local(run, run.state.params))
+        dp, fsdp = (run.mesh.devices.shape[axis] for axis in ("dp", "fsdp"))
+        passes = self.microbatches * (2 + again)
+        narrow = min(1.0, itemsize(decoder) / 4) if not run.policy.frozen else 1.0
+        sent = passes * whole * narrow * (fsdp - 1) / fsdp
+        sent += self.microbatches * trained * (fsdp - 1) / fsdp
+        sent += 2 * trained / fsdp * (dp - 1) / dp
+        return {
+            "products": flops * self.flops_of_token / chip.flops,
+            "memory": passes * whole * narrow / chip.bandwidth,
+            "network": sent / chip.network,
+        }
+
+    @property
+    def flops_of_token(self) -> float:
+        """The operations of the forward pass for a token, on one device."""
+        b, T = self.rows
+        return self.traced.flops / (b * T)
+
+    @property
+    def bytes_of_token(self) -> int:
+        """The bytes of a token's keys and values in the cache, on one device."""
+        c, tp = self.run.policy.decoder.config, self.run.mesh.sampling.devices.shape["tp"]
+        numbers = 2 * c.layers * c.num_kv_heads * c.head_width // tp
+        return numbers * itemsize(self.run.policy.decoder)
+
+
+def itemsize(decoder: Decoder) -> int:
+    return jnp.dtype(decoder.dtype).itemsize
+
+
+def bytes_in(tree: Any) -> int:
+    """Returns the bytes of whole arrays."""
+    return sum(x.size * jnp.dtype(x.dtype).itemsize for x in jax.tree.leaves(tree))
+
+
+def shape_of(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def local(run: AbstractRun, params: Params) -> Params:
+    """Returns parameters as a device uses them: divided along `tp`, gathered along `fsdp`."""
+
+    def of(x: Any, spec: Any) -> jax.ShapeDtypeStruct:
+        return shape_of(NamedSharding(run.mesh.devices, spec).shard_shape(x.shape), x.dtype)
+
+    return jax.tree.map(of, params, specs(params, ("tp",)))
+
+
+def numbers_in_4_bits(params: Params) -> int:
+    """Returns how many numbers kernels hold in 4 bits, two in a byte."""
+    return sum(2 * x.size for x in jax.tree.leaves(params) if x.dtype == jnp.uint8)
+
+
+def gathered(run: AbstractRun) -> Params:
+    return local(run, run.merged())
+
+
+def first_layers(params: Params, count: int) -> Params:
+    """Returns the shapes of parameters with the first layers only."""
+    if "layers" not in params:
+        return params
+    layers = jax.tree.map(lambda x: x.update(shape=(count, *x.shape[1:])), params["layers"])
+    return params | {"layers": layers}
+
+
+def arrays(jaxpr: Jaxpr) -> Iterator[Any]:
+    """Yields the shapes of all results in a program."""
+    for equation in jaxpr.eqns:
+        yield from (x.aval for x in equation.outvars)
+        for child in children(equation.params):
+            yield from arrays(child)
+
+
+def is_scores(shape: tuple[int, ...], decoder: Decoder) -> bool:
+    """Returns whether an array has the scores of attention: [..., K, M, S] or [..., K, G, T, S]."""
+    c = decoder.config
+    K, group, h = c.num_kv_heads, c.heads // c.num_kv_heads, c.head_width
+    merged = shape[-3:-2] == (K,) and h not in shape[-2:] and len(shape) > 3
+    return merged or (shape[-4:-2] == (K, group) and h not in shape[-1:])
