@@ -35,11 +35,6 @@ class Mirror(Protocol):
     the store lacks. A mirror that inherits from this class needs only `send_metrics` and `close`.
     """
 
-    @property
-    def where(self) -> str:
-        """A sentence that says where the store shows the run; empty if it has no page."""
-        return ""
-
     def send_metrics(self) -> None:
         """Sends the new lines of the record."""
         ...
@@ -51,6 +46,10 @@ class Mirror(Protocol):
     def close(self, status: str) -> None:
         """Sends the remaining data and the final status."""
         ...
+
+    def where(self) -> str:
+        """Returns a sentence that says where the store shows the run; empty if it has no page."""
+        return ""
 
     def upload(self, status: str) -> None:
         """Sends requested data that may take long, such as a checkpoint; called after `close`."""

@@ -117,7 +117,7 @@ class BackgroundMirror:
                 self._failure, self._silence = LATE, 0.0
                 if last:
                     mirror.close(self._status)
-                    self._where = mirror.where
+                    self._where = mirror.where()
                     self._upload(mirror)
             except Exception as error:  # noqa: BLE001 - the run continues after any error
                 self._failure, self._silence = reason(error), seconds_since(self._asked)

@@ -170,9 +170,8 @@ class MLflowMirror(Mirror):
             self._id, STATUS.get(status, "KILLED"), _modified(self._record.metrics_file)
         )
 
-    @property
     def where(self) -> str:
-        """A sentence with the address of the charts; empty for a job, whose sweep prints one."""
+        """Returns a sentence with the address of the charts; empty for a job, whose sweep prints one."""
         address = page(self._experiment, ALL_RUNS, charts=True)
         return "" if self._parent else where_to_look(str(self._client.tracking_uri), address)
 

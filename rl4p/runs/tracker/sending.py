@@ -94,5 +94,5 @@ def send(folder: Path, tracker: Destination, allowed: Sequence[str] = ()) -> str
         mirror.upload(status)
     except Exception as error:
         raise RunError(f"{store} did not save {folder}: {reason(error)}") from error
-    where = f"\n{mirror.where}" if mirror.where else ""
+    where = f"\n{page}" if (page := mirror.where()) else ""
     return f"{folder} is in {store} with its {lines} lines of metrics.{where}"

@@ -53,8 +53,8 @@ def test_what_does_not_fit_says_by_what_and_what_would_make_it_fit(monkeypatch):
 
 
 def test_the_named_change_fits():
-    words = ("mesh=h100_8", "group_size=512", "update.tokens_per_microbatch=65536")
-    memory = "plan.memory_gib=40"
+    words = ("mesh=h100_8", "group_size=256", "update.tokens_per_microbatch=65536")
+    memory = "plan.memory_gib=34"
     plan = report_of(*words, memory)
     assert not plan["fits"]
     assert plan["change"].startswith("rollout.slots=")

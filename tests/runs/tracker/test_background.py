@@ -18,8 +18,6 @@ class Memory(Mirror):
       broken: the calls that fail; the first one of `once`.
     """
 
-    where = ""
-
     def __init__(self, *, broken=(), once=(), slow=None):
         self.calls, self.broken, self.once, self.slow = [], set(broken), set(once), slow
         self.uploading = threading.Event()
@@ -45,6 +43,9 @@ class Memory(Mirror):
     def upload(self, status):
         self._called("upload")
 
+    def where(self):
+        return ""
+
     def abandon(self):
         self.calls.append("abandon")
 
@@ -57,7 +58,7 @@ def begin(record, mirror, **options):
 @pytest.mark.parametrize("broken", [False, True])
 def test_the_end_says_where_the_run_is_shown_if_it_is(broken, record, capsys):
     mirror = Memory(broken=["close finished"] if broken else [])
-    mirror.where = "The run: http://host"
+    mirror.where = lambda: "The run: http://host"
     begin(record, mirror, close_timeout_seconds=0.5 if broken else 60.0).finish("finished")
     assert capsys.readouterr().out == ("" if broken else "The run: http://host\n")
 
