@@ -171,7 +171,7 @@ class MLflowMirror(Mirror):
         )
 
     def where(self) -> str:
-        """Returns a sentence with the address of the charts; empty for a job, whose sweep prints one."""
+        """Returns a sentence with the address of the charts; empty for a job of a sweep."""
         address = page(self._experiment, ALL_RUNS, charts=True)
         return "" if self._parent else where_to_look(str(self._client.tracking_uri), address)
 

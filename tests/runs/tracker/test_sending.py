@@ -16,8 +16,9 @@ def test_a_run_has_the_status_of_its_summary(record, store, status, shown):
     record.log(0, {"a": 0.0})
     if status is not None:
         record.write_summary({"status": status})
-    sentence = send(record.folder, Destination(uri=store.uri))
+    sentence, page = send(record.folder, Destination(uri=store.uri)).splitlines()
     assert sentence.endswith(f" is in MLflow at {store.uri} with its 1 lines of metrics.")
+    assert page.startswith("The runs in MLflow (mlflow ui --backend-store-uri sqlite:")
     mirrored = only_run(store)
     assert mirrored.info.status == shown
     assert mirrored.data.tags["status"] == (status or "stopped")
@@ -37,5 +38,5 @@ def test_a_run_of_several_trackers_is_sent_to_its_store(ended, store):
     trackers = {"csv": {"_target_": "rl4p.runs.tracker.csv.CSV"}, "mlflow": mlflow}
     several = {"_target_": "rl4p.runs.tracker.several.Several", "uri": "a", "trackers": trackers}
     set_tracker(ended, several)
-    assert send(ended.folder, Destination()).endswith("with its 3 lines of metrics.")
+    assert send(ended.folder, Destination()).splitlines()[0].endswith("its 3 lines of metrics.")
     assert only_run(store)
