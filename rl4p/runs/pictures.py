@@ -79,9 +79,10 @@ def in_print() -> AbstractContextManager[None]:
 
     Publishers refuse fonts of type 3, which Matplotlib embeds into PDF files by default.
     """
-    sizes: dict[Any, Any] = dict.fromkeys(("font.size", "axes.titlesize", "axes.labelsize"), 8.0)
+    sizes = dict.fromkeys(("font.size", "axes.titlesize", "axes.labelsize"), 8.0)
     sizes |= dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), 7.0)
-    return rc_context(sizes | {"pdf.fonttype": 42, "svg.hashsalt": "rl4p"})
+    style: dict[Any, Any] = {**sizes, "pdf.fonttype": 42, "svg.hashsalt": "rl4p"}
+    return rc_context(style)
 
 
 def formats(figure: Figure, suffixes: Sequence[str] = ("pdf", "svg")) -> dict[str, bytes]:
