@@ -58,7 +58,7 @@ OF_HYDRA = (
     "launcher.submitit_folder",
     "launcher.temp_folder",
 )
-OF_LAUNCHERS = ("${hydra.sweep.dir}/.submitit/%j", "${hydra.sweep.dir}/.submitit/%j/")
+OF_LAUNCHERS = ("/.submitit/%j", "/.submitit/%j/")  # in the folder of a sweep
 ON_THE_HUB = re.compile(r"(?!\.)[\w.-]+/(?!\.)[\w.-]+(@[\w.-]+)?")  # OWNER/NAME@REVISION
 
 # Parts of an address in which programs put secrets.
@@ -126,11 +126,17 @@ def literals(hint: Any) -> Iterator[Any]:
             yield from literals(part)
 
 
-def uses_of_hydra(hydra: Mapping[str, Any]) -> Iterator[Use]:
-    """Yields the places that Hydra writes to, unresolved."""
+def uses_of_hydra(hydra: Mapping[str, Any], sweep_folder: str) -> Iterator[Use]:
+    """Yields the places that Hydra writes to, but for a launcher's own place in a sweep.
+
+    Args:
+      hydra: the node, of which Hydra has resolved the launcher.
+      sweep_folder: the resolved value of `sweep.dir`.
+    """
+    own = [f"{sweep_folder}{place}" for place in OF_LAUNCHERS]
     for name in OF_HYDRA:
         value = below(hydra, name)
-        if isinstance(value, str) and value not in OF_LAUNCHERS:
+        if isinstance(value, str) and value not in own:
             yield Use(f"hydra.{name}", value, Capability.WRITTEN)
 
 

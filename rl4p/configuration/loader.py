@@ -218,7 +218,7 @@ class Loader(ConfigLoaderImpl):
         """
         if parts == ("hydra",):
             node: Any = OmegaConf.to_container(config.hydra, resolve=False)
-            listed = list(uses_of_hydra(node))
+            listed = list(uses_of_hydra(node, str(config.hydra.sweep.dir)))
         else:
             root = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
             tree = resolved(root, complete=False)

@@ -3,6 +3,7 @@
 import importlib
 import re
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -287,6 +288,29 @@ def test_a_recipe_is_refused_before_a_folder_exists(tmp_path, monkeypatch, capsy
     assert ended.value.code == 2
     assert capsys.readouterr().err.startswith(sentence)
     assert set(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([], ""),
+        (["hydra.sweep.dir=x"], ""),
+        (["+launcher=elsewhere", "--config-dir=c"], "hydra.launcher.submitit_folder=/elsewhere is"),
+    ],
+)
+def test_a_launcher_has_a_place_of_its_own_in_a_sweep(
+    tmp_path, monkeypatch, capsys, words, sentence
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c/launcher").mkdir(parents=True)
+    file = tmp_path / "c/launcher/elsewhere.yaml"
+    file.write_text("# @package hydra.launcher\nsubmitit_folder: /elsewhere\n")
+    argv = ["hydra/launcher=submitit_slurm", *words, "--cfg", "hydra"]
+    with pytest.raises(SystemExit) if sentence else nullcontext():
+        configuration.main("train", pytest.fail, argv=argv)
+    said = capsys.readouterr()
+    assert said.err.startswith(sentence)
+    assert ("submitit_folder: " in said.out) == (not sentence)
 
 
 def test_the_environment_of_the_user_allows_too(own_run, tmp_path, monkeypatch):
