@@ -143,7 +143,7 @@ def test_a_rollout_may_plan_itself(tmp_path):
     (tmp_path / "conf/rollout/mine.yaml").write_text(text)
     planned = {
         "mine": (["weights", "my decode", "update"], []),
-        "uncached": (["update"], ["rollout"]),
+        "uncached": (["update"], ["rollout=Uncached"]),
     }
     for name, (phases, unplanned) in planned.items():
         trust = "trusted_targets=[plans,my_rollout]"
