@@ -218,7 +218,12 @@ class Loader(ConfigLoaderImpl):
         """
         if parts == ("hydra",):
             node: Any = OmegaConf.to_container(config.hydra, resolve=False)
-            listed = list(uses_of_hydra(node, str(config.hydra.sweep.dir)))
+            try:
+                sweep_folder = str(config.hydra.sweep.dir)
+            except OmegaConfBaseException as error:
+                reason = str(error).splitlines()[0]
+                raise InputError(f"hydra.sweep.dir cannot be resolved: {reason}.") from error
+            listed = list(uses_of_hydra(node, sweep_folder))
         else:
             root = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
             tree = resolved(root, complete=False)

@@ -313,6 +313,14 @@ def test_a_launcher_has_a_place_of_its_own_in_a_sweep(
     assert ("submitit_folder: " in said.out) == (not sentence)
 
 
+def test_a_folder_of_a_sweep_that_has_no_value_is_named(capsys):
+    with pytest.raises(SystemExit):
+        configuration.main("train", pytest.fail, argv=["hydra.sweep.dir=${oops}", "--cfg", "hydra"])
+    assert capsys.readouterr().err == (
+        "hydra.sweep.dir cannot be resolved: Interpolation key 'oops' not found.\n"
+    )
+
+
 def test_the_environment_of_the_user_allows_too(own_run, tmp_path, monkeypatch):
     folder = shutil.copytree(own_run, tmp_path / "theirs")
     with (folder / ".hydra/config.yaml").open("a") as file:
