@@ -14,6 +14,7 @@ from rl4p.loop.stopwatch import doing
 from rl4p.runs import progress, remaining_time
 from rl4p.runs.progress import ProgressBar, activity_words, print_summary, shorten, time_table
 from rl4p.runs.remaining_time import RemainingTime
+from tests.runs.clock import Clock
 
 BEAT = progress.BEAT
 METRICS = {"reward/mean": 0.25, "rollout/tokens_per_second": 1234.4, "time/step": 2.0}
@@ -27,15 +28,6 @@ def info(step, *, response="#### 3", **metrics):
         episodes=(SimpleNamespace(prompt=prompt, response=response), None),
         rewards=SimpleNamespace(total_B=[1.5, 0.0]),
     )
-
-
-class Clock:
-    """A clock that stands still until a test moves it."""
-
-    now = 1000.0
-
-    def __call__(self):
-        return self.now
 
 
 @pytest.fixture

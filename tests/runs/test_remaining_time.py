@@ -11,13 +11,7 @@ from rl4p.loop import compilation
 from rl4p.loop.compilation import WORK
 from rl4p.runs import remaining_time
 from rl4p.runs.remaining_time import RemainingTime, SweepJobs, in_words, jobs_of_sweep
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self):
-        return self.now
+from tests.runs.clock import Clock
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +14,22 @@ from rl4p.experiment.planning.abstract import AbstractRun
 from rl4p.experiment.planning.flops import product_flops
 from rl4p.experiment.planning.hlo import collectives, largest_loop_copy
 from rl4p.experiment.planning.programs import Program, slots_of
+
+
+def sizes_of(run: AbstractRun, chip: Chip, memory: float) -> dict[str, Any]:
+    """Returns the devices and the sizes of a step, as plan.json has them."""
+    return {
+        "chip": chip.kind,
+        "memory": memory,
+        "mesh": dict(run.mesh.devices.shape),
+        "topology": run.mesh.topology,
+        "step": {
+            "prompts": run.prompts,
+            "group_size": run.group_size,
+            "prompt_tokens": run.prompt_columns,
+            "response_tokens": run.response_tokens,
+        },
+    }
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from rl4p.configuration import instantiate
 from rl4p.configuration.chips import GIB
 from rl4p.errors import InputError
 from rl4p.experiment.planning.abstract import AbstractRun, abstract_run, bytes_of_chip
-from rl4p.experiment.planning.costs import unit_of
+from rl4p.experiment.planning.costs import sizes_of, unit_of
 from rl4p.experiment.planning.estimate import Parts, StepEstimate
 from rl4p.experiment.planning.programs import slots_of, unplanned
 from rl4p.experiment.planning.topology import FRACTION, estimated, gpu_share, memory_of
@@ -52,24 +52,17 @@ def estimate(config: DictConfig) -> dict[str, Any]:
         verdict += f" JAX takes {gpu_share():.0%} of a GPU's {whole / GIB:,.1f} GiB ({FRACTION})."
     if left_out := unplanned(run, estimated=True):
         verdict += f" Not included: {', '.join(left_out)}."
-    return {
+    report = sizes_of(run, chip, memory)
+    report["step"] |= {
+        "rows_of_microbatch": estimate.rows[0],
+        "microbatches": estimate.microbatches,
+    }
+    return report | {
         "estimate": True,
         "fits": fits,
         "verdict": verdict,
         "unplanned": left_out,
         "change": change,
-        "chip": chip.kind,
-        "memory": memory,
-        "mesh": dict(mesh.devices.shape),
-        "topology": mesh.topology,
-        "step": {
-            "prompts": run.prompts,
-            "group_size": run.group_size,
-            "prompt_tokens": run.prompt_columns,
-            "response_tokens": run.response_tokens,
-            "rows_of_microbatch": estimate.rows[0],
-            "microbatches": estimate.microbatches,
-        },
         "base": base_of(run),
         "phases": estimate.memory,
         "seconds_at_least": estimate.seconds,
@@ -156,7 +149,7 @@ def smaller_update(estimate: StepEstimate) -> tuple[str, Any, AbstractRun] | Non
 
 
 def larger_change(estimate: StepEstimate, memory: float, phase: str) -> str:
-    """Returns another kind of training, or more devices, for a run that no option makes fit."""
+    """Returns larger changes: adapters, a base in 4 bits, shorter responses, or more devices."""
     run = estimate.run
     chips = math.ceil(run.mesh.size * estimate.total(phase) / memory)
     words = []

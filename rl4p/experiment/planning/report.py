@@ -20,7 +20,7 @@ from rl4p.configuration.earlier_result import is_document_with, refuse_other_fil
 from rl4p.distributed.mesh import Mesh
 from rl4p.errors import InputError, RunError
 from rl4p.experiment.planning.abstract import AbstractRun, abstract_run
-from rl4p.experiment.planning.costs import Cost, advice, bound_of_step, cost, unit_of
+from rl4p.experiment.planning.costs import Cost, advice, bound_of_step, cost, sizes_of, unit_of
 from rl4p.experiment.planning.estimate_report import estimate, show_estimate
 from rl4p.experiment.planning.programs import programs, unplanned
 from rl4p.experiment.planning.search import search
@@ -127,23 +127,16 @@ def summary(run: AbstractRun, chip: Chip, memory: float, costs: list[Cost]) -> d
         verdict = f"It does not fit: {use}. The most helpful change: {change}."
     if left_out := unplanned(run):
         verdict += f" Not included in the plan: {', '.join(left_out)}."
-    return {
+    report = sizes_of(run, chip, memory)
+    report["step"] |= {
+        "tokens_per_microbatch": run.phases.update.tokens_per_microbatch,
+        "microbatch_widths": run.phases.update.microbatch_widths,
+    }
+    return report | {
         "fits": fits,
         "verdict": verdict,
         "unplanned": left_out,
         "change": change,
-        "chip": chip.kind,
-        "memory": memory,
-        "mesh": dict(run.mesh.devices.shape),
-        "topology": run.mesh.topology,
-        "step": {
-            "prompts": run.prompts,
-            "group_size": run.group_size,
-            "prompt_tokens": run.prompt_columns,
-            "response_tokens": run.response_tokens,
-            "tokens_per_microbatch": run.phases.update.tokens_per_microbatch,
-            "microbatch_widths": run.phases.update.microbatch_widths,
-        },
         "phases": [asdict(each) for each in costs],
     }
 

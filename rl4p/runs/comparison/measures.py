@@ -156,7 +156,7 @@ def refuse_unrecorded(name: str, recorded: Collection[str]) -> None:
     """Refuses a metric that no run has recorded.
 
     Raises:
-      InputError: the error suggests near names.
+      InputError: names the metric, and those with similar names.
     """
     if name in recorded:
         return
