@@ -178,9 +178,13 @@ class Batch:
         """Makes room for new sequences and at least one more token of each."""
         layout, running, n = self.layout, self.running(), self.size
         shards = self.mesh.row_shards
-        most = max(map(len, self.slots.by_shard(shards)))  # sequences stay on their devices
-        enough = max(len(running) + len(new), most * shards)
-        size = min(size for size in layout.sizes if size >= enough)
+        by_shard = self.slots.by_shard(shards)
+        enough = len(running) + len(new)
+        # Sequences stay on their devices, except on a CPU, whose devices share one memory.
+        stay = max(enough, max(map(len, by_shard)) * shards)
+        size, unmoved = (min(x for x in layout.sizes if x >= least) for least in (enough, stay))
+        moves = size < unmoved and self.mesh.platform == "cpu"
+        size = size if moves else unmoved
         self.small_calls = self.small_calls + 1 if size < n else 0
         if size < n and self.small_calls < layout.patience:
             size = n
@@ -193,13 +197,15 @@ class Batch:
             columns = self.columns
         if (size, columns) == (n, self.columns):
             return
+        if moves:
+            by_shard = np.array_split([slot for slots in by_shard for slot in slots], shards)
         old_n = np.full((shards, size // shards), -1)
-        for shard, slots in enumerate(self.slots.by_shard(shards)):
+        for shard, slots in enumerate(by_shard):
             old_n[shard, : len(slots)] = slots
         if self.cache is not None:
-            first = np.arange(shards)[:, None] * (n // shards)
+            first = 0 if moves else np.arange(shards)[:, None] * (n // shards)
             row_n = np.where(old_n >= 0, old_n - first, 0).astype(np.int32).ravel()
-            self.cache = programs.resized(self.cache, row_n, columns, self.mesh)
+            self.cache = programs.resized(self.cache, row_n, columns, self.mesh, moves)
         self.slots, self.columns = self.slots.rearranged(old_n.ravel().tolist()), columns
         self.small_calls, self.untimed = 0, True
 

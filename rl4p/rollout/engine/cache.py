@@ -163,7 +163,9 @@ def place_rows(cache: Cache | None, prefilled: Cache, row_n: Array, columns: int
     return jax.tree.map(chosen, cache, fresh)
 
 
-def resized(cache: Cache, row_n: Array, columns: int, mesh: Mesh) -> Cache:
+def resized(
+    cache: Cache, row_n: Array, columns: int, mesh: Mesh, everywhere: bool = False
+) -> Cache:
     """Returns the given rows of the cache with this number of columns, and deletes the cache.
 
     Each layer is deleted before the next is computed: two whole caches would need more memory than
@@ -171,23 +173,28 @@ def resized(cache: Cache, row_n: Array, columns: int, mesh: Mesh) -> Cache:
 
     Args:
       row_n: int32, for each new row the old row, counted from the first row of the same shard.
+      everywhere: whether rows are counted from the first of all, and may move to other devices.
     """
     if mesh.size > 1:
         row_n = mesh.shard_rows(row_n)
     parts = []
     for layer in cache.layers:
-        part = resized_layer(replace(cache, layers=(layer,)), row_n, columns, mesh)
+        part = resized_layer(replace(cache, layers=(layer,)), row_n, columns, mesh, everywhere)
         parts.append(jax.block_until_ready(part))
         for x in layer:
             jnp.asarray(x).delete()
     return replace(parts[-1], layers=tuple(layer for part in parts for layer in part.layers))
 
 
-@partial(jax.jit, static_argnames=("columns", "mesh"))
-def resized_layer(cache: Cache, row_n: Array, columns: int, mesh: Mesh) -> Cache:
-    """Returns `resized` for a cache of one layer. No device sends rows to another."""
+@partial(jax.jit, static_argnames=("columns", "mesh", "everywhere"))
+def resized_layer(
+    cache: Cache, row_n: Array, columns: int, mesh: Mesh, everywhere: bool = False
+) -> Cache:
+    """Returns `resized` for a cache of one layer. Devices send rows only if `everywhere`."""
     if mesh.size == 1:
         return cache.rows(row_n, columns)
+    if everywhere:
+        return divided(cache.rows(row_n, columns), mesh)
     return jax.shard_map(
         lambda cache, row_n: cache.rows(row_n, columns),
         mesh=mesh.devices,
