@@ -102,7 +102,8 @@ def problem(place: Path) -> str:
     code, output = finished("rl4p.train", *words, place=place)
     if code:
         return f"the next run: exit code {code}: {output[-500:]}"
-    if said := [line for line in output.splitlines() if "MLflow" in line]:
+    about_mlflow = [line for line in output.splitlines() if "MLflow" in line]
+    if said := [line for line in about_mlflow if not line.startswith("The runs in MLflow (")]:
         return f"the next run: {' '.join(said)}"
     if not trains(place / "next"):
         return "a step of the next run had no gradient"
