@@ -176,10 +176,8 @@ class Batch:
 
     def fit(self, new: Sequence[TokenSequence]) -> None:
         """Makes room for new sequences and at least one more token of each."""
-        layout, running, n = self.layout, self.running(), self.size
-        shards = self.mesh.row_shards
-        by_shard = self.slots.by_shard(shards)
-        enough = len(running) + len(new)
+        layout, running, n, shards = self.layout, self.running(), self.size, self.mesh.row_shards
+        by_shard, enough = self.slots.by_shard(shards), len(running) + len(new)
         # Sequences stay on their devices, except on a CPU, whose devices share one memory.
         stay = max(enough, max(map(len, by_shard)) * shards)
         size, unmoved = (min(x for x in layout.sizes if x >= least) for least in (enough, stay))
@@ -191,9 +189,8 @@ class Batch:
         used = max(layout.padding(x.context) + x.length for x in (*running, *new)) + 1
         widest = max((layout.width(x.tokens) for x in new), default=0)
         columns = layout.columns(max(used, widest))
-        if columns < self.columns and not (
-            layout.shrinks and (size != n or columns <= self.columns // 2)
-        ):
+        shrinks = layout.shrinks and (size != n or columns <= self.columns // 2)
+        if columns < self.columns and not shrinks:
             columns = self.columns
         if (size, columns) == (n, self.columns):
             return
