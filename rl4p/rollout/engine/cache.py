@@ -163,9 +163,7 @@ def place_rows(cache: Cache | None, prefilled: Cache, row_n: Array, columns: int
     return jax.tree.map(chosen, cache, fresh)
 
 
-def resized(
-    cache: Cache, row_n: Array, columns: int, mesh: Mesh, everywhere: bool = False
-) -> Cache:
+def resized(cache: Cache, row_n: Array, columns: int, mesh: Mesh, moves: bool = False) -> Cache:
     """Returns the given rows of the cache with this number of columns, and deletes the cache.
 
     Each layer is deleted before the next is computed: two whole caches would need more memory than
@@ -173,27 +171,27 @@ def resized(
 
     Args:
       row_n: int32, for each new row the old row, counted from the first row of the same shard.
-      everywhere: whether rows are counted from the first of all, and may move to other devices.
+      moves: whether rows may move to other devices; then they are counted from the first of all.
     """
     if mesh.size > 1:
         row_n = mesh.shard_rows(row_n)
     parts = []
     for layer in cache.layers:
-        part = resized_layer(replace(cache, layers=(layer,)), row_n, columns, mesh, everywhere)
+        part = resized_layer(replace(cache, layers=(layer,)), row_n, columns, mesh, moves)
         parts.append(jax.block_until_ready(part))
         for x in layer:
             jnp.asarray(x).delete()
     return replace(parts[-1], layers=tuple(layer for part in parts for layer in part.layers))
 
 
-@partial(jax.jit, static_argnames=("columns", "mesh", "everywhere"))
+@partial(jax.jit, static_argnames=("columns", "mesh", "moves"))
 def resized_layer(
-    cache: Cache, row_n: Array, columns: int, mesh: Mesh, everywhere: bool = False
+    cache: Cache, row_n: Array, columns: int, mesh: Mesh, moves: bool = False
 ) -> Cache:
-    """Returns `resized` for a cache of one layer. Devices send rows only if `everywhere`."""
+    """Returns the given rows of a cache of one layer. No device sends rows unless `moves`."""
     if mesh.size == 1:
         return cache.rows(row_n, columns)
-    if everywhere:
+    if moves:
         return divided(cache.rows(row_n, columns), mesh)
     return jax.shard_map(
         lambda cache, row_n: cache.rows(row_n, columns),

@@ -134,10 +134,10 @@ def places(limits):
     several = [sequence(first if i < 5 else second, i, most) for i, most in enumerate(limits)]
     batch.admit(params, several, keep=False)
     assert (batch.prefills, batch.prefilled_tokens) == (3, 27)
-    found, logprobs = [], {each: [] for each in several}
+    visited, logprobs = [], {each: [] for each in several}
     while batch.running():
         batch.admit(params, [], keep=False)
-        found.append((batch.size, *map(batch.slots.sequences.index, batch.running())))
+        visited.append((batch.size, *map(batch.slots.sequences.index, batch.running())))
         batch.begin(params, steps=8, waiting=False)
         for chunk in batch.end().chunks():
             logprobs[chunk.sequence] += chunk.logprobs
@@ -153,7 +153,7 @@ def places(limits):
             new = []
         assert one.tokens == each.tokens
         np.testing.assert_allclose(logprobs[each], expected, rtol=1e-5)
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(visited))
 
 all_slots, one_of_each_shard = (8, *range(8)), (2, 0, 1)
 assert places((4, 4, 4, 80, 4, 80, 4, 4)) == [all_slots, one_of_each_shard]
