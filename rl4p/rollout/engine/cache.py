@@ -167,7 +167,8 @@ def resized(cache: Cache, row_n: Array, columns: int, mesh: Mesh, moves: bool = 
     """Returns the given rows of the cache with this number of columns, and deletes the cache.
 
     Each layer is deleted before the next is computed: two whole caches would need more memory than
-    any other program of a rollout.
+    any other program of a rollout. The host does not wait for the layers: in the server, each wait
+    would hand its turn to the threads that encode responses.
 
     Args:
       row_n: int32, for each new row the old row, counted from the first row of the same shard.
@@ -177,8 +178,7 @@ def resized(cache: Cache, row_n: Array, columns: int, mesh: Mesh, moves: bool = 
         row_n = mesh.shard_rows(row_n)
     parts = []
     for layer in cache.layers:
-        part = resized_layer(replace(cache, layers=(layer,)), row_n, columns, mesh, moves)
-        parts.append(jax.block_until_ready(part))
+        parts.append(resized_layer(replace(cache, layers=(layer,)), row_n, columns, mesh, moves))
         for x in layer:
             jnp.asarray(x).delete()
     return replace(parts[-1], layers=tuple(layer for part in parts for layer in part.layers))

@@ -1,6 +1,7 @@
 """The slots of sequences that are decoded together, on the host."""
 
 from collections.abc import Sequence
+from functools import cache
 
 import jax
 import numpy as np
@@ -114,6 +115,7 @@ class Slots:
         return count_n
 
 
+@cache
 def key_shape() -> jax.ShapeDtypeStruct:
     """Returns the shape and dtype of the data of a random key."""
     return jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
