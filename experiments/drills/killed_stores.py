@@ -60,7 +60,7 @@ def finished(program: str, *words: str, place: Path) -> tuple[int | None, str]:
 
 def begun(place: Path) -> multiprocessing.Process:
     """Starts a run in a folder, and returns it when the first file of its store has appeared."""
-    store, words = place / "outputs", (*WORDS, "steps=200", f"hydra.run.dir={place / 'killed'}")
+    store, words = place / "outputs", (*WORDS, "steps=2000", f"hydra.run.dir={place / 'killed'}")
     process = started("rl4p.train", *words, place=place)
     while process.is_alive() and not any(
         path for path in store.glob("*mlflow.db*") if not path.name.endswith(".lock")
