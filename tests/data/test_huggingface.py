@@ -136,7 +136,7 @@ def test_a_table_of_texts_stays_one(tmp_path):
 
 
 def test_a_hub_that_does_not_answer_gets_one_request(monkeypatch, caplog):
-    """Left to itself, the library repeats the request for half a minute."""
+    """By default the library repeats the request for half a minute."""
     constants = pytest.importorskip("huggingface_hub").constants
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)

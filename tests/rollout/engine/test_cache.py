@@ -65,6 +65,13 @@ def test_a_cache_is_resized_with_its_rows(policy, prefilled):
     assert_equal(rows(narrow, 0, 1), expected)
 
 
+def test_the_host_does_not_wait_while_a_cache_is_resized(policy, prefilled, monkeypatch):
+    """In the server, another thread would run at each wait, and decoding would pause."""
+    monkeypatch.setattr(jax, "block_until_ready", lambda _: pytest.fail("The host waits."))
+    wide = programs.resized(prefilled, np.int32([1, 0, 0]), 20, policy.mesh)
+    assert wide.positions_BS.shape == (3, 20)
+
+
 def test_cleared_rows_are_zero_and_others_stay(prefilled):
     before = rows(prefilled, 0, 1)
     cleared = rows(programs.cleared(prefilled, np.array([True, False])), 0, 1)

@@ -1,5 +1,6 @@
 import jax
 import numpy as np
+import pytest
 
 from rl4p.rollout.engine.decode import Outcome
 from rl4p.rollout.engine.sequence import TokenSequence
@@ -59,3 +60,10 @@ def test_a_call_advances_the_slots_that_were_active():
 def test_keys_have_the_shape_of_jax():
     data = jax.random.key_data(jax.random.key(0))
     assert (key_shape().shape, key_shape().dtype) == (data.shape, data.dtype)
+
+
+def test_new_slots_trace_nothing(monkeypatch):
+    """A batch makes new slots each time that its size changes."""
+    key_shape()
+    monkeypatch.setattr(jax, "eval_shape", lambda *_: pytest.fail("A program is traced."))
+    assert len(Slots(2).sequences) == 2
