@@ -46,7 +46,7 @@ def test_the_tests_of_every_row_exist():
         for word in shlex.split(row.get("tests") or row.get("parity") or "")
         if word.startswith("tests/")
     ]
-    assert len(paths) > len(ROWS)
+    assert len(paths) >= sum("drill" not in row for row in ROWS)
     assert [path for path in paths if not (ROOT / path).exists()] == []
 
 

@@ -275,6 +275,11 @@ ROWS: dict[str, list[dict[str, str]]] = {
             "mutant": "the filter of system calls is left out",
         },
         {
+            "what": "programs that fill the memory of their sandboxes at once stay in its limits",
+            "drill": "memory_attacks",
+            "mutant": "the group of a sandbox has no limit",
+        },
+        {
             "what": "weights are never unpickled, and a wrong header is refused",
             "tests": "tests/model/test_tensor_files.py tests/model/test_hub.py",
             "mutant": "a device without an end is read",

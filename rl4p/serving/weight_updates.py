@@ -102,8 +102,12 @@ class WeightUpdates:
 
     @property
     def recompute(self) -> bool:
-        """Whether an update computes the keys and values of running requests again."""
-        return all(pause.recompute for pause in self.pauses.values())
+        """Whether an update computes the keys and values of running requests again.
+
+        It does unless all pauses say that it does not: a request is never continued with the keys
+        and values of other weights because of a second pause.
+        """
+        return not self.pauses or any(pause.recompute for pause in self.pauses.values())
 
     async def pause(self, owner: str, mode: Mode, *, recompute: bool) -> None:
         """Stops decoding until `resume` of the same owner. A second pause replaces the first.
@@ -164,7 +168,8 @@ class WeightUpdates:
     async def hold(self, *, abort: bool = False) -> Lease:
         """Stops decoding for an update, and returns the lease; the caller has the lock.
 
-        Without a pause of a client, it waits for the running requests.
+        It waits for the running requests, except for those that a pause of a client keeps. Which
+        these are is known to the scheduler alone: a pause may end before the lease begins.
 
         Args:
           abort: whether running requests are aborted instead.
@@ -173,7 +178,7 @@ class WeightUpdates:
             raise InputError("Another weight update has begun: it ends with /finish_weight_update.")
         if self.sleeping is not None:
             raise InputError(ASLEEP)
-        mode: Mode = "abort" if abort else "keep" if self.pauses else "wait"
+        mode: Mode = "abort" if abort else "wait"
         return await self.in_thread(self.scheduler.pause, mode, LONGEST)
 
     @asynccontextmanager
@@ -251,18 +256,20 @@ class WeightUpdates:
         async with self.lock:
             transfer = self.owned(owner)
             self.transfer = None
-            self.scheduler.resume(transfer.lease)
-            if self.scheduler.broken is not None:
-                raise HttpError(self.scheduler.broken, status=500)
-            if transfer.contested and version is not None:
-                raise contested()
-            if transfer.loaded:
-                self.scheduler.version = version or f"update-{self.count}"
-            elif version is not None:
-                raise HttpError(
-                    f"The update loaded no weights after its last error: the version stays "
-                    f"{self.scheduler.version}."
-                )
+            try:
+                if self.scheduler.broken is not None:
+                    raise HttpError(self.scheduler.broken, status=500)
+                if transfer.contested and version is not None:
+                    raise contested()
+                if transfer.loaded:
+                    self.scheduler.version = version or f"update-{self.count}"
+                elif version is not None:
+                    raise HttpError(
+                        f"The update loaded no weights after its last error: the version stays "
+                        f"{self.scheduler.version}."
+                    )
+            finally:
+                self.scheduler.resume(transfer.lease)  # after the version: tokens are drawn now
             return self.scheduler.version
 
     def owned(self, owner: str) -> Transfer:

@@ -1,5 +1,6 @@
 """Work of many clients: what is delivered, and what interrupts it."""
 
+import asyncio
 import dataclasses
 import threading
 import time
@@ -19,6 +20,7 @@ from rl4p.serving import scheduler as schedulers
 from rl4p.serving import unread
 from rl4p.serving.scheduler import Scheduler
 from rl4p.serving.seeds import key_data
+from rl4p.serving.weight_updates import WeightUpdates
 from rl4p.types import Finish, Sampling
 
 ENDS = tuple(range(0, 264, 44))
@@ -258,6 +260,9 @@ def test_a_client_that_never_reads_is_given_up(scheduler, start, monkeypatch, en
     else:
         scheduler.cancel(client.submission)
     start().wait()
+    until = time.monotonic() + 60
+    while scheduler.counts()["suspended"] and time.monotonic() < until:  # until the next look
+        time.sleep(0.01)
     assert scheduler.counts()["suspended"] == scheduler.counts()["waiting"] == 0
 
 
@@ -366,6 +371,41 @@ def test_a_pause_may_abort(scheduler, start):
     scheduler.pause("abort", 60)
     assert client.done.is_set()
     assert client.result().finish == Finish.ABORT
+
+
+@pytest.mark.parametrize("begins", ["update", "begin"])
+@pytest.mark.parametrize("mode", ["keep", "wait", "abort"])
+def test_an_update_waits_for_what_starts_as_a_pause_ends(scheduler, start, params, mode, begins):
+    """The pause of another client ends after the update has arrived and before its lease begins."""
+    clients = [endless(start)]
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        server = SimpleNamespace(scheduler=scheduler, queue=SimpleNamespace(loop=loop))
+        updates = WeightUpdates(server)
+        await updates.pause("other", mode, recompute=True)
+        in_thread = updates.in_thread
+
+        async def after_the_pause(call, *arguments, **options):
+            if call == scheduler.pause:
+                updates.resume("other")
+                clients.append(endless(start, seeds=(1,)))
+            return await in_thread(call, *arguments, **options)
+
+        updates.in_thread = after_the_pause
+        other = scheduler.policy.for_sampling(jax.tree.map(lambda x: x * 1.1, params))
+        if begins == "begin":
+            await updates.begin("own")
+        else:
+            async with updates.update("own", abort=False, keeps=False):
+                await in_thread(scheduler.replace, lambda _: other, "2", recompute=True)
+        updates.close()
+
+    asyncio.run(main())
+    assert [x.done.is_set() for x in clients] == [True, True]
+    assert {version for x in clients for version in x.result().versions} == {"1"}
+    finishes = [x.result().finish for x in clients]
+    assert finishes == [Finish.ABORT if mode == "abort" else Finish.LENGTH, Finish.LENGTH]
 
 
 @pytest.mark.parametrize("recompute", [True, False])

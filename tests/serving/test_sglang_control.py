@@ -82,7 +82,7 @@ def test_the_modes_of_a_pause(talk, scheduler, mode, how, flushed, recompute):
         ("GET", "/flush_cache", None),
     )
     assert [status for status, _ in found] == [200, flushed, 200, 200, 200]
-    assert scheduler.calls == [how, "keep", ("replace", "9", recompute), "resume", "resume"]
+    assert scheduler.calls == [how, "wait", ("replace", "9", recompute), "resume", "resume"]
 
 
 def test_in_place_and_a_flush_do_not_go_together(talk, scheduler):

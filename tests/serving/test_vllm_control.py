@@ -43,7 +43,7 @@ def test_an_update_has_its_version_once_it_is_finished(talk, scheduler):
     assert found[1][1] == {"is_paused": True}
     assert [found[at][1]["weight_version"] for at in (4, 6, 8)] == ["7", "7+unfinished", "9"]
     assert found[11][1] == {"is_paused": False}
-    assert scheduler.calls == ["abort", "keep", ("replace", "7+unfinished", True)] + ["resume"] * 2
+    assert scheduler.calls == ["abort", "wait", ("replace", "7+unfinished", True)] + ["resume"] * 2
     assert scheduler.policy.weights == {"a": "9"}
 
 
@@ -62,7 +62,7 @@ def test_the_modes_of_a_pause(talk, scheduler, query):
 
 def test_a_pause_may_keep_the_cache(talk, scheduler):
     talk(("POST", "/pause?mode=keep&clear_cache=false", None), START, update())
-    assert scheduler.calls == ["keep", "keep", ("replace", "7+unfinished", False)]
+    assert scheduler.calls == ["keep", "wait", ("replace", "7+unfinished", False)]
 
 
 @pytest.mark.parametrize(
@@ -107,6 +107,16 @@ def test_a_version_names_what_was_loaded(talk, scheduler, steps, statuses, versi
     assert (start, [status for status, _ in found]) == (200, statuses)
     assert scheduler.version == answer["weight_version"] == version
     assert scheduler.paused == (len(steps) == 4 and steps[2] is START)
+
+
+def test_no_token_is_drawn_under_an_unfinished_version(talk, scheduler, monkeypatch):
+    """Decoding goes on as soon as the lease ends, so the version must be known before."""
+    versions, resume = [], scheduler.resume
+    monkeypatch.setattr(
+        scheduler, "resume", lambda lease: (versions.append(scheduler.version), resume(lease))
+    )
+    talk(START, update("a"), finish())
+    assert versions == ["9"]
 
 
 def test_an_open_update_keeps_others_out(talk, scheduler):

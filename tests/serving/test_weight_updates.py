@@ -54,6 +54,22 @@ def test_a_pause_decides_about_the_cache_until_it_ends(with_updates, scheduler):
     assert [x[2] for x in scheduler.calls if x[0] == "replace"] == [False, True]
 
 
+@pytest.mark.parametrize(
+    ("pauses", "recompute"),
+    [([False, False], False), ([False, True], True), ([True, False], True)],
+)
+def test_a_second_pause_keeps_no_cache_that_the_first_does_not(
+    with_updates, scheduler, pauses, recompute
+):
+    async def call(updates):
+        for owner, own in zip("ab", pauses, strict=True):
+            await updates.pause(owner, "keep", recompute=own)
+        await updates.replace("/weights/a", "a")
+
+    with_updates(call)
+    assert scheduler.calls[-1] == ("replace", "a", recompute)
+
+
 def test_updates_take_place_one_after_the_other(with_updates, scheduler):
     async def call(updates):
         async def update(name):
