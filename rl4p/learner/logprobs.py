@@ -48,7 +48,6 @@ def token_scores(
     trajectories: Trajectories,
     sampling: Sampling,
     temperature: Array | None = None,
-    platform: str = "cpu",
 ) -> TokenScores:
     """Scores the tokens of the responses from the trunk's activations (`trunk`).
 
@@ -76,7 +75,7 @@ def token_scores(
             jnp.sum(jnp.square(probs_BCV), axis=-1),
         )
 
-    columns = columns_per_chunk(B, T - 1, decoder.config.vocabulary, platform)
+    columns = columns_per_chunk(B, T - 1, decoder.config.vocabulary, decoder.platform)
     if columns >= T - 1:
         scores = jax.checkpoint(score)(*inputs)
     else:
@@ -201,15 +200,7 @@ def device_scores(
         groups_b = prompts.groups(rows)
         before = prompts.before(take_groups(prefixes, groups_b), groups_b)
         hidden_BTD = trunk(decoder, params, micro, before)
-        tokens = token_scores(
-            decoder,
-            params,
-            hidden_BTD,
-            micro,
-            options.sampling,
-            temperature,
-            options.mesh.platform,
-        )
+        tokens = token_scores(decoder, params, hidden_BTD, micro, options.sampling, temperature)
         known = {
             "logprobs": tokens.logprobs_BT,
             "entropy": tokens.entropy_BT,

@@ -38,13 +38,7 @@ def token_loss(
 
     hidden_BTD = trunk(decoder, params, trajectories, before)
     tokens = token_scores(
-        decoder,
-        params,
-        hidden_BTD,
-        trajectories,
-        objective.sampling,
-        temperature,
-        objective.mesh.platform,
+        decoder, params, hidden_BTD, trajectories, objective.sampling, temperature
     )
     logprobs_BT = on_mask(tokens.logprobs_BT)
     constant_BT = jax.lax.stop_gradient(logprobs_BT)

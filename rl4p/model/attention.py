@@ -113,6 +113,7 @@ def attend(
 
     Args:
       k_BKhS, v_BKSh: keys and values in the layout of a cache, so that decoding needs no transpose.
+        Their dtype may be wider than that of the queries, which is that of the result.
       in_order: whether the queries are the last T of the S keys and no token sees a later column.
         Blocks of queries then skip later keys, which saves nearly half of the work.
       sinks_H: a score of each head, which takes a share of the softmax and has no value; or None.
@@ -128,7 +129,8 @@ def attend(
     K = k_BKhS.shape[1]
     # Merging the query heads of a KV head with the queries gives two plain matrix products, which
     # are faster than a contraction over five axes.
-    q_BTKGh = jnp.reshape(q_BTHh * query_scalar**-0.5, (B, T, K, H // K, h))
+    scaled_BTHh = (q_BTHh * query_scalar**-0.5).astype(k_BKhS.dtype)
+    q_BTKGh = jnp.reshape(scaled_BTHh, (B, T, K, H // K, h))
     q_BKGTh = q_BTKGh.transpose(0, 2, 3, 1, 4)
 
     def block(start: int, end: int, keys: int) -> jax.Array:
@@ -153,4 +155,4 @@ def attend(
         out_BKGTh = jnp.concatenate(blocks, axis=3)
     else:
         out_BKGTh = block(0, T, v_BKSh.shape[2])
-    return out_BKGTh.transpose(0, 3, 1, 2, 4).reshape(B, T, H * h)
+    return out_BKGTh.transpose(0, 3, 1, 2, 4).reshape(B, T, H * h).astype(q_BTHh.dtype)

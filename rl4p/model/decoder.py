@@ -47,6 +47,7 @@ class Decoder:
       experts: the dispatch of tokens to experts (`layer.Experts`), if the model has experts.
       attention: the attention kernel for full sequences (`kernels.py`).
       lora: the options of adapters, if the parameters contain any.
+      platform: what the decoder is compiled for: cpu, gpu or tpu.
 
     Raises:
       InputError: `unroll` is set and `remat` is not `none`.
@@ -59,6 +60,7 @@ class Decoder:
     experts: Literal["dense", "grouped"] = "dense"
     attention: Kernel = "xla"
     lora: LoRA = field(default_factory=LoRA)
+    platform: str = "cpu"
 
     def __post_init__(self) -> None:
         if self.unroll and self.remat != "none":
@@ -68,9 +70,31 @@ class Decoder:
             )
 
     @property
+    def narrow_on_cpu(self) -> bool:
+        """Whether a CPU is to compute in bfloat16."""
+        return self.platform == "cpu" and self.dtype == "bfloat16"
+
+    @property
     def layer(self) -> Layer:
-        dtype = jnp.dtype(self.dtype)
-        return Layer(self.config, dtype, self.experts, self.attention, self.lora.scale, parent=None)
+        return Layer(
+            self.config,
+            jnp.dtype(self.dtype),
+            self.experts,
+            self.attention,
+            self.lora.scale,
+            # Products of bfloat16 reach the matrix units of a CPU (AMX) only with float32 sums.
+            sums="float32" if self.narrow_on_cpu else None,
+            parent=None,
+        )
+
+    @property
+    def cache_dtype(self) -> str:
+        """The dtype of `empty_cache`.
+
+        The compiler for CPUs has no write of bfloat16, and would convert the whole cache to float32
+        and back for each new token.
+        """
+        return "float32" if self.narrow_on_cpu else self.dtype
 
     def init(self, key: Array) -> Params:
         """Returns float32 parameters: normal(0, 0.02), residual outputs scaled by 1/sqrt(2 L)."""
@@ -189,7 +213,8 @@ class Decoder:
         zeros = jnp.zeros((rows, slots), jnp.int32)
         keys, values = (rows, heads, h, slots), (rows, heads, slots, h)
         layers = tuple(
-            (jnp.zeros(keys, self.dtype), jnp.zeros(values, self.dtype)) for _ in range(c.layers)
+            (jnp.zeros(keys, self.cache_dtype), jnp.zeros(values, self.cache_dtype))
+            for _ in range(c.layers)
         )
         return Cache(layers=layers, positions_BS=zeros, segment_ids_BS=zeros)
 
@@ -215,7 +240,7 @@ class Decoder:
         """
 
         def put(cache: Array, new: Array, axis: int) -> Array:
-            return write(cache, new, slot, axis, mesh)
+            return write(cache, new.astype(cache.dtype), slot, axis, mesh)
 
         positions_BS = put(cache.positions_BS, positions_BT, 1)
         segment_ids_BS = put(cache.segment_ids_BS, segment_ids_BT, 1)

@@ -157,35 +157,52 @@ def permuted(x: Array, order_N: Array) -> jax.Array:
     return jnp.asarray(x).at[order_N].get(unique_indices=True, mode="promise_in_bounds")
 
 
-@jax.custom_vjp
-def product(x: Array, kernel_DF: Array) -> Array:
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def product(x: Array, kernel_DF: Array, sums: str | None = None) -> Array:
     """Returns the product x W over the last axis of x.
 
     The custom derivative computes dW = x^T dy as one product over all tokens. JAX would transpose
     (dy)^T x instead, for which a CPU copies dy, and everything fused into it, transposed.
+
+    Args:
+      sums: the dtype in which this product and those of its derivative are added up before they
+        are rounded to the dtype of x; None leaves it to the compiler.
     """
-    return jnp.tensordot(x, kernel_DF, axes=1)
+    return rounded("...D,DF->...F", x, kernel_DF, sums)
 
 
-def product_forward(x: Array, kernel_DF: Array) -> tuple[Array, tuple[Array, Array]]:
-    return product(x, kernel_DF), (x, kernel_DF)
+def product_forward(
+    x: Array, kernel_DF: Array, sums: str | None
+) -> tuple[Array, tuple[Array, Array]]:
+    return product(x, kernel_DF, sums), (x, kernel_DF)
 
 
-def product_backward(saved: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
+def product_backward(
+    sums: str | None, saved: tuple[Array, Array], dy: Array
+) -> tuple[Array, Array]:
     x, kernel_DF = saved
-    dx = jnp.einsum("...F,DF->...D", dy, kernel_DF)
-    return dx, jnp.einsum("ND,NF->DF", x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1]))
+    dx = rounded("...F,DF->...D", dy, kernel_DF, sums)
+    x_ND, dy_NF = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])
+    return dx, rounded("ND,NF->DF", x_ND, dy_NF, sums)
 
 
 product.defvjp(product_forward, product_backward)
 
 
+def rounded(axes: str, x: Array, y: Array, sums: str | None) -> Array:
+    """Returns an einsum, added up in a dtype of its own and rounded once."""
+    return jnp.einsum(axes, x, y, preferred_element_type=sums).astype(x.dtype)
+
+
+def projected(x: Array, kernel_DF: Array, *_: Any, sums: str | None, **__: Any) -> Array:
+    """Returns `product`, named for checkpoint policies; it is called as `lax.dot_general` is."""
+    return checkpoint_name(product(x, kernel_DF, sums), PRODUCT)
+
+
 class Projection(nn.Dense):
     """The projection x W + b; plus scale (x A) B if the parameters adapt W (`lora.py`)."""
 
-    dot_general: Any = staticmethod(
-        lambda x, kernel_DF, *_, **__: checkpoint_name(product(x, kernel_DF), PRODUCT)
-    )
+    dot_general: Any = partial(projected, sums=None)
     adapter_scale: float = 0.0
 
     def __call__(self, inputs: Array) -> Array:
@@ -213,6 +230,7 @@ class Layer(nn.Module):
     experts_dispatch: Literal["dense", "grouped"] = "dense"
     kernel: Kernel = "xla"
     adapter_scale: float = 0.0
+    sums: str | None = None  # of `product`
 
     def setup(self) -> None:
         c = self.config
@@ -223,6 +241,7 @@ class Layer(nn.Module):
                 use_bias=bias,
                 dtype=self.dtype,
                 kernel_init=INIT,
+                dot_general=partial(projected, sums=self.sums),
                 adapter_scale=self.adapter_scale,
             )
 

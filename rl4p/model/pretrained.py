@@ -115,6 +115,7 @@ class Pretrained:
             experts=self.experts,
             attention=self.attention,
             lora=self.lora,
+            platform=mesh.platform,
         )
         if decoder.config.labels:
             raise InputError(

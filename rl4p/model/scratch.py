@@ -110,6 +110,7 @@ class Scratch:
                 remat=self.remat,
                 unroll=self.unroll,
                 attention=self.attention,
+                platform=mesh.platform,
             ),
             tokenizer=tokenizer,
             mesh=mesh,

@@ -115,7 +115,8 @@ class Classifier:
                 f"The tokenizer in {folder} has token {largest}, but the embedding has only "
                 f"{config.vocabulary} rows."
             )
-        decoder, mesh = Decoder(config=config, dtype=self.dtype), OwnMesh()
+        mesh = OwnMesh()
+        decoder = Decoder(config=config, dtype=self.dtype, platform=mesh.platform)
         params = read_params(folder, decoder, self.dtype, mesh)
         return RewardModel(decoder, params, tokenizer, mesh, read_json(file).get("pad_token_id"))
 

@@ -10,6 +10,7 @@ from rl4p.learner import logprobs
 from rl4p.learner.logprobs import ScoreOptions, score_tokens, token_scores, trunk
 from rl4p.model.cache import Prefix
 from rl4p.types import Microbatching, Sampling
+from tests.equations import equations
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +73,9 @@ def test_few_chunks_add_to_the_gradient_of_the_head_in_float32(
 ):
     """Reads the program for a large vocabulary; parameters are bfloat16 where `fsdp` gathers."""
     config = dataclasses.replace(policy.decoder.config, vocabulary=152_064)
-    decoder = dataclasses.replace(policy.decoder, config=config, dtype="bfloat16")
+    decoder = dataclasses.replace(
+        policy.decoder, config=config, dtype="bfloat16", platform=platform
+    )
 
     def wide(x):
         return jax.ShapeDtypeStruct((4, 1025) if x.ndim == 2 else (4,), x.dtype)
@@ -85,7 +88,7 @@ def test_few_chunks_add_to_the_gradient_of_the_head_in_float32(
 
     def loss(params, batch):
         hidden_BTD = trunk(decoder, params, batch)
-        arguments = (decoder, params, hidden_BTD, batch, Sampling(), None, platform)
+        arguments = (decoder, params, hidden_BTD, batch, Sampling())
         return jnp.sum(token_scores(*arguments).logprobs_BT)
 
     steps = list(equations(jax.make_jaxpr(jax.grad(loss))(params, batch).jaxpr))
@@ -143,17 +146,6 @@ def test_the_last_token_predicts_none(policy, params, trajectories):
     )
     for a, b in zip(*both, strict=True):
         np.testing.assert_array_equal(a, b)
-
-
-def equations(jaxpr, times=1):
-    """Yields the equations of a program, and how often each runs."""
-    for equation in jaxpr.eqns:
-        yield times, equation
-        inner = times * equation.params.get("length", 1)
-        for parts in equation.params.values():
-            for part in parts if isinstance(parts, tuple | list) else (parts,):
-                if hasattr(program := getattr(part, "jaxpr", part), "eqns"):
-                    yield from equations(program, inner)
 
 
 @pytest.mark.parametrize(

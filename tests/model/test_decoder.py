@@ -1,4 +1,5 @@
 import dataclasses
+import re
 from functools import partial
 
 import jax
@@ -9,6 +10,7 @@ import pytest
 from rl4p.distributed.partition import for_decoding
 from rl4p.errors import InputError
 from rl4p.model.decoder import Decoder, Prefix
+from tests.equations import equations
 
 LENGTHS = (7, 3, 10)
 TOKENS = [np.random.default_rng(i).integers(0, 256, n) for i, n in enumerate(LENGTHS)]
@@ -138,6 +140,48 @@ def test_bfloat16_activations_give_float32_logits_near_those_of_float32(decoder,
     assert (np.asarray(rough.astype(jnp.bfloat16), np.float32) != rough).mean() > 0.9
     assert jax.eval_shape(half.hidden, params, *layout()).dtype == jnp.bfloat16
     assert 0 < np.std(rough - exact) < 0.05 * np.std(exact)
+
+
+@pytest.mark.parametrize(
+    ("platform", "dtype", "kind"),
+    [
+        ("cpu", "bfloat16", "float32"),
+        ("gpu", "bfloat16", "bfloat16"),
+        ("tpu", "bfloat16", "bfloat16"),
+        ("cpu", "float32", "float32"),
+    ],
+)
+def test_only_a_cpu_adds_products_of_bfloat16_up_in_float32(decoder, params, platform, dtype, kind):
+    decoder = dataclasses.replace(decoder, platform=platform, dtype=dtype)
+    loss = jax.value_and_grad(lambda params: decoder.hidden(params, *layout()).astype(float).sum())
+    kernels = {
+        x.shape[1:] for path, x in jax.tree.leaves_with_path(params["layers"]) if x.ndim == 3
+    }
+    products = [
+        x.outvars[0].aval.dtype.name
+        for _, x in equations(jax.make_jaxpr(loss)(params).jaxpr)
+        if x.primitive.name == "dot_general" and x.invars[1].aval.shape in kernels
+    ]
+    assert len(products) >= 14  # seven kernels, forward and backward
+    assert set(products) == {kind}
+    cache = decoder.empty_cache(2, 8)
+    assert {x.dtype.name for x in jax.tree.leaves(cache.layers)} == {kind}
+
+
+def test_a_cpu_does_not_convert_the_cache_to_write_a_token(decoder, params):
+    """In the compiled program no array has the size of the cache and another dtype."""
+    decoder = dataclasses.replace(decoder, dtype="bfloat16")
+    cache = jax.tree.map(jnp.copy, decoder.empty_cache(3, 112))  # since some arrays are one
+    params = for_decoding(params, "bfloat16")
+    ones_BT = jnp.ones((3, 1), jnp.int32)
+    step = jax.jit(decoder.extend, donate_argnums=4)
+    arguments = params, ones_BT, ones_BT, ones_BT, cache, jnp.asarray([3, 5, 9])
+    text = step.lower(*arguments).compile().as_text()
+    assert re.search(r"f32\[3,\d+,112,\d+\]", text)
+    assert not re.search(r"bf16\[3,\d+,(112,\d+|\d+,112)\]", text)
+    hidden, cache = step(*arguments)
+    assert hidden.dtype == jnp.bfloat16
+    assert cache.layers[0][0].dtype == jnp.float32
 
 
 @pytest.mark.parametrize(

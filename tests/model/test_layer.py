@@ -9,6 +9,7 @@ import pytest
 
 from rl4p.model.decoder import Decoder
 from rl4p.model.layer import Experts, Projection, RMSNorm, product
+from tests.equations import equations
 from tests.golden import forward
 from tests.golden.cases import decoder_config, make_tensors, sequences, to_params
 
@@ -54,6 +55,35 @@ def test_a_product_and_its_own_derivative_are_those_of_jax():
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), ours, expected
     )
+
+
+@pytest.mark.parametrize("sums", ["float32", None])
+def test_a_product_of_bfloat16_and_its_derivative_are_rounded_once(sums):
+    random = np.random.default_rng(0)
+    x_BTD, kernel_DF, dy_BTF = (
+        jnp.asarray(random.normal(size=shape), jnp.bfloat16)
+        for shape in ((2, 50, 300), (300, 40), (2, 50, 40))
+    )
+
+    def run(x_BTD, kernel_DF, dy_BTF):
+        y_BTF, back = jax.vjp(lambda x, kernel: product(x, kernel, sums), x_BTD, kernel_DF)
+        return y_BTF, *back(dy_BTF)
+
+    program = jax.make_jaxpr(run)(x_BTD, kernel_DF, dy_BTF)
+    products = [x for _, x in equations(program.jaxpr) if x.primitive.name == "dot_general"]
+    kinds = {x.outvars[0].aval.dtype.name for x in products}
+    assert (len(products), kinds) == (3, {sums or "bfloat16"})
+    wide = [np.asarray(x, np.float64) for x in (x_BTD, kernel_DF, dy_BTF)]
+    exact = (
+        wide[0] @ wide[1],
+        wide[2] @ wide[1].T,
+        np.einsum("BTD,BTF->DF", wide[0], wide[2]),
+    )
+    for ours, expected in zip(run(x_BTD, kernel_DF, dy_BTF), exact, strict=True):
+        assert ours.dtype == jnp.bfloat16
+        if sums is not None:  # half a unit in the last of 8 bits, and the error of the sum
+            error = np.abs(np.asarray(ours, np.float64) - expected)
+            assert (error <= 2.0**-8 * np.abs(expected) + 1e-4).all()
 
 
 def test_a_projection_multiplies_and_adds_its_bias():

@@ -6,9 +6,12 @@ import pytest
 from rl4p.model.sampling import (
     PROMPT,
     RESPONSE,
+    TWO_STAGES,
     draw,
     draw_each,
+    first_over,
     log_share,
+    next_tokens,
     penalized,
     sampling_logprobs,
 )
@@ -184,3 +187,69 @@ def test_each_row_is_drawn_from_its_own_distribution(samplings):
         np.testing.assert_allclose(ours.other_logprobs_BA[row], logprobs[best], rtol=1e-6)
         inside = np.isfinite(logprobs[best])
         assert ours.others_BA[row].tolist()[: inside.sum()] == best[inside].tolist()
+
+
+LARGE = TWO_STAGES + 77  # neither a multiple of a block nor a power of two
+
+
+def test_the_first_index_over_a_share_of_the_whole():
+    masses = jnp.asarray([[0.0, 1.0, 0.0, 3.0, 0.0]] * 4)
+    least_under_1 = np.nextafter(np.float32(1), np.float32(0))
+    numbers = jnp.asarray([0.0, 0.2499, 0.25, least_under_1])
+    np.testing.assert_array_equal(first_over(masses, numbers), [1, 1, 3, 3])
+    np.testing.assert_array_equal(first_over(masses[:1] * np.nan, numbers[:1]), [4])
+
+
+def test_a_large_vocabulary_is_drawn_from_by_its_probabilities():
+    """Within five standard deviations, for tokens in one block, in others and at both ends."""
+    rows, chances = 40_000, {0: 0.05, 1: 0.2, 300: 0.1, 511: 0.25, LARGE - 1: 0.15}
+    probs = np.full(LARGE, (1 - sum(chances.values())) / (LARGE - len(chances)), np.float32)
+    probs[list(chances)] = list(chances.values())
+    logprobs = jnp.broadcast_to(jnp.log(probs), (500, LARGE))
+    keys = jax.random.split(jax.random.key(5), (rows // 500, 500))
+    tokens = jax.lax.map(
+        lambda keys: next_tokens(logprobs, keys, jnp.zeros(500, int), jnp.bool_(False)), keys
+    )
+    tokens = np.asarray(tokens).reshape(-1)
+    assert tokens.dtype == np.int32
+    for token, chance in chances.items():
+        deviation = (chance * (1 - chance) / rows) ** 0.5
+        assert abs((tokens == token).mean() - chance) < 5 * deviation
+    others = np.setdiff1d(tokens, list(chances))
+    assert len(others) > 5000  # of 8,264 others, a quarter of 40,000 draws
+    per_half = (tokens[~np.isin(tokens, list(chances))] < LARGE // 2).mean()
+    assert abs(per_half - 0.5) < 0.03
+
+
+def test_no_token_outside_the_support_is_drawn_from_a_large_vocabulary():
+    logits = np.random.default_rng(0).normal(0, 1, (500, LARGE)).astype(np.float32)
+    keys = jax.random.split(jax.random.key(1), 500)
+    sampling = Sampling(top_k=3)
+    tokens, logprobs = draw(logits, sampling, keys, jnp.arange(500), jnp.bool_(False))
+    best = np.argsort(-logits, axis=1)[:, :3]
+    assert (best == np.asarray(tokens)[:, None]).any(axis=1).all()
+    assert len(set((best == np.asarray(tokens)[:, None]).argmax(axis=1))) == 3
+    expected = np.take_along_axis(
+        np.asarray(sampling_logprobs(jnp.asarray(logits), sampling)), np.asarray(tokens)[:, None], 1
+    )
+    np.testing.assert_allclose(logprobs, expected[:, 0], rtol=1e-6)
+
+
+def test_rows_of_a_large_vocabulary_are_drawn_by_their_own_keys_and_greedily():
+    logits = jnp.asarray(np.random.default_rng(2).normal(0, 2, (4, LARGE)), jnp.float32)
+    logits = logits.at[3].set(jnp.nan)
+    keys, t = jax.random.split(jax.random.key(7), 4), jnp.arange(4)
+    greedy = jnp.asarray([False, True, False, False])
+    options = jnp.where(greedy, 0.0, 1.0), jnp.zeros(4, int), jnp.ones(4), jnp.full(4, -jnp.inf)
+    ours = draw_each(logits, *options, keys, t)
+    assert int(ours.token_B[1]) == int(jnp.argmax(logits[1]))
+    for row in (0, 2):
+        one = slice(row, row + 1)
+        token, _ = draw(logits[one], Sampling(), keys[one], t[one], jnp.bool_(False))
+        assert int(ours.token_B[row]) == int(token[0])
+    assert 0 <= int(ours.token_B[3]) < LARGE
+    draws = [
+        draw(logits[:1], Sampling(), keys[:1], jnp.asarray([at]), jnp.bool_(False))[0]
+        for at in range(20)
+    ]
+    assert len({int(token[0]) for token in draws}) > 10  # each t has numbers of its own
