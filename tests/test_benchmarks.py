@@ -1,8 +1,10 @@
 import importlib
+import json
 
 import pytest
 
 from experiments.benchmarks import remaining_time
+from experiments.benchmarks.peers import workload
 
 peers = importlib.import_module("experiments.benchmarks.peers.__main__")
 
@@ -73,6 +75,36 @@ def test_a_script_that_fails_is_shown():
         SystemExit, match=r"(?s)workload\.py --workload=none failed:.*invalid choice"
     ):
         peers.call(None, "workload.py", "--workload=none")
+
+
+def test_prompts_of_several_lengths_are_padded_and_averaged_without_padding():
+    prompts = workload.Prompts(["a", "b"], [[5, 6, 7], [8, 9]])
+    assert prompts.padded(left=True).tolist() == [[5, 6, 7], [0, 8, 9]]
+    assert prompts.padded(left=False, pad=-1).tolist() == [[5, 6, 7], [8, 9, -1]]
+    assert prompts.mean([[1.0, 3.0], [8.0, 99.0]]) == pytest.approx(12 / 3)
+
+
+def test_questions_are_spread_over_the_lengths_of_a_file(tmp_path, policy):
+    lines = [json.dumps({"question": "?" * length}) for length in range(1, 33)]
+    (tmp_path / "questions.jsonl").write_text("\n".join(reversed(lines)))
+    real = workload.WORKLOADS["real"]
+    prompts = workload.question_prompts(real, policy.tokenizer, tmp_path / "questions.jsonl")
+    assert [text.count("?") for text in prompts.texts] == [3, 7, 11, 15, 19, 23, 27, 31]
+    assert [policy.tokenizer.decode(ids) for ids in prompts.ids] == prompts.texts
+    least, most = (sum(workload.step_flops(real, [8] * 64, [length] * 64)) for length in (16, 256))
+    assert least < sum(workload.step_flops(real, [8] * 64, [16] * 32 + [256] * 32)) < most
+
+
+def test_engines_with_other_weights_or_prompts_are_not_compared():
+    same = {"check_logprob": -6.0, "prompt_tokens": 10, "dtype": "float32"}
+    narrow = same | {"check_logprob": -6.01, "dtype": "torch.bfloat16"}
+    peers.check([same, narrow])
+    with pytest.raises(SystemExit, match="do not agree on the weights"):
+        peers.check([same, same | {"check_logprob": -6.01}])
+    with pytest.raises(SystemExit, match="do not agree on the weights"):
+        peers.check([same, narrow | {"check_logprob": -6.1}])
+    with pytest.raises(SystemExit, match="do not agree on the prompts"):
+        peers.check([same, same | {"prompt_tokens": 11}])
 
 
 @pytest.mark.slow

@@ -86,7 +86,13 @@ class Engine:
             max_positions=4096,
         )
         layers: Any = {"remat": "none", "unroll": True} if self.unroll else {}
-        decoder = Decoder(config=config, dtype=self.dtype, attention=self.attention, **layers)
+        decoder = Decoder(
+            config=config,
+            dtype=self.dtype,
+            attention=self.attention,
+            platform=self.mesh.platform,
+            **layers,
+        )
         tokenizer: Any = byte_tokenizer()
         return Policy(decoder=decoder, tokenizer=tokenizer, mesh=self.mesh, end_ids=ends, pad_id=0)
 

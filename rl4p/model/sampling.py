@@ -12,7 +12,7 @@ from rl4p.types import Array, Sampling
 # From so many tokens on, a token is drawn in two stages, with two random numbers in place of one
 # for each token: with 49,152 tokens, noise took a fifth of a decode step on a CPU.
 TWO_STAGES = 8192
-BLOCK = 256  # tokens, of which the first stage draws one
+ROWS = 256
 
 
 def sampling_logprobs(
@@ -188,16 +188,20 @@ def next_tokens(logprobs_BV: Array, keys_B: Array, t_B: Array, greedy: Array) ->
     V = logprobs_BV.shape[-1]
     if V < TWO_STAGES:
         noisy_BV = logprobs_BV + noise(keys_B, t_B, V)
-        return first_of_the_largest(jnp.where(greedy[..., None], logprobs_BV, noisy_BV))
+        greedy = jnp.asarray(greedy)[..., None]
+        return first_of_the_largest(jnp.where(greedy, logprobs_BV, noisy_BV))
     drawn_B = drawn_in_two_stages(logprobs_BV, keys_B, t_B)
     return jnp.where(greedy, first_of_the_largest(logprobs_BV), drawn_B)
 
 
 def drawn_in_two_stages(logprobs_BV: Array, keys_B: Array, t_B: Array) -> jax.Array:
-    """Draws a block of tokens of each row by its probability, and then a token of the block.
+    """Draws one of some sets of tokens by its probability, and then a token of the set.
 
-    P(token) = P(block) P(token | block), both by inverting their distribution functions. A token
-    of probability 0 is never drawn. The result is the last token if a row has values of NaN.
+    P(token) = P(set) P(token | set), both by inverting their distribution functions. A token of
+    probability 0 is never drawn. The result is the last token if a row has values of NaN.
+
+    The vocabulary is read as a matrix of `ROWS` rows, and a set is one of its columns: so a mesh
+    that shards the vocabulary shards the rows, and devices exchange the sums of columns alone.
     """
     B, V = logprobs_BV.shape
 
@@ -205,11 +209,12 @@ def drawn_in_two_stages(logprobs_BV: Array, keys_B: Array, t_B: Array) -> jax.Ar
         return jax.random.uniform(jax.random.fold_in(key, t), (2,))
 
     numbers_B2 = jax.vmap(two_numbers)(keys_B, t_B)
-    padded_BV = jnp.pad(jnp.exp(logprobs_BV), ((0, 0), (0, -V % BLOCK)))
-    blocks_BNb = padded_BV.reshape(B, -1, BLOCK)
-    block_B = first_over(jnp.sum(blocks_BNb, axis=-1), numbers_B2[:, 0])
-    chosen_Bb = jnp.take_along_axis(blocks_BNb, block_B[:, None, None], axis=1)[:, 0]
-    return jnp.minimum(block_B * BLOCK + first_over(chosen_Bb, numbers_B2[:, 1]), V - 1)
+    padded_BV = jnp.pad(jnp.exp(logprobs_BV), ((0, 0), (0, -V % ROWS)))
+    masses_BRC = padded_BV.reshape(B, ROWS, -1)
+    column_B = first_over(jnp.sum(masses_BRC, axis=1), numbers_B2[:, 0])
+    chosen_BR = jnp.take_along_axis(masses_BRC, column_B[:, None, None], axis=2)[:, :, 0]
+    row_B = first_over(chosen_BR, numbers_B2[:, 1])
+    return jnp.minimum(row_B * masses_BRC.shape[2] + column_B, V - 1)
 
 
 def first_over(masses_BN: Array, number_B: Array) -> jax.Array:

@@ -12,6 +12,7 @@ from rl4p.model import pretrained
 from rl4p.model.huggingface import write_model
 from rl4p.model.lora import LoRA
 from rl4p.model.pretrained import Pretrained
+from rl4p.model.scratch import Scratch
 from rl4p.rollout.naive_sampler import NaiveSampler
 from rl4p.types import Finish, Prompt
 
@@ -47,6 +48,14 @@ def test_dtypes_and_how_layers_run_are_options(folder, layers):
     policy, params = build(folder, param_dtype="bfloat16", **options)
     assert {name: getattr(policy.decoder, name) for name in options} == options
     assert {str(x.dtype) for x in jax.tree.leaves(params)} == {"bfloat16"}
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
+def test_a_decoder_knows_the_platform_of_its_mesh(folder, monkeypatch, platform):
+    monkeypatch.setattr(Mesh, "platform", platform)
+    mesh = Mesh(dp=1)
+    assert Pretrained(path=str(folder)).policy(folder, mesh).decoder.platform == platform
+    assert Scratch().policy(mesh).decoder.platform == platform
 
 
 def test_how_experts_are_reached_is_an_option(folder, monkeypatch):

@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -6,6 +9,7 @@ import pytest
 from rl4p.model.sampling import (
     PROMPT,
     RESPONSE,
+    ROWS,
     TWO_STAGES,
     draw,
     draw_each,
@@ -201,8 +205,9 @@ def test_the_first_index_over_a_share_of_the_whole():
 
 
 def test_a_large_vocabulary_is_drawn_from_by_its_probabilities():
-    """Within five standard deviations, for tokens in one block, in others and at both ends."""
-    rows, chances = 40_000, {0: 0.05, 1: 0.2, 300: 0.1, 511: 0.25, LARGE - 1: 0.15}
+    """Within five standard deviations, for tokens in one set, in others and at both ends."""
+    same_set = -(-LARGE // ROWS)
+    rows, chances = 40_000, {0: 0.05, same_set: 0.2, 300: 0.1, 511: 0.25, LARGE - 1: 0.15}
     probs = np.full(LARGE, (1 - sum(chances.values())) / (LARGE - len(chances)), np.float32)
     probs[list(chances)] = list(chances.values())
     logprobs = jnp.broadcast_to(jnp.log(probs), (500, LARGE))
@@ -253,3 +258,39 @@ def test_rows_of_a_large_vocabulary_are_drawn_by_their_own_keys_and_greedily():
         for at in range(20)
     ]
     assert len({int(token[0]) for token in draws}) > 10  # each t has numbers of its own
+
+
+SHARDED = r"""
+import re
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+from rl4p.model.sampling import next_tokens
+
+mesh = jax.make_mesh((4,), ("tp",))
+whole, sharded = (NamedSharding(mesh, PartitionSpec(*x)) for x in ((), (None, "tp")))
+logprobs = jax.nn.log_softmax(jax.random.normal(jax.random.key(0), (16, 151_936)))
+keys, t = jax.random.split(jax.random.key(1), 16), jnp.arange(16)
+
+def drawn(logprobs, keys, t):
+    return next_tokens(logprobs, keys, t, jnp.bool_(False))
+
+program = jax.jit(drawn, in_shardings=(sharded, whole, whole), out_shardings=whole)
+program = program.lower(logprobs, keys, t).compile()
+found = re.findall(
+    r"= \w+\[([\d,]*)\]\S* (?:all-gather|all-reduce|all-to-all|collective-permute)\(",
+    program.as_text(),
+)
+sizes = [[int(n) for n in shape.split(",") if n] for shape in found]
+assert sizes
+assert max(max(shape[1:], default=0) for shape in sizes) == 594, sizes  # sums of columns
+arrays = jax.device_put(logprobs, sharded), keys, t
+assert program(*arrays).tolist() == jax.jit(drawn)(logprobs, keys, t).tolist()
+"""
+
+
+def test_devices_that_share_a_vocabulary_exchange_sums_and_no_logits(on_devices):
+    done = subprocess.run(
+        [sys.executable, "-c", SHARDED], capture_output=True, text=True, env=on_devices(4)
+    )
+    assert done.returncode == 0, done.stderr[-3000:]

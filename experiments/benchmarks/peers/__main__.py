@@ -2,12 +2,17 @@
 
     sh experiments/benchmarks/peers/setup.sh ENVIRONMENTS        # once: installs the pinned peers
     python -m experiments.benchmarks.peers ENVIRONMENTS
+    python -m experiments.benchmarks.peers ENVIRONMENTS --pretrained .cache/smollm2 --questions FILE
 
 Prints two tables for each workload (`workload.py`). Writes them to `experiments/benchmarks/`, with
 a picture and all measurements: peers.md, peers.png, peers.json. The engines take turns in rounds,
 so that a slow minute of the machine does not slow down one engine only. A run takes half an hour,
 in which nothing else may run. `--workloads uniform` measures that workload again and keeps the
 other one's results if they have the same date and machine.
+
+With `--pretrained`, the folder of SmolLM2-135M-Instruct that `make real` writes, the workload is
+`real`: questions of GSM8K, and every engine with its defaults, with its best settings and, where it
+can, in bfloat16. Its results are in peers_real.md, .png and .json, after an hour.
 """
 
 import argparse
@@ -20,6 +25,7 @@ import sys
 import tempfile
 from datetime import date
 from pathlib import Path
+from typing import NamedTuple
 
 import matplotlib.pyplot as plt
 
@@ -27,17 +33,51 @@ from experiments.benchmarks.peers.workload import medians
 
 HERE = Path(__file__).parent
 WORKLOADS = ("uniform", "longtail")
-# For each measurement: the name of the engine, its environment (None: this one), its script.
+
+
+class Engine(NamedTuple):
+    """An engine with some settings.
+
+    Attributes:
+      environment: the name of its environment; None is this one.
+      script: the script that measures it.
+      words: the settings.
+    """
+
+    name: str
+    environment: str | None
+    script: str
+    words: tuple[str, ...] = ()
+
+
 ENGINES = {
     "rollout": [
-        ("rl4p", None, "rl4p_generate.py"),
-        ("transformers", "trl", "hf_generate.py"),
-        ("Tunix", "tunix", "tunix_generate.py"),
+        Engine("rl4p", None, "rl4p_generate.py"),
+        Engine("transformers", "trl", "hf_generate.py"),
+        Engine("Tunix", "tunix", "tunix_generate.py"),
     ],
     "step": [
-        ("rl4p", None, "rl4p_grpo.py"),
-        ("TRL", "trl", "trl_grpo.py"),
-        ("Tunix", "tunix", "tunix_grpo.py"),
+        Engine("rl4p", None, "rl4p_grpo.py"),
+        Engine("TRL", "trl", "trl_grpo.py"),
+        Engine("Tunix", "tunix", "tunix_grpo.py"),
+    ],
+}
+NARROW, DEFAULTS = "--dtype=bfloat16", "--settings=default"
+REAL_ENGINES = {
+    "rollout": [
+        *ENGINES["rollout"],
+        Engine("rl4p, bfloat16", None, "rl4p_generate.py", (NARROW,)),
+        Engine("transformers, bfloat16", "trl", "hf_generate.py", (NARROW,)),
+        Engine("rl4p, defaults", None, "rl4p_generate.py", (DEFAULTS,)),
+    ],
+    "step": [
+        Engine("rl4p", None, "rl4p_grpo.py", ("--micro-batch-tokens=1024",)),
+        Engine("TRL", "trl", "trl_grpo.py", ("--micro-batch=8",)),
+        Engine("Tunix", "tunix", "tunix_grpo.py"),
+        Engine("rl4p, bfloat16", None, "rl4p_grpo.py", (NARROW, "--micro-batch-tokens=1024")),
+        Engine("TRL, bfloat16", "trl", "trl_grpo.py", (NARROW, "--micro-batch=8")),
+        Engine("rl4p, defaults", None, "rl4p_grpo.py", (DEFAULTS,)),
+        Engine("TRL, defaults", "trl", "trl_grpo.py", (DEFAULTS,)),
     ],
 }
 SHIM = "mkl_avx512.so"  # lets MKL use AVX-512 on a processor that is not Intel's (setup.sh)
@@ -49,51 +89,73 @@ def main() -> None:
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=WORKLOADS)
     parser.add_argument("--rounds", type=int, default=3, help="how often each engine is started")
     parser.add_argument("--steps", type=int, default=3, help="measured of each, after two")
+    parser.add_argument("--pretrained", type=Path, help="the folder of SmolLM2: measures `real`")
+    parser.add_argument("--questions", type=Path, help="the questions of `real`: train.jsonl")
     parser.add_argument("--out", type=Path, default=HERE.parent)
     options = parser.parse_args()
+    if (options.pretrained is None) != (options.questions is None):
+        parser.error("--pretrained and --questions belong together")
+    real = options.pretrained is not None
+    name, workloads = ("peers_real", ("real",)) if real else ("peers", options.workloads)
     found = {"machine": machine(), "date": str(date.today()), "workloads": {}}
-    record = options.out / "peers.json"
-    if len(options.workloads) < len(WORKLOADS) and record.exists():  # the others stay
+    record = options.out / f"{name}.json"
+    if not real and len(workloads) < len(WORKLOADS) and record.exists():  # the others stay
         before = json.loads(record.read_text())
         if [before[key] for key in ("machine", "date")] == [found["machine"], found["date"]]:
             found["workloads"] = before["workloads"]
     with tempfile.TemporaryDirectory() as scratch:
-        for name in options.workloads:
-            checkpoint = Path(scratch) / name
-            call(None, "workload.py", f"--workload={name}", f"--checkpoint={checkpoint}")
-            found["workloads"][name] = measure(name, checkpoint, options)
-    report = f"{HEAD}\n\n{found['machine']}, {found['date']}.\n" + "".join(
-        section(name, rows) for name, rows in found["workloads"].items()
+        for workload in workloads:
+            checkpoint = Path(scratch) / workload
+            words = [f"--workload={workload}", f"--checkpoint={checkpoint}"]
+            if real:
+                words += [f"--pretrained={options.pretrained}", f"--questions={options.questions}"]
+            call(None, "workload.py", *words)
+            found["workloads"][workload] = measure(workload, checkpoint, options)
+    head = (REAL_HEAD if real else HEAD).format(picture=f"{name}.png")
+    report = f"{head}\n\n{found['machine']}, {found['date']}.\n" + "".join(
+        section(workload, rows) for workload, rows in found["workloads"].items()
     )
     print(report)
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "peers.md").write_text(report)
+    (options.out / f"{name}.md").write_text(report)
     record.write_text(json.dumps(found, indent=1) + "\n")
-    draw(found["workloads"], options.out / "peers.png")
+    draw(found["workloads"], options.out / f"{name}.png")
 
 
 def measure(workload: str, checkpoint: Path, options: argparse.Namespace) -> dict:
     """Returns the engines' summaries, and the floor at the mean length of rl4p's responses."""
     found: dict = {"rollout": {}, "step": {}}
     printed: dict = {}
-    for turn, (kind, engines) in itertools.product(range(options.rounds), ENGINES.items()):
-        for name, environment, script in with_shim(engines, options.environments):
+    arguments = (f"--workload={workload}", f"--checkpoint={checkpoint}")
+    measured = (*arguments, "--warmup=2", f"--steps={options.steps}")
+    all_engines = REAL_ENGINES if workload == "real" else ENGINES
+    for turn, (kind, engines) in itertools.product(range(options.rounds), all_engines.items()):
+        for name, environment, script, words in with_shim(engines, options.environments):
             preload = options.environments / SHIM if name.endswith("shim") else None
             python = environment and options.environments / environment / "bin" / "python"
-            arguments = (f"--workload={workload}", f"--checkpoint={checkpoint}", "--warmup=2")
-            lines = call(python, script, *arguments, f"--steps={options.steps}", preload=preload)
+            lines = call(python, script, *measured, *words, preload=preload)
             printed.setdefault((kind, name), []).append(lines)
             print(f"{workload} {kind} {name}, {turn}: {lines[-1]}", file=sys.stderr, flush=True)
     for (kind, name), rounds in printed.items():
         found[kind][name] = joined(rounds)
-    logprobs = [row["check_logprob"] for rows in found.values() for row in rows.values()]
-    if max(logprobs) - min(logprobs) > 1e-4:
-        raise SystemExit(f"The engines do not agree on the weights: {logprobs}")
+    check([row for rows in found.values() for row in rows.values()])
     ours = found["step"]["rl4p"]
     mean = ours["completion_tokens"] / ours["sequences"]
     floor = ("--floor", f"--mean-length={mean}")
-    found["floor"] = call(None, "workload.py", f"--workload={workload}", *floor)[-1]
+    found["floor"] = call(None, "workload.py", *arguments, *floor)[-1]
     return found
+
+
+def check(rows: list[dict]) -> None:
+    """Ends the program if the engines do not have the same weights and prompts."""
+    for narrow, most in ((False, 1e-4), (True, 0.05)):
+        logprobs = [
+            x["check_logprob"] for x in rows if narrow or "bfloat" not in x.get("dtype", "")
+        ]
+        if max(logprobs) - min(logprobs) > most:
+            raise SystemExit(f"The engines do not agree on the weights: {logprobs}")
+    if len({row["prompt_tokens"] for row in rows}) > 1:
+        raise SystemExit("The engines do not agree on the prompts.")
 
 
 def joined(rounds: list[list[dict]]) -> dict:
@@ -108,8 +170,8 @@ def with_shim(engines: list, environments: Path) -> list:
     intel = "GenuineIntel" in Path("/proc/cpuinfo").read_text()
     if intel or not (environments / SHIM).exists():
         return engines
-    shimmed = [(f"{name}, shim", env, script) for name, env, script in engines if env == "trl"]
-    return engines + shimmed
+    torch = (engine for engine in engines if engine.environment == "trl")
+    return engines + [engine._replace(name=f"{engine.name}, shim") for engine in torch]
 
 
 def call(python: Path | None, script: str, *words: str, preload: Path | None = None) -> list[dict]:
@@ -147,7 +209,24 @@ Times are medians in seconds, over rounds in which the engines take turns. Made 
 The floor is the time of the useful matrix products at this machine's rate (numpy's best on
 1024 x 1024). `times` is an engine's time per token, relative to rl4p.
 
-![Seconds of a step](peers.png)"""
+![Seconds of a step]({picture})"""
+
+REAL_HEAD = """# rl4p beside TRL and Tunix with a real model
+
+GRPO steps of SmolLM2-135M-Instruct on two CPU cores, with identical weights, prompts (eight
+questions of GSM8K of different lengths), groups of eight, responses of 128 tokens, reward and
+number of updates. [peers/README.md](peers/README.md) has the settings of each engine. Times are
+medians in seconds, over rounds in which the engines take turns. Made by
+
+    sh experiments/benchmarks/peers/setup.sh ENVIRONMENTS
+    make real
+    python -m experiments.benchmarks.peers ENVIRONMENTS --pretrained .cache/smollm2 --questions FILE
+
+FILE is train.jsonl of GSM8K. The floor is the time of the useful matrix products at this machine's
+rate in float32 (numpy's best on 1024 x 1024); bfloat16 may be faster. `times` is an engine's time
+per token, relative to rl4p in float32.
+
+![Seconds of a step]({picture})"""
 
 
 def section(workload: str, found: dict) -> str:
@@ -180,19 +259,22 @@ def section(workload: str, found: dict) -> str:
 
 def draw(workloads: dict, path: Path) -> None:
     """Draws one bar per engine for each workload: the rollout, and the rest of the step."""
-    figure, axes = plt.subplots(1, len(workloads), figsize=(4.2 * len(workloads), 3), squeeze=False)
+    most = max(len(found["step"]) for found in workloads.values())
+    size = (4.2 * len(workloads) + 1, 0.9 + 0.4 * most)
+    figure, axes = plt.subplots(1, len(workloads), figsize=size, squeeze=False)
     for axis, (name, found) in zip(axes[0], workloads.items(), strict=True):
         rows = found["step"]
         rollout = [row["rollout_s"] for row in rows.values()]
         rest = [row["step_s"] - row["rollout_s"] for row in rows.values()]
-        axis.bar(list(rows), rollout, color="#4c78a8", label="rollout")
-        axis.bar(list(rows), rest, bottom=rollout, color="#f58518", label="rest of the step")
-        for x, row in enumerate(rows.values()):
-            axis.text(x, row["step_s"], f"{row['step_s']:.1f}", ha="center", va="bottom")
+        axis.barh(list(rows), rollout, color="#4c78a8", label="rollout")
+        axis.barh(list(rows), rest, left=rollout, color="#f58518", label="rest of the step")
+        for y, row in enumerate(rows.values()):
+            axis.text(row["step_s"], y, f" {row['step_s']:.1f}", va="center")
         floor = found["floor"]["step_floor_s"]
-        axis.axhline(floor, color="black", linewidth=0.8, linestyle="--", label="floor")
-        axis.set(title=name, ylabel="seconds a step")
-        axis.margins(y=0.12)
+        axis.axvline(floor, color="black", linewidth=0.8, linestyle="--", label="floor")
+        axis.set(title=name, xlabel="seconds a step")
+        axis.invert_yaxis()
+        axis.margins(x=0.12)
         axis.spines[["top", "right"]].set_visible(False)
     axes[0][0].legend(frameon=False)
     figure.tight_layout()

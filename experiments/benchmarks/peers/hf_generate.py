@@ -1,6 +1,16 @@
 """The rollout alone with transformers' generate(), the engine that TRL uses on a CPU."""
 
-from workload import EOS, ON_GPU, THREADS, WORKLOADS, Recorder, arguments, limit_threads, prompt_ids
+from workload import (
+    EOS,
+    ON_GPU,
+    PAD,
+    THREADS,
+    WORKLOADS,
+    Recorder,
+    arguments,
+    limit_threads,
+    load_prompts,
+)
 
 limit_threads()
 import time
@@ -22,20 +32,23 @@ def peak_gib():
     return {"peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2)} if ON_GPU else {}
 
 
-def check_logprob(model, w):
+def check_logprob(model, prompts):
     """Returns the mean log-probability of the prompts under the initial weights, as every peer."""
-    ids = torch.tensor(prompt_ids(w), device=model.device)
+    ids = torch.tensor(prompts.padded(left=False), device=model.device)
     with torch.no_grad():
         logp = model(ids).logits.float().log_softmax(-1)[:, :-1]
-    return logp.gather(-1, ids[:, 1:, None]).mean().item()
+    return prompts.mean(logp.gather(-1, ids[:, 1:, None])[..., 0].tolist())
 
 
 def main():
     a = arguments(5)
-    w = WORKLOADS[a.workload]
-    model = load(a.checkpoint, torch.bfloat16 if ON_GPU else torch.float32)
-    rec = Recorder("transformers generate", transformers.__version__, w)
-    ids = torch.tensor(prompt_ids(w), device=model.device).repeat_interleave(w.group, 0)
+    w, prompts = WORKLOADS[a.workload], load_prompts(a.checkpoint)
+    dtype = torch.bfloat16 if ON_GPU else getattr(torch, a.dtype)
+    model = load(a.checkpoint, dtype)
+    rec = Recorder("transformers generate", transformers.__version__, w, prompts, dtype=str(dtype))
+    ids = torch.tensor(prompts.padded(left=True, pad=-1), device=model.device)
+    ids = ids.repeat_interleave(w.group, 0)
+    mask, ids = (ids >= 0).long(), ids.clamp(min=PAD)
     options = {
         "do_sample": True,
         "temperature": 1.0,
@@ -45,14 +58,15 @@ def main():
     }
     if w.fixed_length:
         options["min_new_tokens"] = w.max_new
-    logprob = check_logprob(model, w)
+    logprob = check_logprob(model, prompts)
     for i in range(a.warmup + a.steps):
         torch.manual_seed(i)
         t = time.perf_counter()
         with torch.no_grad():
-            out = model.generate(ids, attention_mask=torch.ones_like(ids), **options).cpu()
+            out = model.generate(ids, attention_mask=mask, **options).cpu()
         seconds = time.perf_counter() - t
-        eos = out[:, w.prompt_len :] == EOS
+        eos = out[:, ids.shape[1] :] == EOS
+        eos &= not w.fixed_length
         lengths = torch.where(eos.any(1), eos.int().argmax(1) + 1, eos.shape[1])
         if i >= a.warmup:
             rec.add(int(lengths.sum()), seconds, longest=int(lengths.max()))

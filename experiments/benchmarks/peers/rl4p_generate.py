@@ -9,7 +9,7 @@ from workload import (
     Recorder,
     arguments,
     limit_threads,
-    prompt_ids,
+    load_prompts,
 )
 
 limit_threads()
@@ -30,15 +30,17 @@ from rl4p.rollout.continuous import Continuous
 from rl4p.types import Prompt
 
 
-def load(path, w):
+def load(a, w):
     """Returns the policy, its parameters, and the workload's prompts."""
-    config = read_config(Path(path))
-    if ON_GPU:
-        mesh, decoder = Mesh(), Decoder(config=config, dtype="bfloat16")
+    path, config = a.checkpoint, read_config(Path(a.checkpoint))
+    if ON_GPU or a.settings == "default":
+        mesh, layers = Mesh(), {}
     else:
         mesh = Mesh(cpu_devices=-1)  # mesh=cores: as many devices as there are cores
         assert mesh.size == THREADS
-        decoder = Decoder(config=config, remat="none", unroll=True)
+        layers = {"remat": "none", "unroll": True}
+    dtype = "bfloat16" if ON_GPU else a.dtype
+    decoder = Decoder(config=config, dtype=dtype, platform=mesh.platform, **layers)
     policy = Policy(
         decoder=decoder,
         tokenizer=load_tokenizer(path),
@@ -48,7 +50,7 @@ def load(path, w):
     )
     prompts = [
         Prompt(id=str(i), question="", answer="", task=w.name, tokens=tuple(map(int, ids)))
-        for i, ids in enumerate(prompt_ids(w))
+        for i, ids in enumerate(load_prompts(path).ids)
     ]
     return policy, mesh.replicate(read_params(Path(path), decoder, "float32")), prompts
 
@@ -59,22 +61,24 @@ def peak_gib():
     return {"peak_gib": round(stats["peak_bytes_in_use"] / 2**30, 2)} if stats else {}
 
 
-def check_logprob(policy, params, w):
+def check_logprob(policy, params, prompts):
     """Returns the mean log-probability of the prompts under the initial weights, as every peer."""
-    ids_BT = jnp.asarray(prompt_ids(w), jnp.int32)
+    ids_BT = jnp.asarray(prompts.padded(left=False), jnp.int32)
     ones_BT = jnp.ones_like(ids_BT)
     positions_BT = jnp.cumsum(ones_BT, axis=1) - 1
     hidden_BTD = policy.decoder.hidden(params, ids_BT, positions_BT, ones_BT)
     logprobs_BTV = jax.nn.log_softmax(policy.decoder.logits(params, hidden_BTD))[:, :-1]
-    return float(jnp.take_along_axis(logprobs_BTV, ids_BT[:, 1:, None], -1).mean())
+    logprobs_BT = jnp.take_along_axis(logprobs_BTV, ids_BT[:, 1:, None], -1)[..., 0]
+    return prompts.mean(np.asarray(logprobs_BT).tolist())
 
 
 def main():
     a = arguments(5)
     w = WORKLOADS[a.workload]
-    policy, params, prompts = load(a.checkpoint, w)
+    policy, params, prompts = load(a, w)
+    given = load_prompts(a.checkpoint)
     sampler = Continuous(max_response_tokens=w.max_new)
-    rec = Recorder("rl4p sampler", rl4p.__version__, w)
+    rec = Recorder("rl4p sampler", rl4p.__version__, w, given, dtype=policy.decoder.dtype)
     for i in range(a.warmup + a.steps):
         begin = time.perf_counter()
         trajectories, _ = sampler(
@@ -84,7 +88,7 @@ def main():
         seconds = time.perf_counter() - begin
         if i >= a.warmup:
             rec.add(int(lengths.sum()), seconds, longest=int(lengths.max()))
-    rec.summary(check_logprob=round(check_logprob(policy, params, w), 6), **peak_gib())
+    rec.summary(check_logprob=round(check_logprob(policy, params, given), 6), **peak_gib())
 
 
 if __name__ == "__main__":

@@ -1,6 +1,14 @@
 """Full GRPO steps with rl4p's own loop: generate, reward, advantages, one AdamW update."""
 
-from workload import ON_GPU, WORKLOADS, Recorder, arguments, limit_threads, reward
+from workload import (
+    ON_GPU,
+    WORKLOADS,
+    Recorder,
+    arguments,
+    limit_threads,
+    load_prompts,
+    reward,
+)
 
 limit_threads()
 import time
@@ -40,17 +48,22 @@ class DistinctWords:
 def main():
     a = arguments(5, micro_batch_tokens=384, learning_rate=1e-7)
     w = WORKLOADS[a.workload]
-    policy, params, prompts = load(a.checkpoint, w)
-    logprob = check_logprob(policy, params, w)
-    rec = Recorder("rl4p", rl4p.__version__, w, micro_batch_tokens=a.micro_batch_tokens)
+    policy, params, prompts = load(a, w)
+    given = load_prompts(a.checkpoint)
+    logprob = check_logprob(policy, params, given)
+    update = PPO()
+    if a.settings == "best":
+        # Rows of one length need one loop; on a GPU each more compiles for long.
+        widths = 1 if ON_GPU and w.fixed_length else 8
+        update = PPO(tokens_per_microbatch=a.micro_batch_tokens, microbatch_widths=widths)
+    options = {"dtype": policy.decoder.dtype, "micro_batch_tokens": update.tokens_per_microbatch}
+    rec = Recorder("rl4p", rl4p.__version__, w, given, **options)
     optimizer = AdamW(learning_rate=a.learning_rate, max_grad_norm=0.0)  # the peers do not clip
-    # Rows of one length need one loop; on a GPU each more compiles for long.
-    widths = 1 if ON_GPU and w.fixed_length else 8
     phases = Phases(
         rollout=Continuous(max_response_tokens=w.max_new),
         reward=Weighted(terms={"words": DistinctWords()}),
         advantage=GRPO(),
-        update=PPO(tokens_per_microbatch=a.micro_batch_tokens, microbatch_widths=widths),
+        update=update,
         correction=correction.NONE(),
         kl=kl.NONE(),
         entropy=entropy.NONE(),

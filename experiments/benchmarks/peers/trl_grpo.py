@@ -7,8 +7,8 @@ from workload import (
     Recorder,
     arguments,
     limit_threads,
+    load_prompts,
     load_tokenizer,
-    prompt_texts,
     reward,
 )
 
@@ -47,11 +47,19 @@ class Clock(transformers.TrainerCallback):
 
 
 def main():
-    a = arguments(5, micro_batch=32, learning_rate=1e-7, dtype="float32")
-    w = WORKLOADS[a.workload]
+    a = arguments(5, micro_batch=32, learning_rate=1e-7)
+    w, prompts = WORKLOADS[a.workload], load_prompts(a.checkpoint)
     model = load(a.checkpoint, getattr(torch, a.dtype))
-    logprob = check_logprob(model, w)
-    rec = Recorder("trl", trl.__version__, w, micro_batch=a.micro_batch)
+    logprob = check_logprob(model, prompts)
+    chosen = {}
+    if a.settings == "best":
+        chosen = {
+            "bf16": ON_GPU or a.dtype == "bfloat16",  # activations; parameters have --dtype
+            "gradient_checkpointing": False,  # on by default; it costs a second forward
+            "per_device_train_batch_size": a.micro_batch,
+        }
+    size = chosen.get("per_device_train_batch_size", trl.GRPOConfig().per_device_train_batch_size)
+    rec = Recorder("trl", trl.__version__, w, prompts, dtype=a.dtype, micro_batch=size)
 
     def record(step, lengths, rollout_s, step_s):
         if step > a.warmup:
@@ -63,10 +71,8 @@ def main():
         config = trl.GRPOConfig(
             output_dir=scratch,
             use_cpu=not ON_GPU,
-            bf16=ON_GPU,  # activations; parameters have --dtype
-            gradient_checkpointing=False,  # on by default; it costs a second forward
-            per_device_train_batch_size=a.micro_batch,
-            gradient_accumulation_steps=w.sequences // a.micro_batch,
+            **chosen,
+            gradient_accumulation_steps=w.sequences // size,
             num_generations=w.group,
             max_completion_length=w.max_new,
             generation_kwargs={"min_new_tokens": w.max_new} if w.fixed_length else None,
@@ -88,7 +94,7 @@ def main():
             model=model,
             reward_funcs=clock.reward,
             args=config,
-            train_dataset=Dataset.from_dict({"prompt": prompt_texts(w) * total}),
+            train_dataset=Dataset.from_dict({"prompt": prompts.texts * total}),
             processing_class=load_tokenizer(a.checkpoint),
             callbacks=[clock],
         )

@@ -5,9 +5,8 @@ from workload import (
     Recorder,
     arguments,
     limit_threads,
+    load_prompts,
     load_tokenizer,
-    prompt_ids,
-    prompt_texts,
 )
 
 limit_threads()
@@ -17,12 +16,15 @@ from importlib.metadata import version
 import jax
 import jax.numpy as jnp
 from tunix.generate import sampler as sampling
+from tunix.models.llama3 import model as llama3
+from tunix.models.llama3 import params as llama3_params
 from tunix.models.qwen2 import model as qwen2
-from tunix.models.qwen2 import params
+from tunix.models.qwen2 import params as qwen2_params
 
 
 def load(path, w):
-    config = qwen2.ModelConfig(
+    module, params = (llama3, llama3_params) if w.pretrained else (qwen2, qwen2_params)
+    config = module.ModelConfig(
         num_layers=w.layers,
         vocab_size=w.vocab,
         embed_dim=w.hidden,
@@ -38,14 +40,14 @@ def load(path, w):
     return params.create_model_from_safe_tensors(path, config, mesh), mesh
 
 
-def check_logprob(model, w):
+def check_logprob(model, prompts):
     """Returns the mean log-probability of the prompts under the initial weights, as every peer."""
-    ids = jnp.array(prompt_ids(w))
+    ids = jnp.array(prompts.padded(left=False))
     positions = jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape)
     causal = jnp.tril(jnp.ones((1, ids.shape[1], ids.shape[1]), bool))
     logits, _ = model(ids, positions, None, jnp.repeat(causal, len(ids), 0))
     logp = jax.nn.log_softmax(logits)[:, :-1]
-    return float(jnp.take_along_axis(logp, ids[:, 1:, None], -1).mean())
+    return prompts.mean(jnp.take_along_axis(logp, ids[:, 1:, None], -1)[..., 0].tolist())
 
 
 def eos_tokens(w):
@@ -54,25 +56,26 @@ def eos_tokens(w):
 
 def completion_length(w, without_eos):
     """Returns the number of generated tokens, with the <eos> that Tunix drops."""
-    return min(without_eos + 1, w.max_new)
+    return w.max_new if w.fixed_length else min(without_eos + 1, w.max_new)
 
 
 def main():
     a = arguments(5)
-    w = WORKLOADS[a.workload]
+    w, prompts = WORKLOADS[a.workload], load_prompts(a.checkpoint)
+    longest = max(map(len, prompts.ids))
     model, mesh = load(a.checkpoint, w)
-    logprob = check_logprob(model, w)
-    rec = Recorder("tunix sampler", version("google-tunix"), w)
-    cache = sampling.CacheConfig(w.prompt_len + w.max_new, w.layers, w.kv_heads, w.head_dim)
-    prompts = [text for text in prompt_texts(w) for _ in range(w.group)]
+    logprob = check_logprob(model, prompts)
+    rec = Recorder("tunix sampler", version("google-tunix"), w, prompts)
+    cache = sampling.CacheConfig(longest + w.max_new, w.layers, w.kv_heads, w.head_dim)
+    texts = [text for text in prompts.texts for _ in range(w.group)]
     with mesh:
         sampler = sampling.Sampler(model, load_tokenizer(a.checkpoint), cache)
         for i in range(a.warmup + a.steps):
             t = time.perf_counter()
             out = sampler(
-                prompts,
+                texts,
                 max_generation_steps=w.max_new,
-                max_prompt_length=w.prompt_len,
+                max_prompt_length=longest,
                 temperature=1.0,
                 top_p=1.0,
                 eos_tokens=eos_tokens(w),

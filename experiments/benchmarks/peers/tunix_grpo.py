@@ -5,8 +5,8 @@ from workload import (
     Recorder,
     arguments,
     limit_threads,
+    load_prompts,
     load_tokenizer,
-    prompt_texts,
     reward,
 )
 
@@ -27,14 +27,15 @@ from tunix_generate import check_logprob, completion_length, eos_tokens, load
 
 def main():
     a = arguments(5, micro_batch=8, learning_rate=1e-7)
-    w = WORKLOADS[a.workload]
+    w, prompts = WORKLOADS[a.workload], load_prompts(a.checkpoint)
+    longest = max(map(len, prompts.ids))
     model, mesh = load(a.checkpoint, w)
-    logprob = check_logprob(model, w)
-    rec = Recorder("tunix", version("google-tunix"), w, micro_batch=a.micro_batch)
+    logprob = check_logprob(model, prompts)
+    rec = Recorder("tunix", version("google-tunix"), w, prompts, micro_batch=a.micro_batch)
     rollout = RolloutConfig(
         max_tokens_to_generate=w.max_new,
-        max_prompt_length=w.prompt_len,
-        kv_cache_size=w.prompt_len + w.max_new,
+        max_prompt_length=longest,
+        kv_cache_size=longest + w.max_new,
         temperature=1.0,
         top_p=1.0,
         eos_tokens=eos_tokens(w),
@@ -68,7 +69,7 @@ def main():
         for i in range(a.warmup + a.steps):
             rollout.seed = jax.random.PRNGKey(i)  # otherwise every step draws the same numbers
             begin = time.perf_counter()
-            yield {"prompts": np.array(prompt_texts(w))}  # a list would be taken apart as a pytree
+            yield {"prompts": np.array(prompts.texts)}  # a list would be taken apart as a pytree
             jax.block_until_ready(jax.tree.leaves(nnx.state(cluster.actor_trainer.model)))
             step = time.perf_counter() - begin
             if i >= a.warmup:

@@ -1,7 +1,8 @@
 """The GRPO workloads of all engines, with identical weights and tokenizer.
 
-    python workload.py --workload uniform --checkpoint DIR    write tokenizer + weights
-    python workload.py --workload uniform --floor             FLOPs and the matmul floor
+    python workload.py --workload uniform --checkpoint DIR    write tokenizer, weights and prompts
+    python workload.py --workload uniform --checkpoint DIR --floor    FLOPs and the matmul floor
+    python workload.py --workload real --checkpoint DIR --pretrained SMOLLM2 --questions FILE
 
 Needs numpy, safetensors, tokenizers and transformers (there in every environment).
 """
@@ -10,11 +11,13 @@ import argparse
 import json
 import os
 import resource
+import shutil
 import statistics
 import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 PAD, EOS, BOS = 0, 1, 2
 THREADS = 2
@@ -34,6 +37,7 @@ class Workload:
     layers: int = 6
     heads: int = 8
     kv_heads: int = 2
+    pretrained: bool = False  # weights, tokenizer and prompts are given
     rope_theta: float = 1_000_000.0
     norm_eps: float = 1e-6
 
@@ -50,6 +54,12 @@ WORKLOADS = {
     "uniform": Workload("uniform", vocab=512, prompts=8, max_new=128, fixed_length=True),
     "longtail": Workload("longtail", vocab=64, prompts=16, max_new=256, fixed_length=False),
 }
+# SmolLM2-135M-Instruct and questions of GSM8K; prompt_len is more than any of these has.
+WORKLOADS["real"] = Workload(
+    "real", vocab=49152, prompts=8, prompt_len=256, max_new=128, fixed_length=True, hidden=576,
+    intermediate=1536, layers=30, heads=9, kv_heads=3, rope_theta=100_000.0, norm_eps=1e-5,
+    pretrained=True,
+)  # fmt: skip
 # The shapes of Qwen2.5-0.5B and Qwen2.5-1.5B, for accelerators.
 LARGE = Workload("", vocab=151936, prompts=32, prompt_len=256, max_new=128, fixed_length=True)
 WORKLOADS["0.5B"] = replace(
@@ -81,17 +91,59 @@ def limit_threads():
         os.environ[name] = str(THREADS)
 
 
-def prompt_ids(w, seed=0):
-    """Returns token ids [prompts, prompt_len]: <bos>, then uniform over the ordinary words."""
+class Prompts(NamedTuple):
+    """The prompts of a workload: their texts, and the tokens of each."""
+
+    texts: list[str]
+    ids: list[list[int]]
+
+    def padded(self, left, pad=PAD):
+        """Returns the ids [prompts, longest], with padding before them or after them."""
+        import numpy as np
+
+        longest = max(map(len, self.ids))
+        out = np.full((len(self.ids), longest), pad)
+        for row, ids in zip(out, self.ids, strict=True):
+            row[longest - len(ids) if left else 0 :][: len(ids)] = ids
+        return out
+
+    def mean(self, logprobs):
+        """Returns the mean of [prompts, longest - 1] values over the tokens that are predicted."""
+        rows = [row[: len(ids) - 1] for row, ids in zip(logprobs, self.ids, strict=True)]
+        return float(sum(map(sum, rows)) / sum(map(len, rows)))
+
+
+def random_prompts(w, seed=0):
+    """Returns prompts of <bos> and words that are uniform over the ordinary ones."""
     import numpy as np
 
     ids = np.random.default_rng(seed).integers(3, w.vocab, (w.prompts, w.prompt_len))
     ids[:, 0] = BOS
-    return ids
+    texts = [" ".join(["<bos>"] + [f"t{i}" for i in row[1:]]) for row in ids]
+    return Prompts(texts, ids.tolist())
 
 
-def prompt_texts(w, seed=0):
-    return [" ".join(["<bos>"] + [f"t{i}" for i in row[1:]]) for row in prompt_ids(w, seed)]
+def question_prompts(w, tokenizer, file):
+    """Returns chat prompts of questions whose lengths are spread evenly over those of the file."""
+    lines = Path(file).read_text(encoding="utf-8").splitlines()
+    questions = sorted((json.loads(line)["question"] for line in lines), key=len)
+    step = len(questions) / w.prompts
+    chosen = [questions[int(step * (i + 0.5))] for i in range(w.prompts)]
+    texts = [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": question}], tokenize=False, add_generation_prompt=True
+        )
+        for question in chosen
+    ]
+    return Prompts(texts, [tokenizer.encode(text, add_special_tokens=False) for text in texts])
+
+
+def prompts_file(checkpoint):
+    return Path(f"{checkpoint}.prompts.json")
+
+
+def load_prompts(checkpoint):
+    return Prompts(**json.loads(prompts_file(checkpoint).read_text()))
 
 
 def reward(text):
@@ -170,8 +222,10 @@ def save_weights(w, path, seed=0):
     (Path(path) / "config.json").write_text(json.dumps(config, indent=2))
 
 
-def step_flops(w, lengths):
+def step_flops(w, lengths, prompt_lengths=None):
     """Returns the useful FLOPs of one GRPO step, (rollout, update), for these completion lengths.
+
+    `prompt_lengths` has the length of each completion's prompt; None: `prompt_len` for all.
 
     Counts the matrix products only, with 2 FLOPs per multiply-add. Every sequence prefills its own
     prompt. Masked attention, padding, finished sequences and unused logits count nothing. A
@@ -184,21 +238,22 @@ def step_flops(w, lengths):
     def forward(n):  # positions 0 .. n-1, position p attends to p+1 keys
         return n * linear + 4 * d * w.layers * n * (n + 1) / 2
 
-    per_seq = [forward(w.prompt_len + n - 1) + n * head for n in lengths]
+    before = prompt_lengths or [w.prompt_len] * len(lengths)
+    per_seq = [forward(p + n - 1) + n * head for p, n in zip(before, lengths, strict=True)]
     return sum(per_seq), 3 * sum(per_seq)
 
 
 class Recorder:
     """A printer of JSON lines: one record per repetition, then a summary."""
 
-    def __init__(self, peer, version, w, **extra):
+    def __init__(self, peer, version, w, prompts, **extra):
         self.w, self.rows = w, []
         self.head = dict(
             peer=peer,
             version=version,
             workload=w.name,
             sequences=w.sequences,
-            prompt_tokens=w.sequences * w.prompt_len,
+            prompt_tokens=w.group * sum(map(len, prompts.ids)),
             **extra,
         )
         if os.environ.get("LD_PRELOAD"):  # for example setup.sh's mkl_avx512.so
@@ -244,6 +299,8 @@ def arguments(default_steps, **options):
     p.add_argument("--steps", type=int, default=default_steps, help="measured repetitions")
     p.add_argument("--warmup", type=int, default=1)
     p.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="gpu: in bfloat16")
+    p.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="on a CPU")
+    p.add_argument("--settings", choices=("best", "default"), default="best")
     for name, default in options.items():
         p.add_argument("--" + name.replace("_", "-"), type=type(default), default=default)
     return p.parse_args()
@@ -265,7 +322,9 @@ def matmul_rate(n=1024, seconds=3.0):
 def main():
     p = argparse.ArgumentParser()
     p.add_argument("--workload", choices=WORKLOADS, required=True)
-    p.add_argument("--checkpoint", help="write the tokenizer and the weights here")
+    p.add_argument("--checkpoint", required=True, help="the folder of tokenizer and weights")
+    p.add_argument("--pretrained", help="a model folder, of which `real` takes a copy")
+    p.add_argument("--questions", help="the questions of `real`: lines of JSON")
     p.add_argument("--floor", action="store_true", help="print FLOPs / matmul rate")
     p.add_argument(
         "--mean-length", type=float, help="completion length for --floor (default max_new)"
@@ -273,12 +332,9 @@ def main():
     a = p.parse_args()
     w = WORKLOADS[a.workload]
     os.environ.pop("OPENBLAS_CORETYPE", None)  # if inherited, it can pin slower kernels
-    if a.checkpoint:
-        Path(a.checkpoint).mkdir(parents=True, exist_ok=True)
-        save_tokenizer(w, a.checkpoint)
-        save_weights(w, a.checkpoint)
     if a.floor:
-        rollout, update = step_flops(w, [a.mean_length or w.max_new] * w.sequences)
+        before = [len(ids) for ids in load_prompts(a.checkpoint).ids for _ in range(w.group)]
+        rollout, update = step_flops(w, [a.mean_length or w.max_new] * w.sequences, before)
         rate = matmul_rate()
         print(
             json.dumps(
@@ -292,6 +348,18 @@ def main():
                 }
             )
         )
+        return
+    if not w.pretrained:
+        Path(a.checkpoint).mkdir(parents=True, exist_ok=True)
+        save_tokenizer(w, a.checkpoint)
+        save_weights(w, a.checkpoint)
+        prompts = random_prompts(w)
+    elif not (a.pretrained and a.questions):
+        p.error(f"{w.name} needs --pretrained and --questions")
+    else:
+        shutil.copytree(a.pretrained, a.checkpoint, dirs_exist_ok=True)
+        prompts = question_prompts(w, load_tokenizer(a.checkpoint), a.questions)
+    prompts_file(a.checkpoint).write_text(json.dumps(prompts._asdict()))
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ def measure(case: str, result: Result, folder: Path) -> None:
     half = replace(decoder, dtype="bfloat16")
     with jax.default_device(cpu):
         params = jax.device_get(read_params(folder, decoder, "float32"))
-    for where, name, each, precision in (
+    for where, name, form, precision in (
         (cpu, "CPU", decoder, None),
         (device, device.device_kind, decoder, None),
         (device, device.device_kind, decoder, "highest"),
@@ -53,7 +53,7 @@ def measure(case: str, result: Result, folder: Path) -> None:
             jax.default_device(where),
             jax.default_matmul_precision(precision) if precision else nullcontext(),
         ):
-            here = jax.device_put(params, where)
+            here, each = jax.device_put(params, where), replace(form, platform=where.platform)
             logits = np.asarray(forward.logits(each, here, *forward.rows(rows, max(LENGTHS))))
             gradient = forward.gradient(each, here, np.int32(rows[2])[None])
             tokens = forward.greedy(each, here, np.int32(rows[1]), make.GREEDY)
