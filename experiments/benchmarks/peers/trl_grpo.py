@@ -51,14 +51,15 @@ def main():
     w, prompts = WORKLOADS[a.workload], load_prompts(a.checkpoint)
     model = load(a.checkpoint, getattr(torch, a.dtype))
     logprob = check_logprob(model, prompts)
-    chosen = {}
     if a.settings == "best":
+        size = a.micro_batch
         chosen = {
             "bf16": ON_GPU or a.dtype == "bfloat16",  # activations; parameters have --dtype
             "gradient_checkpointing": False,  # on by default; it costs a second forward
-            "per_device_train_batch_size": a.micro_batch,
+            "per_device_train_batch_size": size,
         }
-    size = chosen.get("per_device_train_batch_size", trl.GRPOConfig().per_device_train_batch_size)
+    else:
+        chosen, size = {}, trl.GRPOConfig.per_device_train_batch_size
     rec = Recorder("trl", trl.__version__, w, prompts, dtype=a.dtype, micro_batch=size)
 
     def record(step, lengths, rollout_s, step_s):

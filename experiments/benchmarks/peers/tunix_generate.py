@@ -11,6 +11,7 @@ from workload import (
 
 limit_threads()
 import time
+from functools import partial
 from importlib.metadata import version
 
 import jax
@@ -23,7 +24,11 @@ from tunix.models.qwen2 import params as qwen2_params
 
 
 def load(path, w):
-    module, params = (llama3, llama3_params) if w.pretrained else (qwen2, qwen2_params)
+    module, params, tied = qwen2, qwen2_params, "use_tied_embedding"
+    if w.pretrained:
+        module, params, tied = llama3, llama3_params, "weight_tying"
+        # Its attention does not pass the rope_theta of the configuration on.
+        llama3.apply_rope = partial(llama3.apply_rope, rope_theta=w.rope_theta)
     config = module.ModelConfig(
         num_layers=w.layers,
         vocab_size=w.vocab,
@@ -34,7 +39,7 @@ def load(path, w):
         num_kv_heads=w.kv_heads,
         rope_theta=w.rope_theta,
         norm_eps=w.norm_eps,
-        use_tied_embedding=True,
+        **{tied: True},
     )
     mesh = jax.make_mesh((1, 1), ("fsdp", "tp"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     return params.create_model_from_safe_tensors(path, config, mesh), mesh
