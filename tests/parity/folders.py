@@ -63,12 +63,11 @@ def stale_index(folder, model):
 
 
 def adapter(folder, model):
-    width = model.config.hidden_size
-    name = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
-    out = model.model.layers[0].self_attn.q_proj.weight.shape[0]
-    tensors = {name + "A.weight": torch.ones(2, width), name + "B.weight": torch.ones(out, 2)}
+    name = "base_model.model.model.layers.0.self_attn.o_proj.lora_"
+    rows, columns = model.model.layers[0].self_attn.o_proj.weight.shape  # every family has it
+    tensors = {name + "A.weight": torch.ones(2, columns), name + "B.weight": torch.ones(rows, 2)}
     save_file(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
-    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["o_proj"]}
     (folder / "adapter_config.json").write_text(json.dumps(config))
 
 

@@ -64,7 +64,7 @@ def test_it_computes_the_logits_of_every_family(case, tmp_path):
     params = jax.tree.map(
         lambda x: x + 0.05 * jax.random.normal(jax.random.key(1), x.shape), params
     )
-    write_model(tmp_path, decoder, params, (1, 2), shard_bytes=50_000)
+    write_model(tmp_path, decoder, params, (1, 2), pad_id=0, shard_bytes=50_000)
     ours = np.asarray(forward.logits(decoder, params, *forward.rows([TOKENS], 40)))[0]
     theirs = np.float32(run(READ, tmp_path, json.dumps(TOKENS.tolist())))
     assert np.std(theirs) > 0.03
