@@ -216,7 +216,7 @@ class Keys:
 
     def long(self, factor: float, original: int, longest: int) -> LongScaling:
         """Returns the scaling of a rope section of type longrope."""
-        magnitude = math.sqrt(1 + math.log(max(factor, 1.0)) / math.log(original))
+        magnitude = long_magnitude(factor, original)
         return LongScaling(
             factors=self.numbers("short_factor"),
             long_factors=self.numbers("long_factor"),
@@ -350,13 +350,19 @@ def write_scaling(scaling: Scaling | None) -> dict[str, Any]:
                 "original_max_position_embeddings": scaling.original_max_positions,
             }
         case LongScaling():
-            return {
-                "rope_type": "longrope",
+            original = scaling.original_max_positions
+            usual = long_magnitude(scaling.max_positions / original, original)
+            own = {} if scaling.magnitude == usual else {"attention_factor": scaling.magnitude}
+            return {  # transformers 4 takes no other key than these three
+                "type": "longrope",
                 "short_factor": list(scaling.factors),
                 "long_factor": list(scaling.long_factors),
-                "attention_factor": scaling.magnitude,
-                "original_max_position_embeddings": scaling.original_max_positions,
-            }
+            } | own
+
+
+def long_magnitude(factor: float, original: int) -> float:
+    """Returns the magnitude of LongRoPE for a number of times the original positions."""
+    return math.sqrt(1 + math.log(max(factor, 1.0)) / math.log(original))
 
 
 def write_layer_types(c: DecoderConfig) -> list[str]:

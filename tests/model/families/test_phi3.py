@@ -28,6 +28,9 @@ def test_it_is_written_in_its_own_keys(read, written):
         "sliding_window": None,
     }
     assert {key: keys[key] for key in expected} == expected
+    assert keys["rope_scaling"] == ROPE  # transformers 4 takes these three keys and no other
+    other = read("phi3", {"rope_scaling": ROPE | {"attention_factor": 1.5}})
+    assert written(other)["rope_scaling"] == ROPE | {"attention_factor": 1.5}
 
 
 @pytest.mark.parametrize(
