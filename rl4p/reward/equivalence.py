@@ -16,7 +16,7 @@ from fractions import Fraction
 from typing import Any
 
 from math_verify import LatexExtractionConfig, parse, verify
-from sympy import Basic, Expr, Float, MatrixBase, Rational, log
+from sympy import Basic, Expr, Float, MatrixBase, Rational, log, nan, zoo
 
 from rl4p.data.box import boxed
 from rl4p.data.notation import plain_notation
@@ -43,6 +43,7 @@ SAME = str.maketrans(
         "\u221e": r"\infty ",
     }
 )
+TIME = re.compile(r"(\d{1,2}):([0-5]\d)(?::([0-5]\d))?")  # 3:45, which is no ratio
 LISTED = re.compile(
     r"(\(|\[|\\\{) ?((?:[^()\[\]{}]|frac\{[^{}]*\}\{[^{}]*\})*?) ?(\)|\]|\\\})"
 )  # brackets have no sizes here
@@ -63,6 +64,9 @@ def equal(reference: str, given: str) -> bool:
     Two numbers are equal if their exact values are. A decimal also equals a fraction and a root
     that it is the rounded value of, to at least six digits: 2.333333 is 7/3, and 0.0000004 is not
     1/3000000. This holds for the members of a list too, and at every size.
+
+    Two times of day are equal if their parts are: as ratios, 12:30 would be 4:10. What divides by
+    zero is equal to nothing but the same text.
     """
     if len(given) > LONGEST:
         return False
@@ -71,6 +75,9 @@ def equal(reference: str, given: str) -> bool:
         return given != ""
     if expected.isdecimal() and given.isdecimal():
         return expected.lstrip("0") == given.lstrip("0")
+    times = TIME.fullmatch(expected), TIME.fullmatch(given)
+    if all(times):
+        return parts_of(times[0]) == parts_of(times[1])
     if "=" not in expected + given:
         known = same_numbers(expected, given)
         if known is not None:
@@ -80,6 +87,8 @@ def equal(reference: str, given: str) -> bool:
     if WORDS.fullmatch(words):  # the grammar would read a product of letters, in any order
         return words.casefold() == re.sub(text, r"\1\2", given).strip().casefold()
     pair = parsed(expected), parsed(given)
+    if any(map(undefined, (*pair[0], *pair[1]))):
+        return False
     known = None if "%" in expected + given else same_values(*pair, (expected, given))
     if known is not None:
         return known
@@ -91,6 +100,15 @@ def equal(reference: str, given: str) -> bool:
         numeric_precision=places + 15,
         timeout_seconds=None,
     )
+
+
+def parts_of(time: re.Match[str]) -> list[int]:
+    return [int(part) for part in time.groups() if part is not None]
+
+
+def undefined(expression: Any) -> bool:
+    """Returns whether an expression divides by zero."""
+    return isinstance(expression, Basic | MatrixBase) and bool(expression.has(zoo, nan))
 
 
 @dataclass(frozen=True)

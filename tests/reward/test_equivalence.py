@@ -48,6 +48,16 @@ EQUAL += [
     *[("-\\infty", "-\u221e")],
     (r"\begin{pmatrix}10^{-9}\\2\end{pmatrix}", r"\begin{pmatrix}\frac{1}{10^9}\\2\end{pmatrix}"),
 ]  # fmt: skip
+# Times of day are no ratios, and a ratio may be reduced.
+EQUAL += [
+    *[("12:30", "12:30"), ("03:45", "3:45"), ("3:45:10", r"\text{3:45:10}"), ("$12:00$", "12:00")],
+    *[
+        ("3:4", "15:20"),
+        ("5:12", "25:60"),
+        (r"\frac{1}{0}", r"\frac{1}{0}"),
+        (r"+\infty", r"\infty"),
+    ],
+]
 DIFFERENT = [
     *[("5", "6"), ("3", "-3"), ("12", "21"), ("1.5", "1.4"), ("1,234", "1.234"), ("5", "")],
     ("123456.5", "12345649%"),  # whole numbers are exact
@@ -84,6 +94,23 @@ DIFFERENT += [
     (r"\begin{pmatrix}10^{-9}\\2\end{pmatrix}", r"\begin{pmatrix} 10^{-8} \\ 2 \end{pmatrix}"),
     (r"\begin{pmatrix}e^{-50}\\2\end{pmatrix}", r"\begin{pmatrix} e^{-51} \\ 2 \end{pmatrix}"),
 ]  # fmt: skip
+
+
+# What divides by zero has no value, and two times of day have no common one.
+DIFFERENT += [
+    *[("12:00", "1:00"), ("$12:00$", "$1:00$"), ("12:30", "4:10"), ("3:45", "3:54")],
+    *[("3:45", "3:45:10"), ("10:00", "10"), ("0:30", "00:03")],
+    *[
+        ("1/0", "2/0"),
+        (r"\frac{1}{0}", r"\frac{3}{0}"),
+        (r"\frac{1}{0}", r"\infty"),
+        ("5:0", "7:0"),
+    ],
+    *[(r"\frac{x}{0}", r"\frac{y}{0}"), (r"x=\frac{1}{0}", r"x=\frac{2}{0}"), ("0/0", "1/0")],
+    *[("(1/0, 2)", "(3/0, 2)"), (r"\{\frac{1}{0},2\}", r"\{2,\frac{3}{0}\}")],
+    *[(r"\tan(\frac{\pi}{2})", r"\frac{1}{0}"), (r"\infty-\infty", r"0\cdot\infty")],
+    (r"\begin{pmatrix}\frac10\\2\end{pmatrix}", r"\begin{pmatrix}\frac20\\2\end{pmatrix}"),
+]
 
 
 @pytest.mark.parametrize(("reference", "given"), EQUAL)
