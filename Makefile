@@ -13,6 +13,8 @@
 #   make audit                            looks up known vulnerabilities of what is installed
 #   make parity                           compares models with transformers, adapters with PEFT,
 #                                         losses with TRL and Tunix
+#   make parity-4                         the same with transformers 4: folders that it wrote, and
+#                                         exports that it reads
 #   make real                             every command with a real chat model, SmolLM2-135M-Instruct
 #   make lint | format | wheel | clean
 
@@ -25,6 +27,7 @@ DEVELOPMENT := .venv/.development
 DOCUMENTATION := .venv/.documentation
 PARITY := .venv/.parity
 STORES := .venv/.stores
+TRANSFORMERS_4 := .cache/transformers4
 LIBTPU := .cache/libtpu
 REAL := .cache/smollm2
 SUPPLY := .cache/supply
@@ -34,7 +37,7 @@ HASHED := install --disable-pip-version-check --no-build-isolation --require-has
 SELF := install --disable-pip-version-check --no-deps --no-build-isolation -e .
 
 .DELETE_ON_ERROR:
-.PHONY: train test slow mutants drills tpu-plan docs extras requirements sbom audit parity real lint format wheel clean
+.PHONY: train test slow mutants drills tpu-plan docs extras requirements sbom audit parity parity-4 real lint format wheel clean
 
 train: $(RUNTIME)
 	$(BIN)/python -m rl4p.train $(ARGS)
@@ -93,6 +96,10 @@ audit: $(SUPPLY)/.installed
 parity: $(PARITY)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m parity tests/parity $(ARGS)
 
+parity-4: $(PARITY) $(TRANSFORMERS_4)/.installed
+	RL4P_TRANSFORMERS_4=$(CURDIR)/$(TRANSFORMERS_4)/bin/python $(BIN)/python -m pytest -n 2 \
+	  -m parity tests/parity/test_folders.py tests/parity/test_transformers_4.py $(ARGS)
+
 # A quarter of an hour on two cores: each command is a process that loads the model and compiles.
 real: $(PARITY) $(REAL)/config.json
 	$(BIN)/python -m pytest -m real tests/real $(ARGS)
@@ -143,6 +150,13 @@ $(DEVELOPMENT): pyproject.toml requirements/build.txt requirements/development.t
 
 $(PARITY): $(DEVELOPMENT)
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[parity]'
+	@touch $@
+
+# transformers 4 cannot be beside transformers 5.
+$(TRANSFORMERS_4)/.installed: constraints.txt
+	$(PYTHON) -m venv $(TRANSFORMERS_4)
+	$(TRANSFORMERS_4)/bin/pip install --disable-pip-version-check 'transformers==4.57.*' jinja2 \
+	  "$$(grep '^torch==' constraints.txt)"
 	@touch $@
 
 # A server of S3, and its client.

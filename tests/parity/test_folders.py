@@ -1,8 +1,12 @@
-"""Compares folders that transformers wrote and others changed: the same logits, or one sentence."""
+"""Compares folders that transformers wrote and others changed: the same logits, or one sentence.
+
+The folders are those of this environment's transformers, or all options of all families by another:
+RL4P_TRANSFORMERS_4 names a Python that has it (`make parity-4`).
+"""
 
 import json
 import os
-from pathlib import Path
+import subprocess
 
 import numpy as np
 import pytest
@@ -15,8 +19,7 @@ from tests.golden.cases import CASES
 
 pytestmark = pytest.mark.parity
 folders = pytest.importorskip("tests.parity.folders")
-# The folders of another version of transformers, made by `python tests/parity/folders.py`.
-MADE = os.environ.get("RL4P_MODEL_FOLDERS")
+OTHER = os.environ.get("RL4P_TRANSFORMERS_4")
 FAMILIES = (
     *("qwen2", "qwen3", "llama", "mistral", "gemma2", "gemma3", "qwen3_moe", "smollm3", "olmo3"),
     *("gpt_oss", "phi3", "glm4"),
@@ -31,18 +34,35 @@ def logits_of(folder):
     return np.asarray(forward.logits(decoder, params, *forward.rows([folders.TOKENS], 40)))[0]
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """The folders of the other transformers; None if there is none."""
+    if not OTHER:
+        return None
+    out = tmp_path_factory.mktemp("folders")
+    cases = out / "cases.json"
+    cases.write_text(json.dumps({family: CASES[family] for family in FAMILIES}))
+    done = subprocess.run(
+        [OTHER, folders.__file__, out, cases], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return out
+
+
 @pytest.mark.parametrize(
     ("family", "option"),
     [
         (family, option)
         for family in FAMILIES
-        for option in (folders.OPTIONS if MADE or family == "llama" else SOME)
+        for option in (folders.OPTIONS if OTHER or family == "llama" else SOME)
         if (family, option) not in ROTATED_IN_PART
     ],
 )
-def test_a_folder_gives_the_logits_of_transformers_or_one_sentence(family, option, tmp_path):
-    made = MADE and Path(MADE, f"{family}-{option}")
-    folder = made or folders.make(tmp_path, family, CASES[family], option)
+def test_a_folder_gives_the_logits_of_transformers_or_one_sentence(made, family, option, tmp_path):
+    if made is None:
+        folder = folders.make(tmp_path, family, CASES[family], option)
+    else:
+        folder = made / f"{family}-{option}"
     sentence = folders.OPTIONS[option][1]
     if sentence is not None:
         with pytest.raises(InputError, match=sentence) as error:

@@ -1,7 +1,6 @@
 """Tests that transformers 4.57 reads our exports; RL4P_TRANSFORMERS_4 names a Python that has it.
 
-python -m venv t4; t4/bin/pip install 'transformers==4.57.*' torch
-RL4P_TRANSFORMERS_4=t4/bin/python python -m pytest -m parity tests/parity/test_transformers_4.py
+`make parity-4` makes an environment for it.
 """
 
 import json
