@@ -75,9 +75,9 @@ def equal(reference: str, given: str) -> bool:
         return given != ""
     if expected.isdecimal() and given.isdecimal():
         return expected.lstrip("0") == given.lstrip("0")
-    times = TIME.fullmatch(expected), TIME.fullmatch(given)
-    if all(times):
-        return parts_of(times[0]) == parts_of(times[1])
+    expected_time, given_time = TIME.fullmatch(expected), TIME.fullmatch(given)
+    if expected_time and given_time:
+        return parts_of(expected_time) == parts_of(given_time)
     if "=" not in expected + given:
         known = same_numbers(expected, given)
         if known is not None:
