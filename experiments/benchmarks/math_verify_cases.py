@@ -1,4 +1,4 @@
-"""Grades the test cases of math-verify, and lists those on which rl4p and its authors differ.
+"""Grades the test cases of math-verify, and lists those that rl4p grades otherwise.
 
     pip download --no-deps --no-binary :all: math-verify && tar xzf math_verify-*.tar.gz
     python -m experiments.benchmarks.math_verify_cases math_verify-0.9.0
@@ -8,7 +8,7 @@ last box, or without one its last formula, or without one the whole text: rl4p's
 for an answer that is not marked. docs/graders.md has a judgement of the differences.
 """
 
-import importlib.util
+import importlib
 import re
 import sys
 from collections import Counter
@@ -27,8 +27,11 @@ SECONDS = 5.0
 
 def cases(folder: Path) -> Iterator[dict[str, Any]]:
     """Yields the parameters of the parametrized tests that compare a response with a reference."""
+    package = ModuleType("tests")  # its files import one another as members of this package
+    package.__path__ = [str(folder)]
+    sys.modules["tests"] = package
     for path in sorted(folder.glob("test_*.py")):
-        for name, test in vars(module(path, folder)).items():
+        for name, test in vars(importlib.import_module(f"tests.{path.stem}")).items():
             for mark in getattr(test, "pytestmark", ()) if name.startswith("test") else ():
                 names, rows = mark.args
                 names = names.split(",") if isinstance(names, str) else names
@@ -37,19 +40,6 @@ def cases(folder: Path) -> Iterator[dict[str, Any]]:
                     for row in rows:
                         values = dict(zip(names, getattr(row, "values", row), strict=True))
                         yield values | {"test": name}
-
-
-def module(path: Path, folder: Path) -> ModuleType:
-    """Imports a file of tests, which may import others as members of the package `tests`."""
-    package = ModuleType("tests")
-    package.__path__ = [str(folder)]
-    sys.modules["tests"] = package
-    spec = importlib.util.spec_from_file_location(f"tests.{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    found = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    return found
 
 
 def answer(text: str) -> str:

@@ -71,7 +71,7 @@ class Decoder:
 
     @property
     def narrow_on_cpu(self) -> bool:
-        """Whether a CPU is to compute in bfloat16."""
+        """Whether this decoder runs on a CPU in bfloat16."""
         return self.platform == "cpu" and self.dtype == "bfloat16"
 
     @property

@@ -9,8 +9,8 @@ import numpy as np
 
 from rl4p.types import Array, Sampling
 
-# From so many tokens on, a token is drawn in two stages, with two random numbers in place of one
-# for each token: with 49,152 tokens, noise took a fifth of a decode step on a CPU.
+# From this size of the vocabulary on, a token is drawn in two stages, from two random numbers. One
+# for each token of a large vocabulary is a large part of a decode step on a CPU.
 TWO_STAGES = 8192
 ROWS = 256
 

@@ -154,9 +154,7 @@ def test_bfloat16_activations_give_float32_logits_near_those_of_float32(decoder,
 def test_only_a_cpu_adds_products_of_bfloat16_up_in_float32(decoder, params, platform, dtype, kind):
     decoder = dataclasses.replace(decoder, platform=platform, dtype=dtype)
     loss = jax.value_and_grad(lambda params: decoder.hidden(params, *layout()).astype(float).sum())
-    kernels = {
-        x.shape[1:] for path, x in jax.tree.leaves_with_path(params["layers"]) if x.ndim == 3
-    }
+    kernels = {x.shape[1:] for x in jax.tree.leaves(params["layers"]) if x.ndim == 3}
     products = [
         x.outvars[0].aval.dtype.name
         for _, x in equations(jax.make_jaxpr(loss)(params).jaxpr)

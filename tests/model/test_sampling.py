@@ -193,7 +193,7 @@ def test_each_row_is_drawn_from_its_own_distribution(samplings):
         assert ours.others_BA[row].tolist()[: inside.sum()] == best[inside].tolist()
 
 
-LARGE = TWO_STAGES + 77  # neither a multiple of a block nor a power of two
+LARGE = TWO_STAGES + 77  # neither a multiple of `ROWS` nor a power of two
 
 
 def test_the_first_index_over_a_share_of_the_whole():

@@ -48,7 +48,7 @@ EQUAL += [
     *[("-\\infty", "-\u221e")],
     (r"\begin{pmatrix}10^{-9}\\2\end{pmatrix}", r"\begin{pmatrix}\frac{1}{10^9}\\2\end{pmatrix}"),
 ]  # fmt: skip
-# Times of day are no ratios, and a ratio may be reduced.
+# Times of day are compared by hours and minutes, other ratios by their value.
 EQUAL += [
     *[("12:30", "12:30"), ("03:45", "3:45"), ("3:45:10", r"\text{3:45:10}"), ("$12:00$", "12:00")],
     *[
@@ -96,7 +96,7 @@ DIFFERENT += [
 ]  # fmt: skip
 
 
-# What divides by zero has no value, and two times of day have no common one.
+# An expression that divides by zero equals no other; times of day are not compared as ratios.
 DIFFERENT += [
     *[("12:00", "1:00"), ("$12:00$", "$1:00$"), ("12:30", "4:10"), ("3:45", "3:54")],
     *[("3:45", "3:45:10"), ("10:00", "10"), ("0:30", "00:03")],

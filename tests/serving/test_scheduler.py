@@ -376,7 +376,7 @@ def test_a_pause_may_abort(scheduler, start):
 @pytest.mark.parametrize("begins", ["update", "begin"])
 @pytest.mark.parametrize("mode", ["keep", "wait", "abort"])
 def test_an_update_waits_for_what_starts_as_a_pause_ends(scheduler, start, params, mode, begins):
-    """The pause of another client ends after the update has arrived and before its lease begins."""
+    """Another client's pause ends between the arrival of an update and the update's lease."""
     clients = [endless(start)]
 
     async def main():

@@ -110,7 +110,7 @@ def test_a_version_names_what_was_loaded(talk, scheduler, steps, statuses, versi
 
 
 def test_no_token_is_drawn_under_an_unfinished_version(talk, scheduler, monkeypatch):
-    """Decoding goes on as soon as the lease ends, so the version must be known before."""
+    """Decoding continues when the lease ends, so the new version must be set first."""
     versions, resume = [], scheduler.resume
     monkeypatch.setattr(
         scheduler, "resume", lambda lease: (versions.append(scheduler.version), resume(lease))

@@ -27,7 +27,7 @@ def load(path, w):
     module, params, tied = qwen2, qwen2_params, "use_tied_embedding"
     if w.pretrained:
         module, params, tied = llama3, llama3_params, "weight_tying"
-        # Its attention does not pass the rope_theta of the configuration on.
+        # The attention of Tunix's Llama ignores the rope_theta of its configuration.
         llama3.apply_rope = partial(llama3.apply_rope, rope_theta=w.rope_theta)
     config = module.ModelConfig(
         num_layers=w.layers,
