@@ -1,6 +1,7 @@
 """Tests training on episodes of several turns: advantages, collectors, evaluation and samples."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -158,7 +159,8 @@ def test_an_evaluation_has_samples_and_meets_the_same_worlds():
     evaluation = experiment.evaluation
     state = experiment.state
     answered = list(evaluation.answered(state))
-    again = list(evaluation.answered(state))
+    copies = [[replace(prompt) for prompt in prompts] for prompts in evaluation.sets]
+    again = list(replace(evaluation, sets=copies).answered(state))
     worlds = {}
     for one, other in zip(answered, again, strict=True):
         assert tuple(one.episodes) == tuple(other.episodes)

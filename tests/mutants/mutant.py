@@ -6,6 +6,8 @@ from pathlib import Path
 
 import yaml
 
+from rl4p.configuration.yaml_file import LOADER
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 
@@ -43,7 +45,10 @@ class Mutant:
 
 
 def read(paths: Sequence[Path] = ()) -> list[Mutant]:
-    """Returns the mutants of some YAML files, by default of all files in this folder."""
+    """Returns the mutants of some YAML files, by default of all files in this folder.
+
+    Raises:
+      ConstructorError: a mutant has a key twice.
+    """
     paths = paths or sorted(HERE.glob("*.yaml"))
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the parser of libyaml is fast
-    return [Mutant(**x) for path in paths for x in yaml.load(path.read_text(), loader)]
+    return [Mutant(**x) for path in paths for x in yaml.load(path.read_text(), LOADER)]

@@ -21,16 +21,14 @@ def clock(monkeypatch):
 
 
 def test_the_remaining_time_has_the_evaluations_and_no_compilation(clock, monkeypatch):
-    """After step 3, evaluations follow steps 4, 8 and 10, the last one."""
+    """After step 3, evaluations follow steps 4, 8 and 10, the last one; two steps compile."""
     spans = compilation.defaultdict(compilation.Spans)
     monkeypatch.setattr(compilation, "COMPILING", spans)
     time = RemainingTime(10, 4)
     time.begin({"time/evaluation": 7.0})
-    spans[WORK.get()].add(clock.now, clock.now + 198)
-    clock.now += 200
-    time.add_step({})
-    for metrics in ({}, {"time/evaluation": 7.0}):
-        clock.now += 2 + metrics.get("time/evaluation", 0)
+    for compiled, metrics in ((198, {}), (40, {}), (0, {"time/evaluation": 7.0})):
+        spans[WORK.get()].add(clock.now, clock.now + compiled)
+        clock.now += compiled + 2 + metrics.get("time/evaluation", 0)
         time.add_step(metrics)
     assert time.words(3) == f"{7 * 2 + 3 * 7} s left"
     assert time.words(9) == f"{2 + 7} s left"
