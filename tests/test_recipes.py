@@ -82,6 +82,7 @@ CHANGES: dict[str, tuple[str, ...]] = {
         "reward.terms.format.pattern='.*1'",
     ),
     "rush_hour_grpo": ("data.size=4", *SHORT),
+    "smollm2_sums_cpu": ("model.path={teacher}", *SHORT),
     "smollm2_sums": ("model.path={teacher}", "model.dtype=float32", CHANCE),
     "rush_hour_tiny_grpo": ("max_response_tokens=24", CHANCE),
 }
