@@ -79,7 +79,7 @@ class PendingLimits:
       wait: whether a step waits for groups that would be too old in the next step.
       keep_tokens: whether an interrupted group keeps its tokens and goes on (`continue`), and not
         starts again (`abort`).
-      max_restarts: a group that was restarted so often keeps its tokens at an interruption, and the
+      max_restarts: after this many restarts, a group keeps its tokens at an interruption, and the
         step waits for it before it becomes too old.
       max_failures: an engine may end a response with nothing new so often in a row.
       repeated: the most groups of a step whose prompts are repeated (`REPLAYED`).

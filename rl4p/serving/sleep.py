@@ -13,7 +13,7 @@ GIVEN_BACK = "The weights were given back (a sleep of level 2): load weights fir
 
 
 class Sleep:
-    """Takes the weights of a paused scheduler, and gives them back.
+    """Removes the weights of a paused scheduler, and restores them.
 
     Attributes:
       shapes: the shapes of the weights while it sleeps; None while it does not.
@@ -26,7 +26,7 @@ class Sleep:
         self.weights: Params | None = None
 
     def begin(self, *, keep: bool) -> None:
-        """Gives the memory of the weights and of the cache back.
+        """Frees the memory of the weights and of the cache.
 
         Args:
           keep: whether the host keeps the weights.

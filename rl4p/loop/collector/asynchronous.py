@@ -64,7 +64,7 @@ class Asynchronous:
       only_new_tokens: whether only the tokens of the newest weights in a response are trained.
       filters: filters by name; a group that one of them rejects is replaced by the next prompt.
       rounds: a step that has rejected `rounds` x `prompts_per_step` groups keeps all others.
-      max_restarts: a group that was restarted so often keeps its tokens and is waited for.
+      max_restarts: after this many restarts, a group keeps its tokens, and the step waits for it.
       max_failures: how often in a row the engine may return nothing for a group.
       patience: the seconds after which the run ends if no call of the engine or the reward has
         ended; more than the longest call takes.

@@ -118,9 +118,10 @@ def _of_unsupported(comparison: Comparison, unsupported: Sequence[Compared]) -> 
     of_best = [each for each in unsupported if 0 in (each.better, each.worse)]
     if len(of_best) == 1:
         one = of_best[0]
-        return [f"They do not tell {names[one.better]} from {names[one.worse]}: {_measured(one)}."]
+        pair = f"{names[one.better]} from {names[one.worse]}"
+        return [f"The seeds cannot distinguish {pair}: {_measured(one)}."]
     others = [names[each.better + each.worse] for each in of_best]  # one of the two is 0
-    return [f"They do not tell {names[0]} from {_listed(others)}."] if others else []
+    return [f"The seeds cannot distinguish {names[0]} from {_listed(others)}."] if others else []
 
 
 def _of_few_seeds(results: Sequence[Result]) -> list[str]:

@@ -29,13 +29,13 @@ def test_a_supported_difference_is_claimed_with_its_figures():
     )
     assert claim.endswith("probability of improvement 1.00.")
     assert any("in at most 4% of such sweeps" in sentence for sentence in rest)
-    assert not any("do not tell" in sentence for sentence in rest)
+    assert not any("cannot distinguish" in sentence for sentence in rest)
 
 
 def test_an_unsupported_difference_is_not_claimed():
     text = " ".join(said(a=[0.70, 0.92, 0.71], b=[0.90, 0.71, 0.82]))
     assert "The seeds support no difference between the groups." in text
-    assert "They do not tell advantage=b from advantage=a: +0.0" in text
+    assert "The seeds cannot distinguish advantage=b from advantage=a: +0.0" in text
     assert "may be real" in text
 
 
@@ -46,7 +46,7 @@ def test_several_differences_of_a_group_are_one_sentence():
     assert text[1] == (
         "The seeds support that advantage=b is better than advantage=a and advantage=c."
     )
-    assert "They do not tell advantage=b from advantage=d: +0." in " ".join(text)
+    assert "The seeds cannot distinguish advantage=b from advantage=d: +0." in " ".join(text)
     assert any("at most 4% are expected to be wrong (6 comparisons)" in each for each in text)
 
 
