@@ -71,6 +71,12 @@ def test_both_phases_need_what_is_estimated(overrides):
     assert guess.total("sampling") == pytest.approx(sampling, rel=TOLERANCE)
 
 
+def test_activations_have_no_parameters_among_them():
+    one, four = (estimate_of(f"update.tokens_per_microbatch={rows * 257}") for rows in (1, 4))
+    fixed = (4 * one.traced.kept - four.traced.kept) / 3  # not in proportion to the rows
+    assert 0 <= fixed < 0.1 * bytes_of_chip(one.run.state.params)
+
+
 def test_the_parts_of_the_state_are_its_arrays():
     guess = estimate_of("kl=fixed", "ema.decay=0.5", "optimizer.moment_dtype=bfloat16")
     parts, state = guess.resident(), guess.run.state
