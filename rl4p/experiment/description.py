@@ -127,14 +127,3 @@ def size_of(policy: Policy, params: Params) -> int:
 
 def is_large(policy: Policy, params: Params) -> bool:
     return size_of(policy, params) >= SLOW_ON_A_CPU
-
-
-def slow_device(policy: Policy, params: Params) -> str | None:
-    """Returns a sentence about a model that is large for a CPU and trains on one; None if not."""
-    if policy.mesh.platform != "cpu" or not is_large(policy, params):
-        return None
-    size = size_of(policy, params)
-    return (
-        f"A model of {size / 1e6:,.0f}M parameters trains on a CPU, where a step takes minutes: "
-        "JAX has no GPU or TPU here (a GPU needs its driver and rl4p[cuda])."
-    )

@@ -23,9 +23,10 @@ from rl4p.distributed.mesh import Mesh
 from rl4p.distributed.processes import agreed, anywhere, first, reporting_errors
 from rl4p.errors import InputError, OutOfTime, RunError, Stopped
 from rl4p.experiment.build import Experiment, build
-from rl4p.experiment.description import is_large, slow_device
+from rl4p.experiment.description import is_large
 from rl4p.experiment.planning.estimate_report import needed_memory
 from rl4p.experiment.planning.report import refuse_what_does_not_fit
+from rl4p.experiment.unusual_options import unusual_options
 from rl4p.loop.compilation import (
     clock,
     compilation,
@@ -109,8 +110,8 @@ def run(config: DictConfig) -> dict[str, Any]:
         if first() and is_large(experiment.loop.policy, experiment.state.params):
             with tolerance.of("The estimate of memory"):
                 terminal.print(needed_memory(config) or "")
-        slow = slow_device(experiment.loop.policy, experiment.state.params)
-        for sentence in (*experiment.idle_options, *([slow] if slow else [])) if first() else ():
+        unusual = unusual_options(experiment.loop, experiment.state.params, experiment.prompts)
+        for sentence in (*experiment.idle_options, *unusual) if first() else ():
             log.warning("%s", sentence)
         for key, value in experiment.recorded.items() if first() else ():
             record_value(folder, key, value)

@@ -10,7 +10,7 @@ import pytest
 from rl4p.configuration import compose
 from rl4p.experiment import description
 from rl4p.experiment.build import build
-from rl4p.experiment.description import describe_data, describe_model, slow_device
+from rl4p.experiment.description import describe_data, describe_model
 from rl4p.model.policy import padded_width
 
 SMALL = (
@@ -44,12 +44,6 @@ def test_the_evaluations_stand_beside_the_training(every, times, more):
     responses = f"{times * prompts * 4:,} responses, beside 80 to train on"
     assert text.startswith(f"evaluation: {times} times {prompts} prompts = {responses}")
     assert ("more than training" in text) is more
-
-
-def test_a_large_model_on_a_cpu_is_named(policy, params, monkeypatch):
-    assert slow_device(policy, params) is None
-    monkeypatch.setattr(description, "SLOW_ON_A_CPU", 1)
-    assert "trains on a CPU" in str(slow_device(policy, params))
 
 
 def test_adapters_stand_beside_what_is_frozen(policy, params):
