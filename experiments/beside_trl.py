@@ -1,4 +1,4 @@
-"""Trains a recipe in TRL as a run of rl4p did, and compares what both learn in the same time.
+"""Repeats a run of rl4p with TRL, and compares what both learn in the same time.
 
     python -m experiments.beside_trl train RUN FOLDER
     python -m experiments.beside_trl show outputs/beside_trl
@@ -74,7 +74,7 @@ class PeakMemory:
 
 
 class Grader:
-    """The reward of a run, for texts."""
+    """Grades texts with the reward of a run."""
 
     def __init__(self, config: DictConfig, prompts: Sequence[Prompt]) -> None:
         self.terms = instantiate(config.reward).terms
@@ -93,7 +93,7 @@ class Grader:
 
 
 def train(run: Path, folder: Path) -> None:
-    """Trains with TRL as a run of rl4p did, and records its steps."""
+    """Repeats a run of rl4p with TRL's GRPOTrainer, and records the metrics of its steps."""
     import torch
     import transformers
     import trl
@@ -210,10 +210,10 @@ def train(run: Path, folder: Path) -> None:
 
 
 def check_order(run: Path, taken: Sequence[Prompt], each: int) -> None:
-    """Checks that a run trained on these prompts, by its recorded samples.
+    """Checks that the recorded samples of a run have these prompts, `each` of them in a step.
 
     Raises:
-      SystemExit: a recorded sample has another prompt.
+      SystemExit: the prompt of a sample is not one of its step, or the run recorded no samples.
     """
     samples = Record(run).samples()
     for sample in samples:
@@ -225,7 +225,7 @@ def check_order(run: Path, taken: Sequence[Prompt], each: int) -> None:
 
 
 def curve(run: Path) -> tuple[list[float], list[float]]:
-    """Returns the minutes of training before each evaluation, and its pass@1."""
+    """Returns two lists, for all evaluations: the minutes of training before it, and its pass@1."""
     minutes, accuracies, seconds = [], [], 0.0
     for row in Record(run).metrics():
         seconds += row.get("time/step", 0.0)

@@ -1,7 +1,7 @@
-"""Sentences about options that rarely suit a large model, which a run says before its first step.
+"""Warnings about options that rarely suit a large model, which a run logs before its first step.
 
-Most defaults suit the small policy of the package. With a model of at least
-`description.SLOW_ON_A_CPU` parameters they are compared with what is usual.
+Most defaults suit the small policy of the package. A model is large if it has at least
+`description.SLOW_ON_A_CPU` parameters.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,6 +13,7 @@ from rl4p.experiment.description import is_large, size_of
 from rl4p.learner.optimizer.adamw import AdamW
 from rl4p.loop.parts import Loop
 from rl4p.model.policy import Policy
+from rl4p.protocols.traits import RolloutTraits
 from rl4p.reward.correct import Correct
 from rl4p.types import Params, Prompt
 
@@ -25,6 +26,9 @@ MARK = "####"
 def unusual_options(loop: Loop, params: Params, prompts: Sequence[Prompt]) -> list[str]:
     """Returns a sentence for each option that rarely suits a model of this size.
 
+    The learning rate and the format of answers are compared for sampled responses only. Supervised
+    training has higher rates, and its answers show their format.
+
     Args:
       loop: the parts of the run.
       params: the parameters that are trained.
@@ -33,13 +37,13 @@ def unusual_options(loop: Loop, params: Params, prompts: Sequence[Prompt]) -> li
     policy = loop.policy
     if not is_large(policy, params):
         return []
-    said = (
-        slow_device(policy, params),
-        unusual_rate(policy, params, loop.optimizer),
-        wide_base(policy),
-        unasked_format(getattr(loop.phases.reward, "terms", {}), prompts),
-    )
-    return [sentence for sentence in said if sentence]
+    sentences = [slow_device(policy, params), wide_base(policy)]
+    if RolloutTraits.read(loop.phases.rollout).samples:
+        sentences += [
+            unusual_rate(policy, params, loop.optimizer),
+            unasked_format(getattr(loop.phases.reward, "terms", {}), prompts),
+        ]
+    return [sentence for sentence in sentences if sentence]
 
 
 def slow_device(policy: Policy, params: Params) -> str | None:

@@ -38,6 +38,7 @@ def large(monkeypatch):
         (("reward=gsm8k",), ("trains on a CPU",)),
         (("data.system_prompt='Answer after ####.'", "max_prompt_tokens=64"), ("trains on a CPU",)),
         (("reward=gsm8k", "optimizer.learning_rate=1e-3"), ("trains on a CPU", "far above")),
+        (("experiment=arithmetic_sft", "optimizer.learning_rate=1e-3"), ("trains on a CPU",)),
         (
             ("reward=gsm8k", "model.lora.rank=2", "optimizer.learning_rate=5e-4"),
             ("trains on a CPU", "take 0.0 GB in float32"),
@@ -47,13 +48,13 @@ def large(monkeypatch):
             ("trains on a CPU", "far below the usual rate for adapters"),
         ),
     ],
-    ids=["format", "any format", "asked", "rate", "base", "adapters"],
+    ids=["format", "any format", "asked", "rate", "supervised", "base", "adapters"],
 )
 def test_an_option_that_rarely_suits_a_large_model_is_named(words, sentences):
     got = said(*words)
     assert len(got) == len(sentences)
-    for sentence, words in zip(got, sentences, strict=True):
-        assert words in sentence
+    for sentence, part in zip(got, sentences, strict=True):
+        assert part in sentence
 
 
 @pytest.mark.parametrize(
