@@ -40,10 +40,11 @@ MODELS = {
     "Qwen2.5-14B": (5120, 48, 40, 8, 13824, 152064, False, "qwen2"),
     "Qwen2.5-32B": (5120, 64, 40, 8, 27648, 152064, False, "qwen2"),
 }
-KINDS = {  # the rank of adapters and the dtype of the parameters
-    "full": (0, "float32"),
-    "LoRA": (16, "bfloat16"),
-    "QLoRA": (16, "nf4"),
+KINDS = {  # the rank of adapters, the dtype of the parameters, and where the moments are
+    "full": (0, "float32", False),
+    "full, offloaded": (0, "float32", True),
+    "LoRA": (16, "bfloat16", False),
+    "QLoRA": (16, "nf4", False),
 }
 GPUS = {16: "rtx4080", 24: "rtx4090", 40: "a100_40gb", 80: "h100"}
 LENGTHS = [256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768]
@@ -68,7 +69,8 @@ with which `rl4p.plan estimate=true` says that the run fits; `-` means that none
 * The prompt is the largest power of two in a quarter of the sequence, the response the rest. A step
   has 8 prompts x 8 samples, a microbatch has one sequence, and the sampler decodes 8 at a time.
   Layers are recomputed in the backward pass (`model.remat=layer`), and attention is `xla`.
-* full: parameters, gradients and both moments of AdamW in float32. LoRA: rank 16 on all
+* full: parameters, gradients and both moments of AdamW in float32. full, offloaded: the moments in
+  the memory of the host (`optimizer.offload=true`). LoRA: rank 16 on all
   projections, the base in bfloat16. QLoRA: the projections of the base in 4 bits
   (`model.param_dtype=nf4`), its embedding and head in bfloat16.
 * JAX takes three quarters of a GPU's memory by default. The table is for
@@ -116,7 +118,7 @@ def estimate_of(folder: Path, kind: str) -> StepEstimate:
     """Returns the estimate of a run, for the lengths of the default configuration."""
     config = deepcopy(configuration())
     config.model.path = str(folder)
-    config.model.lora.rank, config.model.param_dtype = KINDS[kind]
+    config.model.lora.rank, config.model.param_dtype, config.optimizer.offload = KINDS[kind]
     mesh = estimated(instantiate(config.mesh))
     return StepEstimate(run=abstract_run(config, mesh), chip=memory_of(mesh)[0])
 

@@ -118,6 +118,7 @@ class Reference:
 
     model: Any  # None, or a node
     reset_every: Natural
+    offload: bool
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding
 
+from rl4p.distributed.host_memory import HOST
 from rl4p.distributed.mesh import Mesh
 from rl4p.distributed.partition import changed_for_decoding, for_decoding, specs, specs_beside
 from rl4p.distributed.processes import place
@@ -18,8 +19,12 @@ def param_shardings(mesh: Mesh, params: Params) -> Any:
     return jax.tree.map(partial(NamedSharding, mesh.devices), specs(params))
 
 
-def optimizer_state_shardings(mesh: Mesh, state: Any, params: Params) -> Any:
-    return jax.tree.map(partial(NamedSharding, mesh.devices), specs_beside(state, params))
+def optimizer_state_shardings(
+    mesh: Mesh, state: Any, params: Params, *, offload: bool = False
+) -> Any:
+    """Returns the shardings of an optimizer's state, in the memory of the host if `offload`."""
+    sharding = partial(NamedSharding, mesh.devices, memory_kind=HOST if offload else None)
+    return jax.tree.map(sharding, specs_beside(state, params))
 
 
 def init(mesh: Mesh, function: Callable[..., Params], *arguments: Any) -> Params:
@@ -34,9 +39,12 @@ def shapes(mesh: Mesh, function: Callable[..., Params], *arguments: Any) -> Para
     return with_shardings(params, param_shardings(mesh, params))
 
 
-def init_beside(mesh: Mesh, function: Callable[[Params], Any], params: Params) -> Any:
+def init_beside(
+    mesh: Mesh, function: Callable[[Params], Any], params: Params, *, offload: bool = False
+) -> Any:
     """Returns the optimizer state function(params); each moment is sharded as its parameter."""
-    shardings = optimizer_state_shardings(mesh, jax.eval_shape(function, params), params)
+    shapes = jax.eval_shape(function, params)
+    shardings = optimizer_state_shardings(mesh, shapes, params, offload=offload)
     return jax.jit(function, out_shardings=shardings)(params)
 
 

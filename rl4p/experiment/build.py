@@ -20,6 +20,7 @@ from rl4p.errors import InputError
 from rl4p.experiment.compatibility import (
     choice,
     refuse_a_gap_that_is_never_measured,
+    refuse_offloading_on_a_cpu,
     refuse_what_cannot_act,
 )
 from rl4p.experiment.description import describe
@@ -66,7 +67,7 @@ from rl4p.protocols.phases import (
     Update,
     UserScore,
 )
-from rl4p.protocols.traits import AdvantageTraits, RolloutTraits
+from rl4p.protocols.traits import AdvantageTraits, OptimizerTraits, RolloutTraits
 from rl4p.types import Prompt, TrainState
 
 PROTOCOLS = {
@@ -121,6 +122,8 @@ def build(config: DictConfig) -> Experiment:
             "advantage=distill, or leave the teacher out."
         )
     check_term(config, phases)
+    optimizer: Optimizer = required(config.optimizer, Optimizer, "optimizer")
+    refuse_offloading_on_a_cpu(config, mesh, optimizer)
     transforms = build_transforms(config, phases)
     data: DataSet = required(config.data, DataSet, "data")
     questions, held_out = prompted(data, data.train()), held_out_questions(config, data)
@@ -158,11 +161,15 @@ def build(config: DictConfig) -> Experiment:
     if phases.estimator is not None:
         init = partial(phases.estimator.init, policy.decoder)
         params = params | {"critic": placement.init(mesh, init, policy.merged(params))}
-    optimizer: Optimizer = required(config.optimizer, Optimizer, "optimizer")
     state = TrainState(
         step=mesh.replicate(np.int32(0)),
         params=params,
-        optimizer_state=placement.init_beside(mesh, optimizer.transform().init, params),
+        optimizer_state=placement.init_beside(
+            mesh,
+            optimizer.transform().init,
+            params,
+            offload=OptimizerTraits.read(optimizer).offload,
+        ),
         key=mesh.replicate(jax.random.fold_in(key, 1)),
         memory=mesh.replicate(phases.initial_memory()),
         average=jax.tree.map(jnp.copy, params) if config.ema.decay else {},

@@ -6,12 +6,17 @@ valid. The rules read the traits of the phases (`protocols/traits.py`).
 
 from typing import Any
 
+from omegaconf import DictConfig
+
+from rl4p.distributed.mesh import Mesh
 from rl4p.errors import InputError
 from rl4p.loop.phases import Phases
+from rl4p.protocols.phases import Optimizer
 from rl4p.protocols.traits import (
     AdvantageTraits,
     CollectorTraits,
     CorrectionTraits,
+    OptimizerTraits,
     PenaltyTraits,
     RewardTraits,
     RolloutTraits,
@@ -56,6 +61,24 @@ def refuse_a_gap_that_is_never_measured(rollout: Any, collector: Any) -> None:
             f"{choice('collector', collector)} trains tokens of earlier weights alone: set "
             "rollout.max_logprob_gap=null."
         )
+
+
+def refuse_offloading_on_a_cpu(config: DictConfig, mesh: Mesh, optimizer: Optimizer) -> None:
+    """Refuses to keep arrays in the memory of the host if the devices have no other.
+
+    Raises:
+      InputError: an option would have no effect.
+    """
+    options = {
+        "optimizer": OptimizerTraits.read(optimizer).offload,
+        "reference": config.reference.offload,
+    }
+    for name, offload in options.items():
+        if offload and mesh.platform == "cpu":
+            raise InputError(
+                f"{name}.offload=true has no effect on a CPU, whose devices use the memory of the "
+                "host: leave it out."
+            )
 
 
 def choice(group: str, phase: Any) -> str:

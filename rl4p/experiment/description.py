@@ -3,6 +3,7 @@
 import jax
 from omegaconf import DictConfig
 
+from rl4p.distributed.host_memory import is_offloaded
 from rl4p.distributed.mesh import Mesh
 from rl4p.learner.microbatches import rows_in
 from rl4p.loop.evaluation import Evaluation
@@ -109,7 +110,13 @@ def describe_memory(policy: Policy, state: TrainState) -> str:
             (state.average, state.reference),
         )
     )
-    parts = {"parameters": parameters, "optimizer": optimizer, "frozen": frozen, "copies": others}
+    host = any(map(is_offloaded, jax.tree.leaves(state.optimizer_state)))
+    parts = {
+        "parameters": parameters,
+        "optimizer (in the host)" if host else "optimizer": optimizer,
+        "frozen": frozen,
+        "copies": others,
+    }
     words = ", ".join(f"{name} {in_words(size)}" for name, size in parts.items() if size)
     whole = parameters + optimizer + others
     return f"memory: {words}, and gradients and activations; a checkpoint has {in_words(whole)}"

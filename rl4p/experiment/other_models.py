@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from omegaconf import DictConfig
 
 from rl4p.configuration import instantiate
+from rl4p.distributed.host_memory import offloaded
 from rl4p.errors import InputError
 from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy
@@ -26,9 +27,14 @@ def build_reference(
       InputError: an option of `reference` cannot act, or its model does not fit.
     """
     node, every = config.reference.model, config.reference.reset_every
+    place = offloaded if config.reference.offload else lambda params: params
     if "reference_logprobs" not in needs:
-        if node is not None or every:
-            option = "model" if node is not None else f"reset_every={every}"
+        options = {
+            "model": node is not None,
+            f"reset_every={every}": every > 0,
+            "offload=true": config.reference.offload,
+        }
+        if option := next((name for name, given in options.items() if given), None):
             raise InputError(
                 f"reference.{option} has no effect, because no phase compares with a reference: "
                 "choose kl=fixed, or leave it out."
@@ -41,17 +47,22 @@ def build_reference(
         )
     if node is None:
         if every:
-            return None, jax.tree.map(jnp.copy, params)
-        return (policy.decoder, reference_params(policy, params)), {}
+            return None, place(jax.tree.map(jnp.copy, params))
+        if policy.frozen and config.reference.offload:
+            raise InputError(
+                "reference.offload=true has no effect with adapters, because the reference is the "
+                "base model, which the policy reads too: leave it out."
+            )
+        return (policy.decoder, place(reference_params(policy, params))), {}
     model, own = build_beside(node, "reference", policy, jax.random.fold_in(key, 3))
     if not every:
-        return (model.decoder, model.merged(own)), {}
+        return (model.decoder, place(model.merged(own))), {}
     if model.decoder.config != policy.decoder.config or policy.frozen or model.frozen:
         raise InputError(
             "reference.reset_every needs a reference.model of the policy's shape, without "
             "adapters, because the policy takes its place: leave one of them out."
         )
-    return None, own
+    return None, place(own)
 
 
 def reference_params(policy: Policy, params: Params) -> Params:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import optax
 
 from rl4p.distributed import collectives, placement
+from rl4p.distributed.host_memory import as_before, on_device
 from rl4p.distributed.mesh import Mesh
 from rl4p.distributed.partition import gather
 from rl4p.errors import RunError
@@ -170,7 +171,9 @@ def optimizer_step(
 ) -> tuple[TrainState, dict[str, Array]]:
     """Applies a gradient to the parameters of a state, whose buffers are donated.
 
-    A gradient that is not finite changes nothing. The loop stops after too many of them.
+    A gradient that is not finite changes nothing. The loop stops after too many of them. A state of
+    the optimizer in the memory of the host comes to the devices once the gradient is complete, when
+    the memory of the activations is free, and goes back.
 
     Returns:
       The new state, with the same `step` (the weight version, which the caller advances), and the
@@ -179,11 +182,10 @@ def optimizer_step(
     Raises:
       RunError: the buffers of the state were donated, or the gradient has another weight version.
     """
-    before = state.params, state.optimizer_state
-    norm = optax.tree.norm(gradient.params)
-    direction, optimizer_state = optimizer.transform().update(
-        gradient.params, state.optimizer_state, state.params
-    )
+    moments, total = on_device(state.optimizer_state, gradient.params)
+    before = state.params, moments
+    norm = optax.tree.norm(total)
+    direction, optimizer_state = optimizer.transform().update(total, moments, state.params)
     learning_rate = optimizer.learning_rate_at(state.step)
     params = optax.apply_updates(state.params, jax.tree.map(lambda d: learning_rate * d, direction))
     finite = jnp.isfinite(norm) & jnp.isfinite(gradient.sums["loss"])
@@ -194,6 +196,7 @@ def optimizer_step(
         ),
     )
     sums = gradient.sums | {"grad_norm": norm, "skipped": jnp.where(finite, 0.0, 1.0)}
+    optimizer_state = as_before(optimizer_state, state.optimizer_state)
     return replace(state, params=params, optimizer_state=optimizer_state), sums
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from rl4p.distributed.host_memory import on_device
 from rl4p.distributed.mesh import ONE_DEVICE, Mesh
 from rl4p.distributed.partition import gather
 from rl4p.learner.microbatches import MicrobatchRows, fold, rows_of, scattered, spread
@@ -159,11 +160,13 @@ def score_tokens(
     """Scores the response tokens in microbatches, without a gradient.
 
     Args:
+      params: the merged parameters; those in the memory of the host are copied to the devices.
       temperature: a scalar in place of `options.sampling.temperature` (`sampling_logprobs`).
 
     Returns:
       The scores by name, float32 [B, T].
     """
+    params, trajectories = on_device(params, trajectories)
     mesh, replicated = options.mesh, (params, temperature)
     # A critic may run the prompts itself.
     shared = options.values is None and pays(trajectories, mesh)

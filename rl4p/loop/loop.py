@@ -11,6 +11,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
+from rl4p.distributed.host_memory import as_before
 from rl4p.distributed.memory import device_memory
 from rl4p.distributed.processes import to_host
 from rl4p.errors import RunError
@@ -57,7 +58,8 @@ def train(loop: Loop, state: TrainState) -> Iterator[StepInfo]:
             memory = phases.adapt(rollout.memory, update_metrics)
             every = loop.reset_reference_every
             if every and (step + 1) % every == 0:
-                reference = jax.tree.map(jnp.copy, {x: state.params[x] for x in reference})
+                newest = jax.tree.map(jnp.copy, {x: state.params[x] for x in reference})
+                reference = as_before(newest, reference)
             state = replace(state, step=state.step + 1, memory=memory, reference=reference)
             if loop.average_decay:
                 average = averaged(state.average, state.params, loop.average_decay)

@@ -159,6 +159,17 @@ class PenaltyTraits(PhaseTraits):
 
 
 @dataclass(frozen=True, kw_only=True)
+class OptimizerTraits(Traits):
+    """The traits of an optimizer.
+
+    Attributes:
+      offload: whether its state stays in the memory of the host between updates.
+    """
+
+    offload: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class CollectorTraits(Traits):
     """The traits of the options of a collector.
 

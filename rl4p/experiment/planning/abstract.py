@@ -1,5 +1,6 @@
 """The arguments of a run's functions as shapes with shardings; no array is allocated."""
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -10,16 +11,18 @@ from omegaconf import DictConfig
 
 from rl4p.configuration import instantiate
 from rl4p.distributed import placement
+from rl4p.distributed.host_memory import HOST, is_offloaded
 from rl4p.distributed.mesh import Mesh
 from rl4p.distributed.partition import changed_for_decoding, for_decoding
 from rl4p.errors import InputError
 from rl4p.experiment.build import build_phases, check_lengths, check_rows
+from rl4p.experiment.compatibility import refuse_offloading_on_a_cpu
 from rl4p.loop.phases import Phases
 from rl4p.model.policy import Policy, padded_width
 from rl4p.protocols.collection import KeepsCopies
 from rl4p.protocols.model import PlannedModel
 from rl4p.protocols.phases import Optimizer
-from rl4p.protocols.traits import CollectorTraits, RolloutTraits
+from rl4p.protocols.traits import CollectorTraits, OptimizerTraits, RolloutTraits
 from rl4p.types import Params, TrainingBatch, TrainState, Trajectories
 
 # The names in `Phases.needs` whose scores are [B] instead of [B, T].
@@ -156,12 +159,13 @@ def abstract_run(config: DictConfig, mesh: Mesh) -> AbstractRun:
     whole = policy.merged(params)
     frozen = [policy.frozen]
     own, of_reference = params, config.reference
+    place = of_host if of_reference.offload else lambda shapes: shapes
     if "reference_logprobs" in needs and not of_reference.reset_every:
         if of_reference.model is not None:
             other, weights = instantiate(of_reference.model).abstract(mesh)
-            frozen.append(other.merged(weights))
+            frozen.append(place(other.merged(weights)))
         elif not policy.frozen:
-            frozen.append(params)
+            frozen.append(place(params))
     if phases.estimator is not None:
         critic = partial(phases.estimator.init, policy.decoder)
         params = params | {"critic": placement.shapes(mesh, critic, whole)}
@@ -173,8 +177,10 @@ def abstract_run(config: DictConfig, mesh: Mesh) -> AbstractRun:
         copies = max(1, copies)  # `SyncedWeights`, whose copy engines share
     frozen += [params] * copies
     optimizer = instantiate(config.optimizer)
+    refuse_offloading_on_a_cpu(config, mesh, optimizer)
     moments = jax.eval_shape(optimizer.transform().init, params)
-    shardings = placement.optimizer_state_shardings(mesh, moments, params)
+    offload = OptimizerTraits.read(optimizer).offload
+    shardings = placement.optimizer_state_shardings(mesh, moments, params, offload=offload)
     key = jax.eval_shape(lambda: jax.random.key(0))
     state = TrainState(
         step=replicated(mesh, jax.ShapeDtypeStruct((), jnp.int32)),
@@ -183,7 +189,7 @@ def abstract_run(config: DictConfig, mesh: Mesh) -> AbstractRun:
         key=replicated(mesh, key),
         memory={},
         average=params if config.ema.decay else {},
-        reference=own if config.reference.reset_every else {},
+        reference=place(own) if of_reference.reset_every else {},
     )
     return AbstractRun(
         mesh=mesh,
@@ -204,15 +210,24 @@ def replicated(mesh: Mesh, tree: Any) -> Any:
     return placement.with_shardings(tree, jax.tree.map(lambda _: mesh.replicated, tree))
 
 
+def of_host(tree: Any) -> Any:
+    """Returns the shapes of arrays in the memory of the host."""
+    places = jax.tree.map(lambda x: x.sharding.with_memory_kind(HOST), tree)
+    return placement.with_shardings(tree, places)
+
+
 def bytes_of_chip(tree: Any) -> int:
-    """Returns the bytes that one device holds of these arrays."""
+    """Returns the bytes that one device holds of these arrays, without those in the host."""
+    return sum(bytes_of_shard(x) for x in jax.tree.leaves(tree) if not is_offloaded(x))
 
-    def of(x: jax.ShapeDtypeStruct) -> int:
-        is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-        size = 8 if is_key else jnp.dtype(x.dtype).itemsize
-        shape = x.sharding.shard_shape(x.shape) if x.sharding is not None else x.shape
-        for n in shape:
-            size *= n
-        return size
 
-    return sum(map(of, jax.tree.leaves(tree)))
+def bytes_of_host(tree: Any) -> int:
+    """Returns the bytes that the host holds of these arrays for one device."""
+    return sum(bytes_of_shard(x) for x in jax.tree.leaves(tree) if is_offloaded(x))
+
+
+def bytes_of_shard(x: jax.ShapeDtypeStruct) -> int:
+    is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    size = 8 if is_key else jnp.dtype(x.dtype).itemsize
+    shape = x.sharding.shard_shape(x.shape) if x.sharding is not None else x.shape
+    return size * math.prod(shape)

@@ -184,6 +184,8 @@ def advice(run: AbstractRun, costs: Sequence[Cost], memory: float) -> str:
     if worst.phase in ("update", "scores", "reference"):
         decoder, update = run.policy.decoder, run.phases.update
         if fixed > memory:
+            if getattr(run.optimizer, "offload", None) is False and run.mesh.platform != "cpu":
+                return f"optimizer.offload=true, or {chips}"
             if getattr(run.optimizer, "moment_dtype", None) == "float32":
                 return f"optimizer.moment_dtype=bfloat16, or {chips}"
             return chips

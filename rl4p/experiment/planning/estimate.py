@@ -21,7 +21,7 @@ from jax.sharding import NamedSharding
 
 from rl4p.configuration.chips import Chip
 from rl4p.distributed.partition import specs
-from rl4p.experiment.planning.abstract import AbstractRun, bytes_of_chip
+from rl4p.experiment.planning.abstract import AbstractRun, bytes_of_chip, bytes_of_host
 from rl4p.experiment.planning.flops import children, product_flops
 from rl4p.experiment.planning.programs import slots_of
 from rl4p.learner.gradient_step import microbatch_loss, prepared, shares_prompts
@@ -130,6 +130,9 @@ class StepEstimate:
             parts["shared prompts"] = numbers * (itemsize(decoder) + 4)
         packed = numbers_in_4_bits(local(run, run.policy.frozen)) / decoder.config.layers
         parts["expanded layer"] = packed * (4 + itemsize(decoder))
+        # They come to the device when only one gradient is left of these.
+        moments = bytes_of_host(run.state.optimizer_state)
+        parts["offloaded moments"] = max(0, moments + trained - sum(parts.values()))
         if run.mesh.devices.shape["fsdp"] > 1:  # one layer, embedding and head
             parts["gathered parameters"] = bytes_in(first_layers(gathered(run), 1))
         return parts

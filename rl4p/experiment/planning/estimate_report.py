@@ -11,12 +11,13 @@ from rich.table import Table
 from rl4p.configuration import instantiate
 from rl4p.configuration.chips import GIB
 from rl4p.errors import InputError
-from rl4p.experiment.planning.abstract import AbstractRun, abstract_run, bytes_of_chip
+from rl4p.experiment.planning.abstract import AbstractRun, abstract_run, bytes_of_chip, of_host
 from rl4p.experiment.planning.costs import sizes_of, unit_of
 from rl4p.experiment.planning.estimate import Parts, StepEstimate
 from rl4p.experiment.planning.programs import slots_of, unplanned
 from rl4p.experiment.planning.topology import FRACTION, estimated, gpu_share, memory_of
 from rl4p.protocols.model import PlannedModel
+from rl4p.protocols.traits import OptimizerTraits
 from rl4p.terminal import VisibleConsole
 
 
@@ -114,7 +115,7 @@ def change_that_fits(estimate: StepEstimate, memory: float) -> str:
     changed: dict[str, Any] = {}
     while over := next((x for x in estimate.memory if estimate.total(x) > memory), None):
         step = smaller_sampling(estimate) if over == "sampling" else smaller_update(estimate)
-        if step is None:
+        if (step := step or smaller_state(estimate.run)) is None:
             return larger_change(estimate, memory, over)
         key, changed[key], run = step[0], step[1], step[2]
         estimate = replace(estimate, run=run)
@@ -146,6 +147,17 @@ def smaller_update(estimate: StepEstimate) -> tuple[str, Any, AbstractRun] | Non
     if replace(estimate, run=fewer).rows[0] == rows:  # a row, or a group that stays together
         return None
     return "update.tokens_per_microbatch", tokens, fewer
+
+
+def smaller_state(run: AbstractRun) -> tuple[str, str, AbstractRun] | None:
+    """Returns an optimizer whose state is in the host's memory; None if it is, or has no option."""
+    if OptimizerTraits.read(run.optimizer).offload or not hasattr(run.optimizer, "offload"):
+        return None
+    if run.mesh.platform == "cpu":
+        return None
+    optimizer: Any = replace(run.optimizer, offload=True)  # type: ignore[type-var]
+    state = replace(run.state, optimizer_state=of_host(run.state.optimizer_state))
+    return "optimizer.offload", "true", replace(run, optimizer=optimizer, state=state)
 
 
 def larger_change(estimate: StepEstimate, memory: float, phase: str) -> str:

@@ -23,6 +23,8 @@ class OptimizerOptions:
       moment_dtype: dtype of the moments that each optimizer names; other moments have the dtype of
         the parameters. Optax also rounds the decay to this dtype: in bfloat16 a decay of 0.9 acts
         as 0.898, and 0.99 as 0.988.
+      offload: whether the state of the optimizer stays in the memory of the host. It is on the
+        devices only while it changes, after the memory of the activations is freed.
     """
 
     learning_rate: NonNegative
@@ -33,6 +35,7 @@ class OptimizerOptions:
     weight_decay: NonNegative = 0.0
     max_grad_norm: NonNegative = 1.0
     moment_dtype: Literal["float32", "bfloat16"] = "float32"
+    offload: bool = False
 
     def __post_init__(self) -> None:
         if self.schedule == "constant" and self.final_fraction:

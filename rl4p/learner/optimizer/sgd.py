@@ -25,7 +25,7 @@ class SGD(OptimizerOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.momentum == 0:
-            self.refuse_without_momentum("nesterov", "moment_dtype")
+            self.refuse_without_momentum("nesterov", "moment_dtype", "offload")
 
     def transform(self) -> optax.GradientTransformation:
         if self.momentum == 0:

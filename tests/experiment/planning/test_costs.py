@@ -186,9 +186,9 @@ def costing(phase, total, temporaries=0):
     )
 
 
-def run(*, remat="layer", optimizer=None, rollout=None, tokens=1024, sequences=64):
+def run(*, remat="layer", optimizer=None, rollout=None, tokens=1024, sequences=64, platform="gpu"):
     return SimpleNamespace(
-        mesh=SimpleNamespace(size=4, row_shards=2),
+        mesh=SimpleNamespace(size=4, row_shards=2, platform=platform),
         optimizer=optimizer or AdamW(),
         policy=SimpleNamespace(decoder=SimpleNamespace(remat=remat)),
         phases=SimpleNamespace(
@@ -204,9 +204,23 @@ def run(*, remat="layer", optimizer=None, rollout=None, tokens=1024, sequences=6
     ("options", "costs", "change"),
     [
         # The arrays that outlast the update are too large: its moments, or too few chips.
-        ({}, [("update", 150, 20)], "optimizer.moment_dtype=bfloat16, or 6 chips like these"),
+        ({}, [("update", 150, 20)], "optimizer.offload=true, or 6 chips like these"),
+        (
+            {"platform": "cpu"},
+            [("update", 150, 20)],
+            "optimizer.moment_dtype=bfloat16, or 6 chips like these",
+        ),
+        (
+            {"optimizer": AdamW(offload=True)},
+            [("update", 150, 20)],
+            "optimizer.moment_dtype=bfloat16, or 6 chips like these",
+        ),
         ({"optimizer": "one without moments"}, [("update", 150, 20)], "6 chips like these"),
-        ({"optimizer": AdamW(moment_dtype="bfloat16")}, [("update", 101, 0)], "5 chips like these"),
+        (
+            {"optimizer": AdamW(moment_dtype="bfloat16", offload=True)},
+            [("update", 101, 0)],
+            "5 chips like these",
+        ),
         # The temporaries are too large: first recompute more, then use smaller microbatches.
         ({"remat": "none"}, [("update", 150, 100)], "model.remat=layer"),
         ({"remat": "elementwise"}, [("update", 150, 100)], "model.remat=layer"),

@@ -193,3 +193,18 @@ def test_fewer_slots_take_more_decode_steps():
     read = [each.seconds["sampling"]["memory"] for each in (all_at_once, few)]
     assert read[1] > 2 * read[0]  # each step reads all parameters
     assert few.sampling()["cache"] < all_at_once.sampling()["cache"]
+
+
+def test_offloaded_moments_are_on_the_device_when_one_gradient_is_left():
+    large = ("mesh=h100_1", "model.width=1024", "model.feed_forward_width=4096")
+    short = (*large, "update.tokens_per_microbatch=257")
+    plain, offloaded = estimate_of(*short), estimate_of(*short, "optimizer.offload=true")
+    trained = bytes_of_chip(plain.run.state.params)
+    assert plain.resident()["optimizer"] == pytest.approx(2 * trained, rel=1e-6)
+    assert offloaded.resident()["optimizer"] == 0
+    assert offloaded.update()["offloaded moments"] > 0
+    assert sum(offloaded.update().values()) == pytest.approx(3 * trained, rel=1e-6)
+    long = estimate_of(*large, "update.tokens_per_microbatch=65536", "optimizer.offload=true")
+    assert long.update()["offloaded moments"] == 0  # the activations take more
+    reference = estimate_of("mesh=h100_1", "kl=fixed", "reference.offload=true")
+    assert reference.resident()["reference and copies"] == 0

@@ -1,0 +1,132 @@
+"""Tests training with arrays in the memory of the host, which JAX has on a CPU too."""
+
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rl4p.configuration import compose
+from rl4p.distributed.host_memory import as_before, is_offloaded, offloaded, on_device
+from rl4p.errors import InputError
+from rl4p.experiment import build as module
+from rl4p.experiment.build import build
+from rl4p.loop.loop import train
+from rl4p.runs.checkpoint import as_saved
+
+SMALL = (
+    *("model=scratch", "model.width=32", "model.layers=2", "model.heads=2"),
+    *("model.num_kv_heads=2", "mesh=single"),
+    *("data.train_size=20", "data.held_out_size=4", "prompts_per_step=4", "group_size=4"),
+    *("max_response_tokens=8", "steps=3", "evaluation.every=0", "tracker=none"),
+    *("optimizer.learning_rate=0.01", "+reward.terms.capital._target_=rl4p.reward.format.Format"),
+    "+reward.terms.capital.pattern='.*[A-Z].*'",
+)
+OFFLOADED = ("optimizer.offload=true",)
+pytestmark = pytest.mark.mixed_dtypes  # of optax
+
+
+@pytest.fixture
+def on_a_cpu(monkeypatch):
+    """Keeps arrays in the memory of the host, which a run on a CPU refuses."""
+    monkeypatch.setattr(module, "refuse_offloading_on_a_cpu", lambda *_: None)
+
+
+def trained(*words):
+    """Returns the experiment, its last state, and the metrics of its steps."""
+    experiment = build(compose([*SMALL, *words]))
+    steps = list(train(experiment.loop, experiment.state))
+    assert all(step.metrics["update/grad_norm"] > 0 for step in steps)
+    return experiment, steps[-1].state, [step.metrics for step in steps]
+
+
+def assert_equal(one, other):
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7),
+        jax.device_get((one.params, one.optimizer_state)),
+        jax.device_get((other.params, other.optimizer_state)),
+    )
+
+
+@pytest.mark.usefixtures("on_a_cpu")
+@pytest.mark.parametrize(
+    "words",
+    [(), ("update.minibatches=2", "update.epochs=2"), ("optimizer=muon",), ("optimizer=sgd",)],
+    ids=lambda words: " ".join(words) or "adamw",
+)
+def test_an_update_is_the_same_with_the_moments_in_the_host(words):
+    _, plain, metrics = trained(*words)
+    _, state, again = trained(*words, *OFFLOADED)
+    assert all(map(is_offloaded, jax.tree.leaves(state.optimizer_state)))
+    assert not any(map(is_offloaded, jax.tree.leaves(state.params)))
+    assert_equal(plain, state)
+    for one, other in zip(metrics, again, strict=True):
+        assert one["update/grad_norm"] == pytest.approx(other["update/grad_norm"], rel=1e-5)
+
+
+@pytest.mark.usefixtures("on_a_cpu")
+def test_a_gradient_that_is_not_finite_leaves_the_moments(monkeypatch):
+    experiment, state, _ = trained(*OFFLOADED)
+    before = jax.device_get(as_saved(state))
+    broken = jax.tree.map(lambda x: x * np.nan, state.params)
+    loop = module.replace(experiment.loop, steps=4)
+    (step,) = train(loop, module.replace(state, params=broken))
+    assert step.metrics["update/skipped"] == 1
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        jax.device_get(step.state.optimizer_state),
+        before["optimizer_state"],
+    )
+
+
+@pytest.mark.usefixtures("on_a_cpu")
+@pytest.mark.parametrize("reset", [0, 2])
+def test_scores_are_the_same_with_the_reference_in_the_host(reset):
+    words = ("kl=fixed", "kl.beta=0.5", f"reference.reset_every={reset}")
+    _, plain, metrics = trained(*words)
+    experiment, state, again = trained(*words, "reference.offload=true")
+    reference = state.reference if reset else experiment.loop.scoring.reference[1]
+    assert all(map(is_offloaded, jax.tree.leaves(reference)))
+    assert_equal(plain, state)
+    assert metrics[1]["update/kl"] == pytest.approx(again[1]["update/kl"], rel=1e-5)
+    assert metrics[1]["update/kl"] > 0  # of the first policy; after a reset it is 0 again
+
+
+@pytest.mark.usefixtures("on_a_cpu")
+def test_adapters_share_the_reference():
+    words = ("model=tiny", "model.lora.rank=2", "kl=fixed", "reference.offload=true")
+    with pytest.raises(InputError, match="has no effect with adapters, because the reference is"):
+        build(compose([*SMALL[6:], *words]))
+
+
+def test_what_is_on_the_devices_stays_there():
+    x = jnp.ones(2)
+    assert not str(jax.make_jaxpr(on_device)(x, x).eqns).strip("[]")
+    host = offloaded(x)
+    text = str(jax.make_jaxpr(on_device)(host, x))
+    assert text.index("optimization_barrier") < text.index("device_put")
+    assert is_offloaded(as_before(x, host))
+    assert as_before(x, x) is x
+
+
+SEVERAL = """
+import sys, jax, numpy as np
+from rl4p.experiment import build as module
+module.refuse_offloading_on_a_cpu = lambda *_: None
+from tests.distributed.test_host_memory import OFFLOADED, assert_equal, trained
+mesh = ("mesh.dp=2", "mesh.fsdp=2", "mesh.tp=2")
+_, plain, _ = trained(*mesh)
+_, state, _ = trained(*mesh, *OFFLOADED)
+assert_equal(plain, state)
+pairs = zip(*(jax.tree.leaves(x.optimizer_state) for x in (plain, state)), strict=True)
+assert all(one.sharding.spec == other.sharding.spec for one, other in pairs)
+"""
+
+
+def test_several_devices_keep_their_own_parts_in_the_host(on_devices):
+    done = subprocess.run(
+        [sys.executable, "-c", SEVERAL], env=on_devices(8), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
