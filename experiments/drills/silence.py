@@ -1,6 +1,6 @@
 """Measures how long a run prints nothing while it compiles for minutes and grades for a minute.
 
-    python -m experiments.drills.silence [--layers 300]
+    python -m experiments.drills.silence [--layers 200]
 
 The run has a model of many layers that are compiled one by one, and a term of the reward that takes
 a minute. It runs twice at the same time: with its output in a pipe, and on a terminal. Both have 40
@@ -33,7 +33,8 @@ STEPS = 2
 GRADING, COMPILATION = 60.0, 200.0  # the least seconds of a step and of all compilations
 PLAIN, TERMINAL = 60.0, 2.0  # the longest silence, in seconds
 COLUMNS = 40
-RECORD = re.compile(r"step \d+/\d+(?:  \S+(?: \S+)*)+")
+# A step and its fields, or a warning of the log.
+RECORD = re.compile(r"step \d+/\d+(?:  \S+(?: \S+)*)+|\[[\d: ,-]+\]\[[\w.]+\]\[[A-Z]+\] - .+")
 WORDS = (
     *SMALL,
     *("model.remat=none", "model.unroll=true", f"steps={STEPS}", "evaluation.every=0"),
@@ -48,6 +49,7 @@ class Slow:
     """A grade of 0 for all responses, after a minute."""
 
     weight: float
+    deadline: float = 2 * GRADING
 
     def __call__(self, episodes: Sequence[Episode]) -> Sequence[float]:
         time.sleep(GRADING)
@@ -122,7 +124,7 @@ class Watched:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--layers", type=int, default=300)
+    parser.add_argument("--layers", type=int, default=200)
     layers = parser.parse_args().layers
     with tempfile.TemporaryDirectory() as temporary:
         plain, shown = (
