@@ -1,5 +1,6 @@
 """Descriptions of absent NVIDIA GPUs, with which XLA compiles for them without a driver."""
 
+import os
 from typing import Any
 
 from jax.experimental import topologies
@@ -88,8 +89,16 @@ def target_of(name: str) -> str:
     )
 
 
+# Without a GPU to try them on, XLA finds no tiles for some products in Triton.
+FLAG = "--xla_gpu_enable_triton_gemm=false"
+
+
 def described_gpus(topology: str) -> list[Any]:
-    """Returns described GPUs, such as those of h100:8; of each host at most eight."""
+    """Returns described GPUs, such as those of h100:8; of each host at most eight.
+
+    Call it before XLA reads its flags.
+    """
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAG}".strip()
     name, _, count = topology.partition(":")
     hosts, each = max(1, int(count) // HOST), min(int(count), HOST)
     described = topologies.get_topology_desc(
