@@ -1,6 +1,6 @@
-"""Compiles plans for NVIDIA GPUs with the plugin of JAX, on a machine without them.
+"""Tests the descriptions of NVIDIA GPUs, and plans for them on a machine without them.
 
-`make gpu-plan` runs these tests with its own plugin on the path; without it they fail.
+`make gpu-plan` compiles the plans, with its own plugin of JAX on the path; without it they fail.
 """
 
 import json
@@ -9,12 +9,24 @@ import math
 import pytest
 
 from experiments.memory import folder_of
+from rl4p.configuration.chips import CHIPS
+from rl4p.experiment.planning.gpu import target_of
 
 STEP = (
     *("model=pretrained", "model.dtype=bfloat16", "model.remat=layer", "tracker=none"),
     *("prompts_per_step=8", "group_size=8", "max_prompt_tokens=256", "max_response_tokens=512"),
 )
 LORA = ("model.lora.rank=16", "model.param_dtype=bfloat16")
+
+
+def test_every_gpu_has_a_description():
+    for name, chip in CHIPS.items():
+        if chip.platform == "gpu":
+            text = target_of(name)
+            assert f"memory_bandwidth: {chip.bandwidth:.0f}" in text
+            assert f'device_description_str: "{chip.kind}"' in text
+    assert "shared_memory_per_block_optin: 232448" in target_of("h100")  # 227 KiB
+    assert "major: 8 minor: 9" in target_of("l4")
 
 
 @pytest.mark.gpu_plan
