@@ -48,14 +48,18 @@ class ExpectedTime:
 
     def words(self) -> str:
         """Returns a sentence with the seconds of a step, and the minutes of the run."""
-        parts, counts = f"a step {self.step:,.2g} s", f"{self.steps:,} steps"
+        parts, counts = f"a step {rounded(self.step)} s", f"{self.steps:,} steps"
         if self.evaluation:
-            parts += f", an evaluation {self.evaluation:,.2g} s"
+            parts += f", an evaluation {rounded(self.evaluation)} s"
             counts += f" and {self.evaluations:,} evaluations"
         return (
             f"time by estimate, without compilation: {parts}; {counts} take "
             f"{max(1, round(self.total / 60)):,} min"
         )
+
+
+def rounded(seconds: float) -> str:
+    return f"{seconds:,.0f}" if seconds >= 10 else f"{seconds:.1f}"
 
 
 def expected_time(

@@ -73,10 +73,10 @@ def test_no_time_is_expected_of_what_is_not_measured(monkeypatch):
 
 
 def test_the_words_round_to_minutes():
-    text = ExpectedTime(step=21.4, evaluation=16.2, steps=1030, evaluations=7).words()
+    text = ExpectedTime(step=1214.4, evaluation=6.24, steps=1030, evaluations=7).words()
     assert text == (
-        "time by estimate, without compilation: a step 21 s, an evaluation 16 s; 1,030 steps and 7 "
-        "evaluations take 369 min"
+        "time by estimate, without compilation: a step 1,214 s, an evaluation 6.2 s; 1,030 steps "
+        "and 7 evaluations take 20,848 min"
     )
 
 
