@@ -6,6 +6,7 @@
 #   make mutants                          mutation tests: a test must detect each fault in the code
 #   make drills                           faults and attacks, really carried out; takes an hour
 #   make tpu-plan                         plans for TPUs, on a machine without TPUs
+#   make gpu-plan                         plans for NVIDIA GPUs, on a machine without them
 #   make docs                             the documentation: .cache/docs/site/index.html
 #   make extras                           checks that pip can install the extras cuda and tpu
 #   make requirements                     renews requirements/: every version with its hashes
@@ -29,6 +30,7 @@ PARITY := .venv/.parity
 STORES := .venv/.stores
 TRANSFORMERS_4 := .cache/transformers4
 LIBTPU := .cache/libtpu
+CUDA := .cache/cuda
 REAL := .cache/smollm2
 SUPPLY := .cache/supply
 # Of pip: with hashes it installs only the files that were there when requirements/ was made.
@@ -37,7 +39,7 @@ HASHED := install --disable-pip-version-check --no-build-isolation --require-has
 SELF := install --disable-pip-version-check --no-deps --no-build-isolation -e .
 
 .DELETE_ON_ERROR:
-.PHONY: train test slow mutants drills tpu-plan docs extras requirements sbom audit parity parity-4 real lint format wheel clean
+.PHONY: train test slow mutants drills tpu-plan gpu-plan docs extras requirements sbom audit parity parity-4 real lint format wheel clean
 
 train: $(RUNTIME)
 	$(BIN)/python -m rl4p.train $(ARGS)
@@ -65,6 +67,10 @@ drills: $(PARITY) $(STORES)
 # libtpu has its own folder: if it were installed in .venv, JAX would look for a TPU at every import.
 tpu-plan: $(DEVELOPMENT) $(LIBTPU)
 	PYTHONPATH=$(LIBTPU) $(BIN)/python -m pytest -m tpu_plan tests/experiment/planning $(ARGS)
+
+# The plugin has its own folder too: JAX would look for a driver at every start.
+gpu-plan: $(DEVELOPMENT) $(CUDA)
+	PYTHONPATH=$(CUDA) $(BIN)/python -m pytest -m gpu_plan tests/experiment/planning $(ARGS)
 
 # The pages are made in .cache/docs, and the site from them.
 docs: $(DOCUMENTATION)
@@ -175,6 +181,11 @@ $(DOCUMENTATION): $(RUNTIME)
 $(SUPPLY)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(SUPPLY)
 	$(SUPPLY)/bin/pip install --disable-pip-version-check 'cyclonedx-bom==7.*' 'pip-audit==2.*' 'uv==0.13.*'
+	@touch $@
+
+$(CUDA): pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --disable-pip-version-check --upgrade --no-deps -c constraints.txt \
+	  --target $@ jax-cuda12-plugin jax-cuda12-pjrt nvidia-cuda-nvcc-cu12
 	@touch $@
 
 $(LIBTPU): pyproject.toml constraints.txt

@@ -115,6 +115,14 @@ ROWS: dict[str, list[dict[str, str]]] = {
             "mutant": "a run has no deadline after SIGTERM",
         },
         {
+            "what": (
+                "a run that compiles and grades for minutes prints a line each minute, and on a "
+                "terminal what it does"
+            ),
+            "drill": "silence",
+            "mutant": "a compilation is silent in plain output",
+        },
+        {
             "what": "SIGTERM and Ctrl-C save, and say how to resume",
             "tests": 'tests/runs/test_signals.py tests/runs/test_resume.py -k "signal or stopped"',
             "mutant": "a stopped run is not saved",

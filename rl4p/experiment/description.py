@@ -86,10 +86,9 @@ def describe_step(config: DictConfig, phases: Phases, prompts: list[Prompt], mes
 
 def describe_evaluation(config: DictConfig, evaluation: Evaluation) -> str:
     """Describes the evaluations of the whole run beside its training; "" if nothing is sampled."""
-    prompts, every = sum(map(len, evaluation.sets)), evaluation.every
+    prompts, times = sum(map(len, evaluation.sets)), evaluation.times(config.steps)
     if not prompts:
         return ""
-    times = 1 + (-(-config.steps // every) if every else 1)  # before the first step, after the last
     responses = times * prompts * (1 + evaluation.samples)
     trained = config.steps * config.prompts_per_step * config.group_size
     more = "; more than training, unless evaluation.prompts or evaluation.every changes it"

@@ -103,6 +103,10 @@ class Evaluation:
         sets = self.sets or ([self.loss.prompts] if self.loss else [])
         return [prompt for prompts in sets for prompt in prompts]
 
+    def times(self, steps: int) -> int:
+        """Returns the number of evaluations of a run, with those before and after all its steps."""
+        return 1 + (-(-steps // self.every) if self.every else 1)
+
     def names(self) -> list[str]:
         """Returns the names of the accuracies that `evaluate` returns."""
         tasks = dict.fromkeys(prompt.task for prompt in self.prompts)

@@ -24,7 +24,7 @@ from rl4p.distributed.processes import agreed, anywhere, first, reporting_errors
 from rl4p.errors import InputError, OutOfTime, RunError, Stopped
 from rl4p.experiment.build import Experiment, build
 from rl4p.experiment.description import is_large
-from rl4p.experiment.planning.estimate_report import needed_memory
+from rl4p.experiment.planning.estimate_report import needed
 from rl4p.experiment.planning.report import refuse_what_does_not_fit
 from rl4p.experiment.unusual_options import unusual_options
 from rl4p.loop.compilation import (
@@ -108,8 +108,9 @@ def run(config: DictConfig) -> dict[str, Any]:
             terminal.print(f"{folder}\n{experiment.sizes}")
         log.info("%s", experiment.sizes)
         if first() and is_large(experiment.loop.policy, experiment.state.params):
-            with tolerance.of("The estimate of memory"):
-                terminal.print(needed_memory(config) or "")
+            with tolerance.of("The estimate of memory and time"):
+                for sentence in needed(config, experiment.evaluation):
+                    terminal.print(sentence)
         unusual = unusual_options(experiment.loop, experiment.state.params, experiment.prompts)
         for sentence in (*experiment.idle_options, *unusual) if first() else ():
             log.warning("%s", sentence)

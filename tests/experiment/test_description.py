@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import jax
 import numpy as np
@@ -11,6 +12,7 @@ from rl4p.configuration import compose
 from rl4p.experiment import description
 from rl4p.experiment.build import build
 from rl4p.experiment.description import describe_data, describe_model
+from rl4p.loop.evaluation import Evaluation
 from rl4p.model.policy import padded_width
 
 SMALL = (
@@ -38,7 +40,9 @@ def test_the_sizes_of_a_run_are_those_of_its_parts():
 def test_the_evaluations_stand_beside_the_training(every, times, more):
     """Of 10 steps; the first evaluation is before them, and the last after them."""
     prompts = 100 if more else 3
-    evaluation = SimpleNamespace(every=every, sets=[[None] * prompts], samples=3)
+    sets: Any = [[None] * prompts]
+    parts: Any = {"phases": None, "policy": None, "term": "correct", "rows": 8}
+    evaluation = Evaluation(every=every, sets=sets, samples=3, **parts)
     config = SimpleNamespace(steps=10, prompts_per_step=2, group_size=4)
     text = description.describe_evaluation(config, evaluation)
     responses = f"{times * prompts * 4:,} responses, beside 80 to train on"

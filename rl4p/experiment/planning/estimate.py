@@ -243,10 +243,11 @@ class StepEstimate:
     @cached_property
     def seconds(self) -> dict[str, dict[str, float]]:
         """The least seconds of a step's phases for products, memory and network of a device."""
-        return {"sampling": self.of_sampling(), "update": self.of_update()}
+        return {"sampling": self.of_sampling(self.run), "update": self.of_update()}
 
-    def of_sampling(self) -> dict[str, float]:
-        run, chip, rollout = self.run, self.chip, self.run.phases.rollout
+    def of_sampling(self, run: AbstractRun) -> dict[str, float]:
+        """Returns the least seconds of a rollout, also of other prompts than those of a step."""
+        chip, rollout = self.chip, run.phases.rollout
         if not isinstance(rollout, KeepsCaches) or not chip.flops:
             return {}
         mesh, decoder, R = run.mesh.sampling, run.policy.decoder, run.response_tokens

@@ -14,8 +14,10 @@ from rl4p.errors import InputError
 from rl4p.experiment.planning.abstract import AbstractRun, abstract_run, bytes_of_chip, of_host
 from rl4p.experiment.planning.costs import sizes_of, unit_of
 from rl4p.experiment.planning.estimate import Parts, StepEstimate
+from rl4p.experiment.planning.expected_time import expected_time, with_rates
 from rl4p.experiment.planning.programs import slots_of, unplanned
 from rl4p.experiment.planning.topology import FRACTION, estimated, gpu_share, memory_of
+from rl4p.loop.evaluation import Evaluation
 from rl4p.protocols.model import PlannedModel
 from rl4p.protocols.traits import OptimizerTraits
 from rl4p.terminal import VisibleConsole
@@ -70,15 +72,24 @@ def estimate(config: DictConfig) -> dict[str, Any]:
     }
 
 
-def needed_memory(config: DictConfig) -> str | None:
-    """Returns a sentence about the memory that a run needs; None if its model cannot be planned."""
+def needed(config: DictConfig, evaluation: Evaluation) -> list[str]:
+    """Returns sentences about the memory and the time of a run; none for models without a plan.
+
+    Args:
+      config: the configuration of the run.
+      evaluation: the evaluation of the run.
+    """
     if not isinstance(instantiate(config.model), PlannedModel):
-        return None
+        return []
     mesh = instantiate(config.mesh)
-    chip, memory = memory_of(mesh)
-    estimate = StepEstimate(run=abstract_run(config, mesh), chip=chip)
+    (chip, memory), run = memory_of(mesh), abstract_run(config, mesh)
+    chip = with_rates(chip, mesh, run.policy.decoder.dtype)
+    estimate = StepEstimate(run=run, chip=chip)
     phases = ", ".join(f"{phase} {estimate.total(phase) / GIB:,.1f}" for phase in estimate.memory)
-    return f"memory of a device by estimate, GiB: {phases}, of {memory / GIB:,.1f}"
+    sentences = [f"memory of a device by estimate, GiB: {phases}, of {memory / GIB:,.1f}"]
+    if (expected := expected_time(estimate, evaluation, config.steps)) is not None:
+        sentences.append(expected.words())
+    return sentences
 
 
 def base_of(run: AbstractRun) -> dict[str, float] | None:

@@ -1,4 +1,4 @@
-"""The devices of a plan: the ones of this machine, or a slice that libtpu describes."""
+"""The devices of a plan: the ones of this machine, or absent ones that a compiler describes."""
 
 import importlib.util
 import os
@@ -14,6 +14,7 @@ from rl4p.configuration.chips import Chip, chip_of, slice_of
 from rl4p.configuration.slices import HOST
 from rl4p.distributed.mesh import AXES, Mesh
 from rl4p.errors import InputError
+from rl4p.experiment.planning.gpu import described_gpus
 
 # Set before libtpu is loaded. Otherwise it queries the metadata of the TPU host, and no other
 # process can load it.
@@ -37,6 +38,11 @@ class DescribedMesh(Mesh):
     def available(self) -> Sequence[Any]:
         assert self.topology is not None  # ensured by `planned`
         return described(self.topology)
+
+    @property
+    def platform(self) -> str:
+        assert self.topology is not None
+        return slice_of(self.topology).chip.platform  # a described GPU has the platform cuda
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,19 +105,18 @@ def planned(mesh: Mesh) -> Mesh:
 
 
 def described(topology: str) -> list[Any]:
-    """Returns the described chips of a slice such as v5e:4x4."""
+    """Returns the described chips of a slice such as v5e:4x4 or h100:8."""
     requested = slice_of(topology)
-    if requested.chip.described_as is None:
+    is_gpu = requested.chip.platform == "gpu"
+    module, extra = ("jax_cuda12_plugin", "plan-cuda") if is_gpu else ("libtpu", "plan")
+    if importlib.util.find_spec(module) is None:
         raise InputError(
-            f"mesh.topology={topology} cannot be planned: only a host with "
-            f"{requested.chip.kind} can compile for this chip. Add estimate=true, or on such a "
-            "host choose mesh=dp, fsdp or fsdp_tp, which plan for its devices."
+            f"mesh.topology={topology} needs {module}, which is not installed: "
+            f"pip install 'rl4p[{extra}]', or add estimate=true."
         )
-    if importlib.util.find_spec("libtpu") is None:
-        raise InputError(
-            f"mesh.topology={topology} needs libtpu, which is not installed: "
-            "pip install 'rl4p[plan]'."
-        )
+    if is_gpu:
+        without_accelerators()
+        return described_gpus(topology)
     for name, value in ALONE.items():
         os.environ.setdefault(name, value)
     without_accelerators()  # otherwise JAX looks for a TPU, since libtpu is installed
@@ -151,7 +156,8 @@ def memory_of(mesh: Mesh) -> tuple[Chip, float]:
     device = mesh.devices.devices.flat[0]
     chip = chip_of(device.device_kind) or Chip(platform=device.platform, kind=device.device_kind)
     if isinstance(mesh, DescribedMesh):
-        return chip, chip.memory
+        share = gpu_share() if chip.platform == "gpu" else 1.0
+        return chip, share * chip.memory
     stats = device.memory_stats() or {}
     if "bytes_limit" in stats:
         return chip, stats["bytes_limit"]

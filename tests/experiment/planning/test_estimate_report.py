@@ -9,8 +9,9 @@ from experiments import memory
 from rl4p.configuration import compose, instantiate
 from rl4p.configuration.chips import CHIPS, GIB
 from rl4p.errors import InputError, RunError
+from rl4p.experiment.build import build
 from rl4p.experiment.planning import report
-from rl4p.experiment.planning.estimate_report import base_of, estimate, needed_memory
+from rl4p.experiment.planning.estimate_report import base_of, estimate, needed
 from rl4p.experiment.planning.topology import estimated, memory_of
 from tests.documents import ROOT
 
@@ -98,11 +99,16 @@ def test_a_plan_of_an_estimate_is_written_and_printed(monkeypatch, tmp_path, cap
         report.plan(compose([*SEVEN, "mesh=l4_1", "plan.estimate=true"]))
 
 
-def test_a_run_begins_with_the_memory_of_its_phases():
-    config = compose(["model=tiny", "mesh=single"])
-    words = needed_memory(config) or ""
+def test_a_run_begins_with_its_memory_and_its_time():
+    config = compose(["model=tiny", "mesh=single", "steps=50"])
+    memory, time = needed(config, build(config).evaluation)
     assert re.fullmatch(
-        r"memory of a device by estimate, GiB: sampling [\d.]+, update [\d.]+, of [\d.]+", words
+        r"memory of a device by estimate, GiB: sampling [\d.]+, update [\d.]+, of [\d.]+", memory
+    )
+    assert re.fullmatch(
+        r"time by estimate, without compilation: a step [\d.]+ s, an evaluation [\d.]+ s; "
+        r"50 steps and \d+ evaluations take \d+ min",
+        time,
     )
 
 

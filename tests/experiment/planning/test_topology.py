@@ -1,4 +1,4 @@
-"""Tests that a plan uses the local devices, or devices that libtpu describes."""
+"""Tests that a plan uses the local devices, or devices that a compiler describes."""
 
 import importlib.util
 import os
@@ -43,24 +43,39 @@ def test_a_described_mesh_takes_the_chips_of_its_slice(monkeypatch):
     assert planned(Mesh(topology="v5e:4x4")).available == ["v5e:4x4", "chips"]
 
 
-@pytest.mark.parametrize("kind", ["h200", "h100"])
-def test_a_gpu_can_be_planned_for_only_where_it_is(kind):
-    with pytest.raises(InputError) as caught:
-        described(f"{kind}:8")
-    assert str(caught.value) == (
-        f"mesh.topology={kind}:8 cannot be planned: only a host with NVIDIA {kind.upper()} can "
-        "compile for this chip. Add estimate=true, or on such a host choose mesh=dp, fsdp or "
-        "fsdp_tp, which plan for its devices."
-    )
-
-
-def test_without_libtpu_the_sentence_says_how_to_install_it(monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "package", "extra"),
+    [("v5e:4x4", "libtpu", "plan"), ("h100:8", "jax_cuda12_plugin", "plan-cuda")],
+)
+def test_without_its_compiler_the_sentence_says_how_to_install_it(
+    monkeypatch, name, package, extra
+):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InputError) as caught:
-        described("v5e:4x4")
+        described(name)
     assert str(caught.value) == (
-        "mesh.topology=v5e:4x4 needs libtpu, which is not installed: pip install 'rl4p[plan]'."
+        f"mesh.topology={name} needs {package}, which is not installed: pip install "
+        f"'rl4p[{extra}]', or add estimate=true."
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "wiring"), [("h100:1", "1x1x1"), ("rtx4090:4", "1x1x4"), ("h100:16", "1x2x8")]
+)
+def test_gpus_are_described_by_host_and_by_their_own_figures(monkeypatch, name, wiring):
+    asked = []
+
+    def describe(**options):
+        asked.append(options)
+        return SimpleNamespace(devices=("a chip",))
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "jax_cuda12_plugin")
+    monkeypatch.setattr(topologies, "get_topology_desc", describe)
+    monkeypatch.setattr(jax.config, "update", lambda *words: None)
+    assert described(name) == ["a chip"]
+    assert (asked[0]["platform"], asked[0]["topology"]) == ("cuda", wiring)
+    mesh = planned(Mesh(topology=name))
+    assert mesh.platform == "gpu"
 
 
 @pytest.fixture
@@ -139,6 +154,12 @@ def mesh_of(kind, platform="tpu", stats=None, *, described=False):
 def test_memory_is_the_vendors_of_chips_that_are_not_here():
     chip, memory = memory_of(mesh_of("TPU v5 lite", stats={"bytes_limit": 7}, described=True))
     assert (chip.kind, memory) == ("TPU v5 lite", 16 * GIB)
+
+
+def test_of_a_gpu_that_is_not_here_jax_takes_its_share(monkeypatch):
+    monkeypatch.delenv("XLA_PYTHON_CLIENT_MEM_FRACTION", raising=False)
+    _, memory = memory_of(mesh_of("NVIDIA H100 80GB HBM3", described=True))
+    assert memory == 0.75 * 80e9
 
 
 def test_memory_is_what_the_devices_report_where_they_do():
