@@ -12,6 +12,7 @@ from jax import memory
 from rl4p.types import Array
 
 HOST = "pinned_host"  # JAX's name
+DEVICE = memory.Space.Device
 
 
 def offloaded(tree: Any) -> Any:
@@ -19,23 +20,14 @@ def offloaded(tree: Any) -> Any:
     return jax.device_put(tree, memory.Space.Host)
 
 
-def on_device(tree: Any, after: Any) -> tuple[Any, Any]:
-    """Returns a tree on the devices, and `after`; for compiled functions.
-
-    What is in the memory of the host is copied once all arrays of `after` have been computed. If
-    nothing is, both trees stay unchanged.
-    """
-    if not any(space_of(x) is memory.Space.Host for x in jax.tree.leaves(tree)):
-        return tree, after
-    tree, after = jax.lax.optimization_barrier((tree, after))
-    return jax.device_put(tree, memory.Space.Device), after
+def on_device(tree: Any) -> Any:
+    """Returns arrays on the devices, with copies of those that are in the memory of the host."""
+    return jax.tree.map(lambda x: x if space_of(x) is DEVICE else jax.device_put(x, DEVICE), tree)
 
 
 def as_before(tree: Any, before: Any) -> Any:
     """Returns arrays in the memories in which those of an equal tree are."""
-    return jax.tree.map(
-        lambda x, old: x if space_of(old) is memory.Space.Device else offloaded(x), tree, before
-    )
+    return jax.tree.map(lambda x, old: x if space_of(old) is DEVICE else offloaded(x), tree, before)
 
 
 def space_of(x: Array) -> memory.Space:

@@ -79,7 +79,7 @@ def gradient_step(
     """
 
     def one_update(state: TrainState, row_ids: Array) -> tuple[TrainState, dict[str, Array]]:
-        minibatch = jax.tree.map(lambda x: x[row_ids], batch)
+        minibatch = minibatch_of(batch, row_ids)
         gradient = forward_backward(objective, frozen, state, minibatch, coefficients)
         return optimizer_step(optimizer, objective.mesh, state, gradient)
 
@@ -88,6 +88,31 @@ def gradient_step(
     learning_rate = optimizer.learning_rate_at(state.step)
     metrics = summarise(sums) | {"update/learning_rate": learning_rate}
     return replace(trained, average=state.average), metrics
+
+
+def gradient_step_in_halves(
+    objective: Objective,
+    optimizer: Optimizer,
+    frozen: Params,
+    state: TrainState,
+    batch: TrainingBatch,
+    coefficients: dict[str, Array],
+) -> tuple[TrainState, Metrics]:
+    """Runs the updates of `gradient_step`, with a program for each half of an update.
+
+    The first half does not read the state of the optimizer. If this is in the memory of the host,
+    it is on the devices when they hold nothing but the parameters and their gradient. (Compilers
+    would copy it at the start of a program that has both halves.)
+    """
+    row_ids = jax.jit(minibatches, static_argnames="objective")(objective, state, batch)
+    parts = []
+    for each in row_ids:
+        minibatch = jax.jit(minibatch_of)(batch, each)
+        gradient = forward_backward(objective, frozen, state, minibatch, coefficients)
+        state, sums = optimizer_step(optimizer, objective.mesh, state, gradient)
+        parts.append(sums)
+    metrics = summarise(jax.tree.map(lambda *x: jnp.stack(x), *parts))
+    return state, metrics | {"update/learning_rate": optimizer.learning_rate_at(state.step)}
 
 
 def minibatches(objective: Objective, state: TrainState, batch: TrainingBatch) -> Array:
@@ -110,6 +135,10 @@ def minibatches(objective: Objective, state: TrainState, batch: TrainingBatch) -
 
     order = jax.vmap(shuffled)(jnp.arange(update.epochs))
     return order.reshape(update.epochs * update.minibatches, -1)
+
+
+def minibatch_of(batch: TrainingBatch, row_ids: Array) -> TrainingBatch:
+    return jax.tree.map(lambda x: x[row_ids], batch)
 
 
 @compiled("objective")
@@ -172,8 +201,7 @@ def optimizer_step(
     """Applies a gradient to the parameters of a state, whose buffers are donated.
 
     A gradient that is not finite changes nothing. The loop stops after too many of them. A state of
-    the optimizer in the memory of the host comes to the devices once the gradient is complete, when
-    the memory of the activations is free, and goes back.
+    the optimizer in the memory of the host comes to the devices, and goes back.
 
     Returns:
       The new state, with the same `step` (the weight version, which the caller advances), and the
@@ -182,10 +210,12 @@ def optimizer_step(
     Raises:
       RunError: the buffers of the state were donated, or the gradient has another weight version.
     """
-    moments, total = on_device(state.optimizer_state, gradient.params)
+    moments = on_device(state.optimizer_state)
     before = state.params, moments
-    norm = optax.tree.norm(total)
-    direction, optimizer_state = optimizer.transform().update(total, moments, state.params)
+    norm = optax.tree.norm(gradient.params)
+    direction, optimizer_state = optimizer.transform().update(
+        gradient.params, moments, state.params
+    )
     learning_rate = optimizer.learning_rate_at(state.step)
     params = optax.apply_updates(state.params, jax.tree.map(lambda d: learning_rate * d, direction))
     finite = jnp.isfinite(norm) & jnp.isfinite(gradient.sums["loss"])

@@ -166,7 +166,7 @@ def score_tokens(
     Returns:
       The scores by name, float32 [B, T].
     """
-    params, trajectories = on_device(params, trajectories)
+    params = on_device(params)
     mesh, replicated = options.mesh, (params, temperature)
     # A critic may run the prompts itself.
     shared = options.values is None and pays(trajectories, mesh)

@@ -15,7 +15,7 @@ from rl4p.distributed.host_memory import as_before
 from rl4p.distributed.memory import device_memory
 from rl4p.distributed.processes import to_host
 from rl4p.errors import RunError
-from rl4p.learner.gradient_step import gradient_step
+from rl4p.learner.gradient_step import gradient_step, gradient_step_in_halves
 from rl4p.loop.batches import rollout_batch
 from rl4p.loop.compilation import clock
 from rl4p.loop.metrics import measured
@@ -23,6 +23,7 @@ from rl4p.loop.parts import Loop
 from rl4p.loop.sampler_gap import check_gap
 from rl4p.loop.stopwatch import Stopwatch, doing
 from rl4p.protocols.hook import Hook, StepInfo
+from rl4p.protocols.traits import OptimizerTraits
 from rl4p.types import Params, TrainState
 
 
@@ -38,6 +39,8 @@ def train(loop: Loop, state: TrainState) -> Iterator[StepInfo]:
     state.check_not_donated()
     policy, phases, skipped = loop.policy, loop.phases, []
     objective = phases.objective(policy, loop.group_size)
+    offload = OptimizerTraits.read(loop.optimizer).offload
+    run_updates = gradient_step_in_halves if offload else gradient_step
     while (step := int(state.step)) < loop.steps:
         watch = Stopwatch()
         rollout = rollout_batch(loop, state)
@@ -46,7 +49,7 @@ def train(loop: Loop, state: TrainState) -> Iterator[StepInfo]:
         with watch("update"):
             # The state is donated without its memory, which may share arrays with the batch's.
             reference = state.reference
-            state, update_metrics = gradient_step(
+            state, update_metrics = run_updates(
                 objective,
                 loop.optimizer,
                 policy.frozen,

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from rl4p.distributed.host_memory import as_before, is_offloaded, offloaded, on_
 from rl4p.errors import InputError
 from rl4p.experiment import build as module
 from rl4p.experiment.build import build
+from rl4p.loop import loop
 from rl4p.loop.loop import train
 from rl4p.runs.checkpoint import as_saved
 
@@ -56,8 +58,10 @@ def assert_equal(one, other):
     [(), ("update.minibatches=2", "update.epochs=2"), ("optimizer=muon",), ("optimizer=sgd",)],
     ids=lambda words: " ".join(words) or "adamw",
 )
-def test_an_update_is_the_same_with_the_moments_in_the_host(words):
+def test_an_update_is_the_same_with_the_moments_in_the_host(words, monkeypatch):
     _, plain, metrics = trained(*words)
+    # Its program would hold the moments beside the activations.
+    monkeypatch.setattr(loop, "gradient_step", pytest.fail)
     _, state, again = trained(*words, *OFFLOADED)
     assert all(map(is_offloaded, jax.tree.leaves(state.optimizer_state)))
     assert not any(map(is_offloaded, jax.tree.leaves(state.params)))
@@ -67,12 +71,12 @@ def test_an_update_is_the_same_with_the_moments_in_the_host(words):
 
 
 @pytest.mark.usefixtures("on_a_cpu")
-def test_a_gradient_that_is_not_finite_leaves_the_moments(monkeypatch):
+def test_a_gradient_that_is_not_finite_leaves_the_moments():
     experiment, state, _ = trained(*OFFLOADED)
     before = jax.device_get(as_saved(state))
     broken = jax.tree.map(lambda x: x * np.nan, state.params)
-    loop = module.replace(experiment.loop, steps=4)
-    (step,) = train(loop, module.replace(state, params=broken))
+    longer = replace(experiment.loop, steps=4)
+    (step,) = train(longer, replace(state, params=broken))
     assert step.metrics["update/skipped"] == 1
     jax.tree.map(
         np.testing.assert_array_equal,
@@ -103,10 +107,9 @@ def test_adapters_share_the_reference():
 
 def test_what_is_on_the_devices_stays_there():
     x = jnp.ones(2)
-    assert not str(jax.make_jaxpr(on_device)(x, x).eqns).strip("[]")
     host = offloaded(x)
-    text = str(jax.make_jaxpr(on_device)(host, x))
-    assert text.index("optimization_barrier") < text.index("device_put")
+    assert on_device(x) is x
+    assert not is_offloaded(on_device(host))
     assert is_offloaded(as_before(x, host))
     assert as_before(x, x) is x
 

@@ -17,11 +17,11 @@ from rl4p.distributed.partition import for_decoding
 from rl4p.distributed.placement import with_shardings
 from rl4p.experiment.compatibility import choice
 from rl4p.experiment.planning.abstract import AbstractRun, bytes_of_chip, replicated
-from rl4p.learner.gradient_step import gradient_step
+from rl4p.learner.gradient_step import forward_backward, gradient_step, optimizer_step
 from rl4p.learner.logprobs import score_tokens
 from rl4p.loop.scoring import OF_POLICY
 from rl4p.protocols.planning import KeepsCaches, Planned
-from rl4p.protocols.traits import RewardTraits, RolloutTraits, TermTraits
+from rl4p.protocols.traits import OptimizerTraits, RewardTraits, RolloutTraits, TermTraits
 from rl4p.terminal import write
 
 
@@ -98,7 +98,9 @@ def bytes_refused(message: str) -> int:
 
 def programs(run: AbstractRun) -> list[Program]:
     """Returns all programs of a step. They compile in sequence: libtpu has crashed in parallel."""
-    return [*weights_for_sampling(run), *rollout(run), *scoring(run), update(run)]
+    offload = OptimizerTraits.read(run.optimizer).offload
+    updates = halves_of_update(run) if offload else [update(run)]
+    return [*weights_for_sampling(run), *rollout(run), *scoring(run), *updates]
 
 
 def weights_for_sampling(run: AbstractRun) -> Iterator[Program]:
@@ -191,18 +193,33 @@ def scoring(run: AbstractRun) -> Iterator[Program]:
 
 def update(run: AbstractRun) -> Program:
     """Compiles `gradient_step`."""
-    phases, batch = run.phases, run.batch()
-    coefficients = phases.coefficients(phases.initial_memory(), 0)
-    coefficients = jax.tree.map(
-        lambda x: replicated(run.mesh, jax.eval_shape(lambda: x)) if hasattr(x, "dtype") else x,
-        coefficients,
-    )
+    batch = run.batch()
     traced = gradient_step.trace(
-        phases.objective(run.policy, run.group_size),
+        run.phases.objective(run.policy, run.group_size),
         run.optimizer,
         run.policy.frozen,
         run.state,
         batch,
-        coefficients,
+        coefficients_of(run),
     )
     return program("update", traced, (run.resident, batch))
+
+
+def coefficients_of(run: AbstractRun) -> dict[str, Any]:
+    """Returns the coefficients of the first step, those that are arrays as shapes."""
+    coefficients = run.phases.coefficients(run.phases.initial_memory(), 0)
+    return jax.tree.map(
+        lambda x: replicated(run.mesh, jax.eval_shape(lambda: x)) if hasattr(x, "dtype") else x,
+        coefficients,
+    )
+
+
+def halves_of_update(run: AbstractRun) -> Iterator[Program]:
+    """Yields the programs of `gradient_step_in_halves`, for the rows of a minibatch."""
+    batch, objective = run.batch(), run.phases.objective(run.policy, run.group_size)
+    arguments = objective, run.policy.frozen, run.state, batch, coefficients_of(run)
+    gradient = program("gradient", forward_backward.trace(*arguments), (run.resident, batch))
+    yield gradient
+    shapes = gradient.traced.out_info if gradient.compiled is None else gradient.results()
+    traced = optimizer_step.trace(run.optimizer, run.mesh, run.state, shapes)
+    yield program("optimizer", traced, (run.resident, batch, shapes))
