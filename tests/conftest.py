@@ -167,10 +167,29 @@ def bounded_memory(memory_limit):
     """
     yield
     if resident_bytes() > memory_limit[0]:
-        jax.clear_caches()
-        gc.collect()
-        malloc_trim()
+        drop_programs()
         memory_limit[0] = max(2**30, resident_bytes() + 2**29)
+
+
+@pytest.fixture(scope="session")
+def memory_limit_of_a_file():
+    """The memory of this process above which it is given back before a test, in a list of one."""
+    return [7 * 2**28]
+
+
+@pytest.fixture(autouse=True)
+def bounded_memory_of_a_file(memory_limit_of_a_file):
+    """Gives memory back before a test too: a few long files compile programs of a gigabyte."""
+    if resident_bytes() > memory_limit_of_a_file[0]:
+        drop_programs()
+        memory_limit_of_a_file[0] = max(7 * 2**28, resident_bytes() + 2**28)
+
+
+def drop_programs():
+    """Drops the compiled programs of this process, and gives their memory back."""
+    jax.clear_caches()
+    gc.collect()
+    malloc_trim()
 
 
 def resident_bytes():

@@ -52,8 +52,8 @@ def slow_device(policy: Policy, params: Params) -> str | None:
         return None
     size = size_of(policy, params)
     return (
-        f"A model of {size / 1e6:,.0f}M parameters trains on a CPU, where a step takes minutes: "
-        "JAX has no GPU or TPU here (a GPU needs its driver and rl4p[cuda])."
+        f"A model of {size / 1e6:,.0f}M parameters trains on a CPU, because JAX has no GPU or TPU "
+        "here (a GPU needs its driver and rl4p[cuda])."
     )
 
 
