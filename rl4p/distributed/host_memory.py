@@ -30,7 +30,7 @@ def as_before(tree: Any, before: Any) -> Any:
     return jax.tree.map(lambda x, old: x if space_of(old) is DEVICE else offloaded(x), tree, before)
 
 
-def space_of(x: Array) -> memory.Space:
+def space_of(x: Array) -> Any:
     return jax.typeof(x).memory_space
 
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import rl4p
 from rl4p.configuration import compose
 from rl4p.distributed.host_memory import as_before, is_offloaded, offloaded, on_device
 from rl4p.errors import InputError
@@ -98,6 +99,16 @@ def test_scores_are_the_same_with_the_reference_in_the_host(reset):
     assert_equal(plain, state)
     assert metrics[1]["update/kl"] == pytest.approx(again[1]["update/kl"], rel=1e-5)
     assert metrics[1]["update/kl"] > 0  # of the first policy; after a reset it is 0 again
+
+
+@pytest.mark.usefixtures("on_a_cpu")
+def test_a_run_with_moments_in_the_host_resumes_exactly(tmp_path):
+    words = (*SMALL, *OFFLOADED, "kl=fixed", "reference.offload=true", "checkpoint.every=1")
+    whole = rl4p.train([*words, f"hydra.run.dir={tmp_path / 'whole'}"])
+    half = tmp_path / "half"
+    rl4p.train([*words, "steps=2", f"hydra.run.dir={half}"])
+    resumed = rl4p.train([f"resume={half}", "steps=3"])
+    assert resumed.summary()["params_sha256"] == whole.summary()["params_sha256"]
 
 
 @pytest.mark.usefixtures("on_a_cpu")

@@ -24,7 +24,8 @@ from rl4p.experiment.planning.costs import Cost, advice, bound_of_step, cost, si
 from rl4p.experiment.planning.estimate_report import estimate, show_estimate
 from rl4p.experiment.planning.programs import programs, unplanned
 from rl4p.experiment.planning.search import search
-from rl4p.experiment.planning.topology import memory_of, planned, reports_memory
+from rl4p.experiment.planning.topology import DescribedMesh, memory_of, planned, reports_memory
+from rl4p.protocols.traits import OptimizerTraits
 from rl4p.terminal import VisibleConsole
 
 log = logging.getLogger(__name__)
@@ -99,9 +100,20 @@ def refuse_what_does_not_fit(config: DictConfig) -> None:
 
 
 def described(config: DictConfig, mesh: Mesh) -> tuple[AbstractRun, Chip, float]:
-    """Returns the run, its chip, and the bytes of a chip that programs may use."""
+    """Returns the run, its chip, and the bytes of a chip that programs may use.
+
+    Raises:
+      InputError: absent GPUs would keep arrays in the memory of the host, which JAX does not
+        describe.
+    """
     run = abstract_run(config, mesh)
     chip, memory = memory_of(mesh)
+    offloads = OptimizerTraits.read(run.optimizer).offload or config.reference.offload
+    if offloads and isinstance(mesh, DescribedMesh) and chip.platform == "gpu":
+        raise InputError(
+            "optimizer.offload=true and reference.offload=true cannot be compiled for absent GPUs: "
+            "add estimate=true."
+        )
     if config.plan.memory_gib is not None:
         memory = config.plan.memory_gib * GIB
     return run, chip, memory

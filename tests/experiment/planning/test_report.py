@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from rl4p.advantage.remax import ReMax
 from rl4p.configuration import compose
-from rl4p.configuration.chips import GIB, Chip
+from rl4p.configuration.chips import GIB, Chip, slice_of
 from rl4p.errors import InputError, RunError
 from rl4p.experiment.planning import report
 from rl4p.experiment.planning.costs import Cost, Traffic
@@ -21,6 +21,8 @@ from rl4p.experiment.planning.report import (
     show,
     summary,
 )
+from rl4p.experiment.planning.topology import DescribedMesh
+from rl4p.learner.optimizer.adamw import AdamW
 from rl4p.reward.classifier import Classifier
 from rl4p.reward.correct import Correct
 from rl4p.reward.router import Router
@@ -355,7 +357,24 @@ def test_devices_that_report_no_memory_are_not_checked(caplog):
 
 
 def test_memory_is_what_the_key_says_or_what_the_devices_have(monkeypatch):
-    monkeypatch.setattr(report, "abstract_run", lambda config, mesh: "run")
+    run = SimpleNamespace(optimizer=AdamW())
+    monkeypatch.setattr(report, "abstract_run", lambda config, mesh: run)
     monkeypatch.setattr(report, "memory_of", lambda mesh: (CHIP, 5.0))
-    assert report.described(compose(), None) == ("run", CHIP, 5.0)
-    assert report.described(compose(["plan.memory_gib=0.5"]), None) == ("run", CHIP, GIB / 2)
+    assert report.described(compose(), None) == (run, CHIP, 5.0)
+    assert report.described(compose(["plan.memory_gib=0.5"]), None) == (run, CHIP, GIB / 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "optimizer"),
+    [((), AdamW(offload=True)), (("reference.offload=true",), AdamW())],
+    ids=["optimizer", "reference"],
+)
+def test_absent_gpus_have_no_host_to_compile_for(monkeypatch, words, optimizer):
+    run = SimpleNamespace(optimizer=optimizer)
+    monkeypatch.setattr(report, "abstract_run", lambda config, mesh: run)
+    monkeypatch.setattr(report, "memory_of", lambda mesh: (slice_of(mesh.topology).chip, 5.0))
+    with pytest.raises(
+        InputError, match=r"cannot be compiled for absent GPUs: add estimate=true\."
+    ):
+        report.described(compose(words), DescribedMesh(topology="h100:1"))
+    assert report.described(compose(words), DescribedMesh(topology="v5e:1x1"))[0] is run
