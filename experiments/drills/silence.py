@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.drills.outcome import tell
-from experiments.drills.small_run import SMALL, command, environment, trains
+from experiments.drills.small_run import SMALL, command, compiling, environment, trains
 from rl4p.types import Episode
 
 STEPS = 2
@@ -70,11 +70,8 @@ class Watched:
         self.output, given = pty.openpty() if terminal else os.pipe()
         if terminal:
             fcntl.ioctl(given, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
-        variables = {
-            "COLUMNS": str(COLUMNS),
-            "TERM": "xterm",
-            "JAX_ENABLE_COMPILATION_CACHE": "false",
-        }
+        variables = compiling(folder.parent / "empty")
+        variables |= {"COLUMNS": str(COLUMNS), "TERM": "xterm"}
         words = command(*WORDS, f"model.layers={layers}", f"hydra.run.dir={folder}")
         self.process = subprocess.Popen(
             words, stdout=given, stderr=subprocess.STDOUT, env=environment(**variables)

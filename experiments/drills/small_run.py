@@ -82,6 +82,17 @@ def difference(found: Path, whole: Path) -> str:
     return ""
 
 
+def compiling(folder: Path) -> dict[str, str]:
+    """Returns the variables with which each start compiles: the cache in a folder stays empty.
+
+    JAX says that it compiles only if it has a cache.
+    """
+    return {
+        "JAX_COMPILATION_CACHE_DIR": str(folder),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "1e9",
+    }
+
+
 def environment(**changed: str | None) -> dict[str, str]:
     """Returns the environment with some variables changed, or removed if they are None."""
     found = {**os.environ, **changed}
