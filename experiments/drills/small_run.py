@@ -83,9 +83,9 @@ def difference(found: Path, whole: Path) -> str:
 
 
 def compiling(folder: Path) -> dict[str, str]:
-    """Returns the variables with which each start compiles: the cache in a folder stays empty.
+    """Returns environment variables that keep JAX's cache of programs, in a folder, empty.
 
-    JAX says that it compiles only if it has a cache.
+    Each run then compiles. Without a cache JAX would not report that it compiles.
     """
     return {
         "JAX_COMPILATION_CACHE_DIR": str(folder),

@@ -211,8 +211,9 @@ def shared_bytes(kind: str, instruction: Instruction, n: int) -> int:
     """
     whole = sum(sizes(SEMAPHORE.sub("", instruction.shapes)))
     if instruction.operation.endswith("-start"):
-        parts = {"all-gather": n + 1, "reduce-scatter": n + 1, "collective-permute": 2}.get(kind, 1)
-        return whole * max(1, parts - 1) // parts
+        gathered = {"all-gather": (n, n + 1), "reduce-scatter": (n, n + 1)}
+        part, parts = (gathered | {"collective-permute": (1, 2)}).get(kind, (1, 1))
+        return whole * part // parts
     return whole * n if kind == "reduce-scatter" else whole
 
 
