@@ -57,12 +57,12 @@ class AlreadyFinished(Exception):
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Prepares for slow imports: Ctrl-C ends the process at once, with exit code 1.
+    """Pauses the garbage collector, and lets Ctrl-C end the process at once, while modules load.
 
-    KeyboardInterrupt in an import prints a traceback, or a library ignores it. Outside the main
-    thread, and if another handler of SIGINT is installed, Ctrl-C stays as it is. The garbage
-    collector pauses: imports make many objects and hardly any garbage, and it would search all of
-    them again and again.
+    Imports make many objects and hardly any garbage, and the collector would search all of them
+    again and again. KeyboardInterrupt in an import prints a traceback, or a library ignores it, so
+    Ctrl-C ends the process with exit code 1. Outside the main thread, and if another handler of
+    SIGINT is installed, Ctrl-C stays as it is.
     """
     main = threading.current_thread() is threading.main_thread()
     ours = main and signal.getsignal(signal.SIGINT) is signal.default_int_handler

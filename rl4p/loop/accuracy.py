@@ -161,10 +161,10 @@ def estimate(values_P: np.ndarray, most: int) -> Estimate:
 
 def shrunk(values_P: np.ndarray) -> tuple[float, float]:
     """Returns Student's 95 % interval of the mean, with two values of 0 and two of 1 more."""
-    values = np.concatenate([values_P, [0.0, 0.0, 1.0, 1.0]])
-    count = len(values)
     from scipy.special import stdtrit  # slow to import, and few runs need it
 
+    values = np.concatenate([values_P, [0.0, 0.0, 1.0, 1.0]])
+    count = len(values)
     half = float(stdtrit(count - 1, 0.975)) * float(np.std(values)) / sqrt(count)
     mean = float(np.mean(values))
     return max(0.0, mean - half), min(1.0, mean + half)

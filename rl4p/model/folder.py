@@ -31,8 +31,8 @@ HARMLESS = {
 ADAPTER = ("adapter_config.json", "adapter_model.*", "adapters.safetensors", "adapters.npz")
 
 
-def names_in(folder: Path) -> list[str]:
-    """Returns the names in a folder; of one that is not on this machine, none."""
+def file_names(folder: Path) -> list[str]:
+    """Returns the names of the files in a folder, sorted; [] if there is no such folder."""
     return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
 
 
@@ -40,9 +40,9 @@ def refuse_adapter(folder: Path) -> None:
     """Refuses a folder with an adapter.
 
     Raises:
-      InputError: names its files.
+      InputError: the folder has one; names its files.
     """
-    if adapter := matching(names_in(folder), ADAPTER):
+    if adapter := matching(file_names(folder), ADAPTER):
         raise InputError(
             f"{folder} has an adapter ({', '.join(adapter)}), which is not read: merge it into its "
             "base model, as PEFT's merge_and_unload and rl4p.export without adapter=true do."
@@ -56,7 +56,7 @@ def check_files(folder: Path) -> None:
       InputError: the folder has an adapter, or weights of two models.
     """
     refuse_adapter(folder)
-    names = names_in(folder)
+    names = file_names(folder)
     shards: set[str] = set()
     if INDEX in names:
         weight_map = read_json(folder / INDEX).get("weight_map")

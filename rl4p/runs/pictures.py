@@ -81,11 +81,11 @@ def in_print() -> AbstractContextManager[None]:
 
     Publishers refuse fonts of type 3, which Matplotlib embeds into PDF files by default.
     """
+    from matplotlib import rc_context
+
     sizes = dict.fromkeys(("font.size", "axes.titlesize", "axes.labelsize"), 8.0)
     sizes |= dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), 7.0)
     style: dict[Any, Any] = {**sizes, "pdf.fonttype": 42, "svg.hashsalt": "rl4p"}
-    from matplotlib import rc_context
-
     return rc_context(style)
 
 

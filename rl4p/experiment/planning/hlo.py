@@ -204,7 +204,7 @@ def collectives(text: str, iterations: int = 1) -> list[Collective]:
 
 
 def shared_bytes(kind: str, instruction: Instruction, n: int) -> int:
-    """Returns `Collective.bytes`.
+    """Returns the bytes of a collective instruction, as `Collective.bytes` defines them.
 
     The results of a start instruction include its arguments, and on a TPU the numbers of its
     semaphores. Only those of an all-reduce do not.
