@@ -5,6 +5,7 @@ a signal and saved, 4 stopped by `stop.before` and saved, 1 anything else. Each 
 its own.
 """
 
+import gc
 import os
 import signal
 import sys
@@ -55,21 +56,27 @@ class AlreadyFinished(Exception):
 
 
 @contextmanager
-def ended_by_interrupt() -> Iterator[None]:
-    """Makes Ctrl-C end the process at once, with exit code 1, until the context ends.
+def importing() -> Iterator[None]:
+    """Pauses the garbage collector, and lets Ctrl-C end the process at once, while modules load.
 
-    KeyboardInterrupt in an import prints a traceback, or a library ignores it. The context has no
-    effect outside the main thread, or if another handler of SIGINT is installed.
+    Imports make many objects and hardly any garbage, and the collector would search all of them
+    again and again. KeyboardInterrupt in an import prints a traceback, or a library ignores it, so
+    Ctrl-C ends the process with exit code 1. Outside the main thread, and if another handler of
+    SIGINT is installed, Ctrl-C stays as it is.
     """
     main = threading.current_thread() is threading.main_thread()
-    if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield
-        return
-    signal.signal(signal.SIGINT, end)
+    ours = main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    collects = gc.isenabled()
+    if ours:
+        signal.signal(signal.SIGINT, end)
+    gc.disable()
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if collects:
+            gc.enable()
+        if ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def end(number: int, frame: FrameType | None) -> None:

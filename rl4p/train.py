@@ -7,7 +7,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from rl4p.errors import ended_by_interrupt
+from rl4p.errors import importing
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def job(config: "DictConfig") -> float:
     """Runs or resumes an experiment and returns what a search maximizes."""
-    with ended_by_interrupt():
+    with importing():
         from rl4p.distributed.processes import (
             reporting_errors,  # imports JAX, which --help and --cfg do not need
         )
@@ -46,7 +46,7 @@ def after_sweep(folder: Path, runs: Sequence[Path]) -> None:
 
 def main() -> None:
     """Runs the command line."""
-    with ended_by_interrupt():
+    with importing():
         from rl4p import configuration
 
     configuration.main("train", job, join=join, after_sweep=after_sweep)

@@ -41,8 +41,8 @@ from tests.documents import (
 LANGUAGES = {"sh", "text", "python", "yaml", "json", "csv"}
 # What only users have: their data, weights, devices and other processes.
 NOT_HERE = re.compile(
-    r"/path/to/|gsm8k/|Qwen/|FOLDER|//HOST|s3://|^mesh=(v5|v6|h200)|^mesh\.(coordinator|processes)="
-    r"|^hydra/launcher=submitit|^tracker=wandb"
+    r"/path/to/|gsm8k/|Qwen/|=smollm2_|FOLDER|//HOST|s3://|^mesh=(v5|v6|h200)"
+    r"|^mesh\.(coordinator|processes)=|^hydra/launcher=submitit|^tracker=wandb"
 )
 LONG = re.compile(r"^sweep=(?!seeds$)")  # many runs, which are composed only
 PYTHON = ["python", "-m"]

@@ -1,5 +1,6 @@
 """Tests the exit codes, which scripts rely on, and Ctrl-C while a command imports its packages."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -9,7 +10,7 @@ import threading
 import pytest
 
 from rl4p import errors
-from rl4p.errors import MESSAGE, InputError, OutOfTime, RunError, Stopped, ended_by_interrupt
+from rl4p.errors import MESSAGE, InputError, OutOfTime, RunError, Stopped, importing
 
 # Sends Ctrl-C when a package is imported, and ignores KeyboardInterrupt, as some libraries do.
 CUSTOMIZED = """
@@ -68,7 +69,7 @@ def test_an_interrupt_during_imports_is_not_lost(tmp_path, package):
 
 @pytest.mark.usefixtures("heard")
 def test_afterwards_an_interrupt_is_an_exception_again():
-    with ended_by_interrupt():
+    with importing():
         assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
@@ -76,7 +77,7 @@ def test_afterwards_an_interrupt_is_an_exception_again():
 @pytest.mark.usefixtures("heard")
 def test_the_handler_of_somebody_else_stays():
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with ended_by_interrupt():
+    with importing():
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
@@ -85,10 +86,27 @@ def test_a_thread_may_import_too():
     found = []
 
     def work():
-        with ended_by_interrupt():
+        with importing():
             found.append(signal.getsignal(signal.SIGINT))
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
     assert found == [signal.default_int_handler]
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_the_garbage_collector_pauses_and_is_as_before_afterwards(on):
+    (gc.enable if on else gc.disable)()
+    try:
+        with importing():
+            assert not gc.isenabled()
+        assert gc.isenabled() == on
+    finally:
+        gc.enable()
+
+
+def test_a_run_imports_nothing_that_only_its_pictures_or_few_evaluations_need():
+    found = "import sys, rl4p.runs.run; print(*sys.modules.keys() & {'matplotlib', 'scipy'})"
+    done = subprocess.run([sys.executable, "-c", found], capture_output=True, text=True, check=True)
+    assert done.stdout == "\n"

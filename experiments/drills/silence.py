@@ -1,6 +1,6 @@
 """Measures how long a run prints nothing while it compiles for minutes and grades for a minute.
 
-    python -m experiments.drills.silence [--layers 280]
+    python -m experiments.drills.silence [--layers 220]
 
 The run has a model of many layers that are compiled one by one, and a term of the reward that takes
 a minute. It runs twice at the same time: with its output in a pipe, and on a terminal. Both have 40
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.drills.outcome import tell
-from experiments.drills.small_run import SMALL, command, environment, trains
+from experiments.drills.small_run import SMALL, command, compiling, environment, trains
 from rl4p.types import Episode
 
 STEPS = 2
@@ -70,11 +70,8 @@ class Watched:
         self.output, given = pty.openpty() if terminal else os.pipe()
         if terminal:
             fcntl.ioctl(given, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
-        variables = {
-            "COLUMNS": str(COLUMNS),
-            "TERM": "xterm",
-            "JAX_ENABLE_COMPILATION_CACHE": "false",
-        }
+        variables = compiling(folder.parent / "empty")
+        variables |= {"COLUMNS": str(COLUMNS), "TERM": "xterm"}
         words = command(*WORDS, f"model.layers={layers}", f"hydra.run.dir={folder}")
         self.process = subprocess.Popen(
             words, stdout=given, stderr=subprocess.STDOUT, env=environment(**variables)
@@ -124,7 +121,7 @@ class Watched:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--layers", type=int, default=280)
+    parser.add_argument("--layers", type=int, default=220)
     layers = parser.parse_args().layers
     with tempfile.TemporaryDirectory() as temporary:
         plain, shown = (

@@ -82,6 +82,17 @@ def difference(found: Path, whole: Path) -> str:
     return ""
 
 
+def compiling(folder: Path) -> dict[str, str]:
+    """Returns environment variables that keep JAX's cache of programs, in a folder, empty.
+
+    Each run then compiles. Without a cache JAX would not report that it compiles.
+    """
+    return {
+        "JAX_COMPILATION_CACHE_DIR": str(folder),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "1e9",
+    }
+
+
 def environment(**changed: str | None) -> dict[str, str]:
     """Returns the environment with some variables changed, or removed if they are None."""
     found = {**os.environ, **changed}

@@ -2,12 +2,11 @@
 
     python -m experiments.drills.stops [--stops 20]
 
-A run is started, stopped, resumed, and stopped again until it ends. Nothing is read from the cache
-of compiled programs, so that each start compiles. Half of the stops come at a random time, a
-quarter in one of the first compilations and a quarter in one of the first evaluations. Each stop
-must end the process within 30 s, the time that Slurm leaves, with a checkpoint that loads once
-three steps have ended. At last the run must equal a run that was not stopped in its metrics,
-samples and parameters.
+A run is started, stopped, resumed, and stopped again until it ends. Each start compiles. Half of
+the stops come at a random time, a quarter in one of the first compilations and a quarter in one of
+the first evaluations. Each stop must end the process within 30 s, the time that Slurm leaves, with
+a checkpoint that loads once three steps have ended. At last the run must equal a run that was not
+stopped in its metrics, samples and parameters.
 """
 
 import argparse
@@ -24,7 +23,7 @@ from pathlib import Path
 
 from experiments.drills.interruptions import Whole, begun_or_resumed, run_to_its_end
 from experiments.drills.outcome import tell
-from experiments.drills.small_run import SLOWLY, SMALL, difference, environment
+from experiments.drills.small_run import SLOWLY, SMALL, compiling, difference, environment
 from rl4p.errors import Stopped
 from rl4p.runs.saved_steps import newest_undamaged, steps_of
 
@@ -132,7 +131,7 @@ def main() -> int:
     parser.add_argument("--stops", type=int, default=20)
     asked, ended = parser.parse_args().stops, 0
     with tempfile.TemporaryDirectory() as temporary:
-        variables = {"JAX_ENABLE_COMPILATION_CACHE": "false", FILE: str(Path(temporary) / "now")}
+        variables = {FILE: str(Path(temporary) / "now"), **compiling(Path(temporary) / "empty")}
         options = {"program": CHILD, "env": environment(**variables)}
         whole = Whole(Path(temporary), *SMALL, *STEPS, more=None, **options)
         if not whole.trains:

@@ -37,7 +37,7 @@ from rl4p.configuration.sweep import FAILURE, MULTIRUN, Sweep
 from rl4p.configuration.sweep_start import new_sweep, resumed_sweep
 from rl4p.configuration.trust import CONF
 from rl4p.configuration.user_code import own_failures
-from rl4p.errors import AlreadyFinished, InputError, ended_by_interrupt, report
+from rl4p.errors import AlreadyFinished, InputError, importing, report
 from rl4p.terminal import VisibleStream, make_logs_visible, write
 
 log = logging.getLogger(__name__)
@@ -235,7 +235,7 @@ def launch(
                     help_of(CONFIG, parser, args)
         else:
             shows = args.cfg or args.info
-            with ended_by_interrupt():  # the check imports what the configuration names
+            with importing():  # the check imports what the configuration names
                 lines, config, sweep = preflight(
                     composer,
                     args.overrides,

@@ -125,10 +125,10 @@ def build(config: DictConfig) -> Experiment:
     optimizer: Optimizer = required(config.optimizer, Optimizer, "optimizer")
     refuse_offloading_on_a_cpu(config, mesh, optimizer)
     transforms = build_transforms(config, phases)
+    model = required(config.model, Model, "model")
     data: DataSet = required(config.data, DataSet, "data")
     questions, held_out = prompted(data, data.train()), held_out_questions(config, data)
     check_tasks(phases, questions, *(each.questions for each in held_out))
-    model = required(config.model, Model, "model")
     policy, params = model.build(mesh, jax.random.fold_in(key, 0))
     recorded = model.recorded() if isinstance(model, Records) else {}
     if policy.date is not None and "date" in config.model:

@@ -13,7 +13,7 @@ from rl4p.experiment.description import is_large, size_of
 from rl4p.learner.optimizer.adamw import AdamW
 from rl4p.loop.parts import Loop
 from rl4p.model.policy import Policy
-from rl4p.protocols.traits import RolloutTraits
+from rl4p.protocols.traits import RewardTraits, RolloutTraits
 from rl4p.reward.correct import Correct
 from rl4p.types import Params, Prompt
 
@@ -41,7 +41,7 @@ def unusual_options(loop: Loop, params: Params, prompts: Sequence[Prompt]) -> li
     if RolloutTraits.read(loop.phases.rollout).samples:
         sentences += [
             unusual_rate(policy, params, loop.optimizer),
-            unasked_format(getattr(loop.phases.reward, "terms", {}), prompts),
+            unasked_format(RewardTraits.read(loop.phases.reward).terms or {}, prompts),
         ]
     return [sentence for sentence in sentences if sentence]
 
@@ -58,7 +58,7 @@ def slow_device(policy: Policy, params: Params) -> str | None:
 
 
 def usual_rate(parameters: int, *, adapters: bool) -> float:
-    """Returns a usual learning rate of AdamW for a model with N parameters.
+    """Returns the usual learning rate of AdamW for a model with N parameters.
 
         min(max(1000 / N, 1e-6), 5e-5), and ten times as much for adapters
 

@@ -26,7 +26,6 @@ from dataclasses import dataclass
 from math import prod, sqrt
 
 import numpy as np
-from scipy.special import stdtrit
 
 FEW = 30  # prompts; fewer have the wider interval
 Z = 1.959963984540054  # the 97.5 % quantile of the normal distribution
@@ -162,6 +161,8 @@ def estimate(values_P: np.ndarray, most: int) -> Estimate:
 
 def shrunk(values_P: np.ndarray) -> tuple[float, float]:
     """Returns Student's 95 % interval of the mean, with two values of 0 and two of 1 more."""
+    from scipy.special import stdtrit  # slow to import, and few runs need it
+
     values = np.concatenate([values_P, [0.0, 0.0, 1.0, 1.0]])
     count = len(values)
     half = float(stdtrit(count - 1, 0.975)) * float(np.std(values)) / sqrt(count)

@@ -31,18 +31,32 @@ HARMLESS = {
 ADAPTER = ("adapter_config.json", "adapter_model.*", "adapters.safetensors", "adapters.npz")
 
 
+def file_names(folder: Path) -> list[str]:
+    """Returns the names of the files in a folder, sorted; [] if there is no such folder."""
+    return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+
+
+def refuse_adapter(folder: Path) -> None:
+    """Refuses a folder with an adapter.
+
+    Raises:
+      InputError: the folder has one; names its files.
+    """
+    if adapter := matching(file_names(folder), ADAPTER):
+        raise InputError(
+            f"{folder} has an adapter ({', '.join(adapter)}), which is not read: merge it into its "
+            "base model, as PEFT's merge_and_unload and rl4p.export without adapter=true do."
+        )
+
+
 def check_files(folder: Path) -> None:
     """Checks that the files of a folder are one model, and names the files that are not read.
 
     Raises:
       InputError: the folder has an adapter, or weights of two models.
     """
-    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-    if adapter := matching(names, ADAPTER):
-        raise InputError(
-            f"{folder} has an adapter ({', '.join(adapter)}), which is not read: merge it into its "
-            "base model, as PEFT's merge_and_unload and rl4p.export without adapter=true do."
-        )
+    refuse_adapter(folder)
+    names = file_names(folder)
     shards: set[str] = set()
     if INDEX in names:
         weight_map = read_json(folder / INDEX).get("weight_map")

@@ -16,6 +16,7 @@ from rl4p.model.chat_templates import Key, chat_template
 from rl4p.model.clock import date_of, set_clock
 from rl4p.model.decoder import Decoder, Remat
 from rl4p.model.families.harmless import check_keys
+from rl4p.model.folder import refuse_adapter
 from rl4p.model.hub import lasting_name, model_folder
 from rl4p.model.huggingface import read_config, read_params
 from rl4p.model.kernels import Kernel, check_kernel
@@ -69,6 +70,7 @@ class Pretrained:
     lora: LoRA = field(default_factory=LoRA)
 
     def __post_init__(self) -> None:
+        refuse_adapter(Path(self.path))  # before data are read, which can take minutes
         if self.param_dtype == "nf4" and not self.lora.rank:
             raise ValueError(
                 "param_dtype=nf4 freezes the parameters, so that only adapters can be trained: set "

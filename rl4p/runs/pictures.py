@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from io import BytesIO
 from pathlib import Path
-from typing import Any
-
-from matplotlib import rc_context
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any
 
 from rl4p.errors import RunError
 from rl4p.runs.record import replace_file
 from rl4p.terminal import visible
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # Okabe and Ito's colours, which people with colour vision deficiency can tell apart, with a lighter
 # first blue: all of them are visible on a light and on a dark page.
@@ -24,13 +24,15 @@ BLACK = "black"  # in print
 
 def panels(
     count: int, *, size: tuple[float, float], columns: int = 1, ink: str = GREY
-) -> tuple[Figure, list[Any]]:
+) -> tuple["Figure", list[Any]]:
     """Returns a transparent figure with the axes of its panels, which are in rows of `columns`.
 
     Args:
       size: the width and the height in inches.
       ink: the colour of texts and axes.
     """
+    from matplotlib.figure import Figure  # slow to import, and a run draws at its end
+
     figure = Figure(figsize=size, layout="constrained", facecolor="none")
     rows = -(-count // columns)
     axes = list(figure.subplots(rows, columns, squeeze=False).flatten())
@@ -59,7 +61,7 @@ def plain(text: str) -> str:
     return visible(text, keep="").replace("$", r"\$")
 
 
-def save(figure: Figure, path: Path) -> None:
+def save(figure: "Figure", path: Path) -> None:
     """Writes a figure as a PNG file, atomically.
 
     Raises:
@@ -79,13 +81,15 @@ def in_print() -> AbstractContextManager[None]:
 
     Publishers refuse fonts of type 3, which Matplotlib embeds into PDF files by default.
     """
+    from matplotlib import rc_context
+
     sizes = dict.fromkeys(("font.size", "axes.titlesize", "axes.labelsize"), 8.0)
     sizes |= dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), 7.0)
     style: dict[Any, Any] = {**sizes, "pdf.fonttype": 42, "svg.hashsalt": "rl4p"}
     return rc_context(style)
 
 
-def formats(figure: Figure, suffixes: Sequence[str] = ("pdf", "svg")) -> dict[str, bytes]:
+def formats(figure: "Figure", suffixes: Sequence[str] = ("pdf", "svg")) -> dict[str, bytes]:
     """Returns a figure in each format, without a date: equal figures are equal files."""
     contents = {}
     for suffix in suffixes:

@@ -15,7 +15,7 @@ from rl4p.configuration.sweep import FAILURE, SUMMARY, document, read_jobs
 from rl4p.errors import InputError
 from rl4p.loop.compilation import clock, compiled_within
 
-RECENT = 10  # steps, and evaluations, from whose times the rest is estimated
+RECENT = 20  # steps, and evaluations, from whose times the rest is estimated
 SECONDS_BETWEEN_READINGS = 10.0  # of the results of the other jobs of a sweep
 
 

@@ -164,3 +164,12 @@ def test_a_part_that_lacks_a_member_is_refused(tmp_path, monkeypatch, key, name,
     message = refusal(f"{key}._target_=incomplete.{name}", "trusted_targets=[incomplete]")
     assert message.startswith(f"{key.strip('+')}: the class ")
     assert sentence in message
+
+
+def test_an_adapter_is_refused_before_data_are_read(tmp_path):
+    adapter, data = tmp_path / "adapter", tmp_path / "array.json"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text("{}")
+    data.write_text("[\n")
+    words = ("model=pretrained", f"model.path={adapter}", "data=jsonl", f"data.path={data}")
+    assert "has an adapter" in refusal(*words, small=())

@@ -14,7 +14,9 @@ import httpx
 import jax
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
+from experiments.real_model import packaged
 from rl4p.distributed.mesh import Mesh
 from rl4p.model.huggingface import write_policy
 from rl4p.model.pretrained import Pretrained
@@ -41,6 +43,25 @@ SMALL = (
     "+reward.terms.short._target_=rl4p.reward.format.Format",
     "+reward.terms.short.pattern='[^aeiou]*'",
 )
+
+
+def test_the_folder_has_the_weights_and_tokens_that_transformers_reads(monkeypatch):
+    """`experiments.real_model` reads the GGUF file by itself."""
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.syspath_prepend(str(FOLDER.with_name(f"{FOLDER.name}_package")))
+    path = packaged()
+    source = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(**source).state_dict()
+    ours = load_file(FOLDER / "model.safetensors")
+    assert ours.keys() == theirs.keys() - {"lm_head.weight"}  # tied
+    for name, array in ours.items():
+        np.testing.assert_array_equal(array, theirs[name].numpy())
+    text = "Add 17 and 25.\n\tété 漢字 <|im_start|>user\n12345<|im_end|>"
+    tokens = [
+        transformers.AutoTokenizer.from_pretrained(**each).encode(text)
+        for each in (source, {"pretrained_model_name_or_path": FOLDER})
+    ]
+    assert tokens[0] == tokens[1]
 
 
 def command(module: str, *words: str) -> str:

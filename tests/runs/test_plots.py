@@ -1,9 +1,9 @@
 """Tests that the learning curve shows each number of the record at its step."""
 
+import matplotlib.figure
 import pytest
 from matplotlib.image import imread
 
-import rl4p.runs.pictures
 from rl4p.runs.plots import plot_collector, plot_learning_curve
 
 A, B = "eval/a/pass_at_1", "eval/b/pass_at_1"
@@ -22,12 +22,12 @@ def draw(monkeypatch, tmp_path):
     def drawn(rows):
         figures = []
 
-        class Kept(rl4p.runs.pictures.Figure):
+        class Kept(matplotlib.figure.Figure):
             def __init__(self, *args, **kwargs):
                 super().__init__(*args, **kwargs)
                 figures.append(self)
 
-        monkeypatch.setattr(rl4p.runs.pictures, "Figure", Kept)
+        monkeypatch.setattr(matplotlib.figure, "Figure", Kept)
         path = tmp_path / "plots" / "deep" / "curve.png"
         plot_learning_curve(rows, path)
         ((axes, reward_axes),) = [figure.axes for figure in figures]

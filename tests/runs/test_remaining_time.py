@@ -35,6 +35,18 @@ def test_the_remaining_time_has_the_evaluations_and_no_compilation(clock, monkey
     assert time.left(10) == 0.0
 
 
+def test_a_burst_of_slow_steps_does_not_move_the_remaining_time_but_a_lasting_change_does(clock):
+    time = RemainingTime(100)
+    time.begin({})
+    lefts = []
+    for seconds in (*[1] * 20, *[3] * 9, *[3] * 3):
+        clock.now += seconds
+        time.add_step({})
+        lefts.append(time.left(90))
+    assert lefts[:29] == [10.0] * 29
+    assert lefts[-1] == 30.0
+
+
 def ended(folder, total, compiled, step=10):
     folder.mkdir()
     seconds = {"total": total, "compile": compiled}

@@ -98,7 +98,8 @@ def described_gpus(topology: str) -> list[Any]:
 
     Call it before XLA reads its flags.
     """
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAG}".strip()
+    flags = os.environ.get("XLA_FLAGS", "").split()
+    os.environ["XLA_FLAGS"] = " ".join(dict.fromkeys([*flags, FLAG]))
     name, _, count = topology.partition(":")
     hosts, each = max(1, int(count) // HOST), min(int(count), HOST)
     described = topologies.get_topology_desc(

@@ -20,6 +20,7 @@ COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
 INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*)$")
 OPERATION = re.compile(r"(?:^|[\s)}\]])([a-z][\w\-]*)\(")
 SHAPE = re.compile(r"\b([a-z]+\d*(?:e\d+m\d+\w*)?)\[([\d,]*)\]")
+SEMAPHORE = re.compile(r"[us]32\[\]")
 CALLED = re.compile(r"(?:calls|to_apply|called_computation)=%?([\w.\-]+)")
 BRANCHES = re.compile(r"(?:true_computation|false_computation)=%?([\w.\-]+)")
 BITS = {"pred": 8, "token": 0, "opaque": 0}
@@ -203,12 +204,16 @@ def collectives(text: str, iterations: int = 1) -> list[Collective]:
 
 
 def shared_bytes(kind: str, instruction: Instruction, n: int) -> int:
-    """Returns `Collective.bytes`. The results of a start instruction include its arguments."""
-    every = list(sizes(instruction.shapes))
-    if instruction.operation.endswith("-start") and kind in ("all-gather", "collective-permute"):
-        whole = max(every, default=0)
-        return whole if len(every) <= 4 else sum(every) * n // (n + 1)
-    whole = sum(every)
+    """Returns the bytes of a collective instruction, as `Collective.bytes` defines them.
+
+    The results of a start instruction include its arguments, and on a TPU the numbers of its
+    semaphores. Only those of an all-reduce do not.
+    """
+    whole = sum(sizes(SEMAPHORE.sub("", instruction.shapes)))
+    if instruction.operation.endswith("-start"):
+        gathered = {"all-gather": (n, n + 1), "reduce-scatter": (n, n + 1)}
+        part, parts = (gathered | {"collective-permute": (1, 2)}).get(kind, (1, 1))
+        return whole * part // parts
     return whole * n if kind == "reduce-scatter" else whole
 
 

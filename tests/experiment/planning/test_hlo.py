@@ -118,6 +118,36 @@ def test_what_only_starts_counts_once_and_by_its_result():
     assert (gathered.times, gathered.bytes, len(gathered.group)) == (7, 8 * 128 * 2, 4)
 
 
+STARTED = """HloModule jit_f
+
+ENTRY %main (x: f32[8,64]) -> f32[8,64] {{
+  %x = f32[8,64]{{1,0}} parameter(0)
+  %start = {shapes} {kind}-start(%x), replica_groups={{{{0,1,2,3}}}}
+  ROOT %done = f32[8,64]{{1,0}} {kind}-done(%start)
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "shapes", "size"),
+    [
+        (  # of a GPU: two arrays at once
+            "reduce-scatter",
+            "((f32[8,64]{1,0}, f32[4,4]{1,0}), (f32[2,64]{1,0}, f32[1,4]{1,0}))",
+            4 * (8 * 64 + 4 * 4),
+        ),
+        ("reduce-scatter", "(f32[8,64]{1,0}, f32[2,64]{1,0})", 4 * 8 * 64),
+        ("all-gather", "((bf16[2,64]{1,0}, bf16[1]{0}), (bf16[8,64]{1,0}, bf16[4]{0}))", 2 * 516),
+        ("all-gather", "(bf16[2,64]{1,0}, bf16[8,64]{1,0}, u32[], u32[])", 2 * 8 * 64),
+        ("collective-permute", "(f32[8,64]{1,0}, f32[8,64]{1,0}, u32[], u32[])", 4 * 8 * 64),
+        ("all-reduce", "(f32[8,64]{1,0}, f32[4]{0})", 4 * (8 * 64 + 4)),
+    ],
+)
+def test_what_starts_has_its_arguments_among_its_results(kind, shapes, size):
+    (found,) = collectives(STARTED.format(kind=kind, shapes=shapes))
+    assert (found.kind, found.bytes) == (kind, size)
+
+
 FUSED = """HloModule jit_f
 
 %all-reduce-scatter.1 (input: f32[3584,64]) -> f32[960,64] {

@@ -69,11 +69,14 @@ def test_gpus_are_described_by_host_and_by_their_own_figures(monkeypatch, name, 
         asked.append(options)
         return SimpleNamespace(devices=("a chip",))
 
+    monkeypatch.setenv("XLA_FLAGS", "--own=1")  # restored after the test
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "jax_cuda12_plugin")
     monkeypatch.setattr(topologies, "get_topology_desc", describe)
     monkeypatch.setattr(jax.config, "update", lambda *words: None)
     assert described(name) == ["a chip"]
     assert (asked[0]["platform"], asked[0]["topology"]) == ("cuda", wiring)
+    assert described(name) == ["a chip"]
+    assert os.environ["XLA_FLAGS"] == "--own=1 --xla_gpu_enable_triton_gemm=false"
     mesh = planned(Mesh(topology=name))
     assert mesh.platform == "gpu"
 
