@@ -53,14 +53,21 @@ def specs(tree: Any, axes: tuple[str, ...] = ("fsdp", "tp")) -> Any:
 def specs_beside(tree: Any, params: Params) -> Any:
     """Returns the specs of an optimizer's state.
 
-    A leaf with the name and shape of a parameter is sharded as it; all others are replicated.
+    A leaf with the name and shape of a parameter is sharded as it. A leaf whose shape differs in
+    the last dimension only (the scales of blocks) is sharded along the others. All other leaves are
+    replicated.
     """
     shapes = {keys(path): jnp.shape(x) for path, x in jax.tree.leaves_with_path(params)}
 
     def leaf_spec(path: tuple, x: Any) -> PartitionSpec:
         ends = (keys(path[start:]) for start in range(len(path)))
-        beside = any(shapes.get(end) == jnp.shape(x) for end in ends)
-        return spec(path, jnp.ndim(x)) if beside else PartitionSpec()
+        shape = next((shapes[end] for end in ends if end in shapes), ())
+        if len(shape) != jnp.ndim(x) or shape[:-1] != jnp.shape(x)[:-1]:
+            return PartitionSpec()
+        beside = spec(path, jnp.ndim(x))
+        if shape == jnp.shape(x):
+            return beside
+        return PartitionSpec(*beside[:-1]) if any(beside[:-1]) else PartitionSpec()
 
     return jax.tree.map_with_path(leaf_spec, tree)
 

@@ -9,6 +9,7 @@ from rl4p.distributed.mesh import Mesh, sizes_of
 from rl4p.errors import InputError
 from rl4p.learner.optimizer.adafactor import Adafactor
 from rl4p.learner.optimizer.adamw import AdamW
+from rl4p.learner.optimizer.adamw_8bit import AdamW8Bit
 from rl4p.learner.optimizer.muon import Muon
 from rl4p.model.decoder import Decoder, DecoderConfig
 from rl4p.model.lora import LoRA
@@ -74,7 +75,7 @@ def test_one_axis_of_the_mesh_never_divides_a_parameter_twice(monkeypatch):
         partition.specs(shapes())
 
 
-@pytest.mark.parametrize("optimizer", [AdamW(), Muon(), Adafactor()])
+@pytest.mark.parametrize("optimizer", [AdamW(), AdamW8Bit(), Muon(), Adafactor()])
 def test_what_an_optimizer_keeps_of_a_parameter_lies_beside_it(optimizer):
     params = shapes()
     state = jax.eval_shape(optimizer.transform().init, params)
@@ -89,6 +90,20 @@ def test_what_an_optimizer_keeps_of_a_parameter_lies_beside_it(optimizer):
         else:  # a step count, or row sums of a factored moment
             assert place == PartitionSpec()
     assert beside or isinstance(optimizer, Adafactor)
+
+
+def test_the_scales_of_blocks_are_sharded_along_the_rows_of_their_parameter():
+    params = shapes(width=64, head_width=32, feed_forward_width=96)
+    state = jax.eval_shape(AdamW8Bit().transform().init, params)
+    places = by_name(partition.specs_beside(state, params))
+    scales = {
+        name.partition("/nu/scales/")[2]: place
+        for name, place in places.items()
+        if "/nu/scales/" in name
+    }
+    assert scales["layers/query/kernel"] == PartitionSpec(None, "fsdp")
+    assert scales["layers/down/kernel"] == PartitionSpec(None, "tp")
+    assert scales["embedding"] == PartitionSpec("tp")
 
 
 @pytest.mark.parametrize(

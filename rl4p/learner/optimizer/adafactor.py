@@ -6,7 +6,7 @@ import optax
 
 from rl4p.configuration.bounds import AboveZero, NonNegative, Positive, Share
 from rl4p.learner.optimizer.blocks import blockwise
-from rl4p.learner.optimizer.options import OptimizerOptions
+from rl4p.learner.optimizer.options import MomentDtype, OptimizerOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +35,7 @@ class Adafactor(OptimizerOptions):
     clip_rms: AboveZero = 1.0
     relative: bool = True
     momentum: Share = 0.0
+    moment_dtype: MomentDtype = "float32"
 
     def __post_init__(self) -> None:
         super().__post_init__()

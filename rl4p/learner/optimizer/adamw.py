@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import optax
 
 from rl4p.configuration.bounds import AboveZero, NonNegative, Share
-from rl4p.learner.optimizer.options import OptimizerOptions
+from rl4p.learner.optimizer.options import MomentDtype, OptimizerOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +23,7 @@ class AdamW(OptimizerOptions):
     b1: Share = 0.9
     b2: Share = 0.999
     epsilon: AboveZero = 1e-8
+    moment_dtype: MomentDtype = "float32"
 
     def transform(self) -> optax.GradientTransformation:
         return self.descent(

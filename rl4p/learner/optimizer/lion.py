@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import optax
 
 from rl4p.configuration.bounds import NonNegative, Share
-from rl4p.learner.optimizer.options import OptimizerOptions
+from rl4p.learner.optimizer.options import MomentDtype, OptimizerOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +22,7 @@ class Lion(OptimizerOptions):
     learning_rate: NonNegative = 5e-5
     b1: Share = 0.9
     b2: Share = 0.99
+    moment_dtype: MomentDtype = "float32"
 
     def transform(self) -> optax.GradientTransformation:
         return self.descent(optax.scale_by_lion(self.b1, self.b2, mu_dtype=self.moment_dtype))

@@ -8,7 +8,7 @@ import optax.contrib
 
 from rl4p.configuration.bounds import AboveZero, NonNegative, Positive, Share
 from rl4p.learner.optimizer.blocks import is_inner_matrix
-from rl4p.learner.optimizer.options import OptimizerOptions
+from rl4p.learner.optimizer.options import MomentDtype, OptimizerOptions
 from rl4p.types import Params
 
 
@@ -43,6 +43,7 @@ class Muon(OptimizerOptions):
     b1: Share = 0.9
     b2: Share = 0.999
     epsilon: AboveZero = 1e-8
+    moment_dtype: MomentDtype = "float32"
 
     def transform(self) -> optax.GradientTransformation:
         matrices = optax.contrib.scale_by_muon(

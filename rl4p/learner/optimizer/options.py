@@ -10,6 +10,10 @@ from rl4p.learner.optimizer.blocks import is_matrix
 from rl4p.learner.optimizer.schedule import Schedule, learning_rate_at
 from rl4p.types import Array
 
+# Optax also rounds the decay of a moment to this dtype: in bfloat16 a decay of 0.9 acts as 0.898,
+# and 0.99 as 0.988.
+MomentDtype = Literal["float32", "bfloat16"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerOptions:
@@ -20,9 +24,6 @@ class OptimizerOptions:
       schedule, warmup_steps, total_steps, final_fraction: see `optimizer/schedule.py`.
       weight_decay: decoupled weight decay (1711.05101), for matrices only (`blocks.is_matrix`).
       max_grad_norm: global norm that larger gradients are scaled down to; 0 disables clipping.
-      moment_dtype: dtype of the moments that each optimizer names; other moments have the dtype of
-        the parameters. Optax also rounds the decay to this dtype: in bfloat16 a decay of 0.9 acts
-        as 0.898, and 0.99 as 0.988.
       offload: whether the state of the optimizer stays in the memory of the host. It is on the
         devices only while it changes, after the memory of the activations is freed.
     """
@@ -34,7 +35,6 @@ class OptimizerOptions:
     final_fraction: Share = 0.0
     weight_decay: NonNegative = 0.0
     max_grad_norm: NonNegative = 1.0
-    moment_dtype: Literal["float32", "bfloat16"] = "float32"
     offload: bool = False
 
     def __post_init__(self) -> None:

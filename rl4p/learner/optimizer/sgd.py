@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import optax
 
 from rl4p.configuration.bounds import NonNegative, Share
-from rl4p.learner.optimizer.options import OptimizerOptions
+from rl4p.learner.optimizer.options import MomentDtype, OptimizerOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +21,7 @@ class SGD(OptimizerOptions):
     learning_rate: NonNegative = 5e-3
     momentum: Share = 0.9
     nesterov: bool = False
+    moment_dtype: MomentDtype = "float32"
 
     def __post_init__(self) -> None:
         super().__post_init__()

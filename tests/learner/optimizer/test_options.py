@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from rl4p.distributed.mesh import Mesh
 from rl4p.learner.optimizer.adafactor import Adafactor
 from rl4p.learner.optimizer.adamw import AdamW
+from rl4p.learner.optimizer.adamw_8bit import AdamW8Bit
 from rl4p.learner.optimizer.lion import Lion
 from rl4p.learner.optimizer.muon import Muon
 from rl4p.learner.optimizer.options import OptimizerOptions
@@ -23,7 +24,7 @@ from rl4p.runs.checkpoint import Orbax, as_saved
 pytestmark = pytest.mark.mixed_dtypes
 
 CONF = Path(__file__).resolve().parents[3] / "conf" / "optimizer"
-OPTIMIZERS = [Adafactor, AdamW, Lion, Muon, SGD]
+OPTIMIZERS = [Adafactor, AdamW, AdamW8Bit, Lion, Muon, SGD]
 PARAMS = {
     "embedding": jnp.full((2, 2), 10.0),
     "layers": {
@@ -96,7 +97,8 @@ def test_a_state_that_is_given_up_in_training_comes_back_from_a_checkpoint(
 ):
     """As in a run, a compiled init begins the state, and a scan carries it in donated arrays."""
     momentum = {"momentum": 0.9} if hasattr(optimizer, "momentum") else {}
-    optimizer = optimizer(moment_dtype=dtype, **momentum)
+    dtypes = {"moment_dtype": dtype} if hasattr(optimizer, "moment_dtype") else {}
+    optimizer = optimizer(**dtypes, **momentum)
     transform, mesh = optimizer.transform(), Mesh(dp=1)
     begin = jax.jit(transform.init, out_shardings=mesh.replicated)
     gradient = as_gradient(1e-3, params)
@@ -150,7 +152,7 @@ def test_options_of_the_momentum_need_a_momentum(optimizer, option, word):
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_the_yaml_has_the_defaults_of_the_class(optimizer):
     """Only the end of the schedule differs: it is the end of the run."""
-    written = OmegaConf.load(CONF / f"{optimizer.__name__.lower()}.yaml")
+    written = OmegaConf.load(CONF / f"{optimizer.__module__.rpartition('.')[2]}.yaml")
     written = OmegaConf.merge({"optimizer": written}, {"steps": 7})
     assert instantiate(written.optimizer) == optimizer(total_steps=7)
 
@@ -159,7 +161,6 @@ def test_the_defaults_change_nothing_but_the_length_of_a_gradient():
     options = OptimizerOptions(learning_rate=0.5)
     assert (options.schedule, options.warmup_steps, options.total_steps) == ("constant", 0, 1)
     assert (options.weight_decay, options.max_grad_norm) == (0.0, 1.0)
-    assert options.moment_dtype == "float32"
     np.testing.assert_array_equal([options.learning_rate_at(s) for s in (0, 1, 9)], 0.5)
 
 
