@@ -1,6 +1,6 @@
 """Measures how long a run prints nothing while it compiles for minutes and grades for a minute.
 
-    python -m experiments.drills.silence [--layers 220]
+    python -m experiments.drills.silence [--layers 250]
 
 The run has a model of many layers that are compiled one by one, and a term of the reward that takes
 a minute. It runs twice at the same time: with its output in a pipe, and on a terminal. Both have 40
@@ -121,7 +121,7 @@ class Watched:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--layers", type=int, default=220)
+    parser.add_argument("--layers", type=int, default=250)
     layers = parser.parse_args().layers
     with tempfile.TemporaryDirectory() as temporary:
         plain, shown = (
