@@ -22,6 +22,7 @@ class Chip:
       flops: bfloat16 operations per second in matrix products; 0 if unknown.
       bandwidth: memory bandwidth in bytes per second; 0 if unknown.
       network: the bytes per second that it sends along one axis of a slice; 0 if unknown.
+      latency: the least seconds until a neighbour in a slice has what it sends; 0 if unknown.
       wirings: the wirings of its slices, the smallest first.
       devices: the number of JAX's devices in a chip; the other figures are of one device.
       described_as: libtpu's name for the chip in a description of a slice that is not attached.
@@ -34,6 +35,7 @@ class Chip:
     flops: float = 0
     bandwidth: float = 0
     network: float = 0
+    latency: float = 0
     wirings: Sequence[str] = ()
     devices: int = 1
     described_as: str | None = None
@@ -53,7 +55,8 @@ CARDS = "1 2 4 8"
 # Sources: docs.cloud.google.com/tpu/docs/ v4, v5e, v5p, v6e and tpu7x (specifications and supported
 # topologies). The bandwidth of all links there counts both directions; a ring along an axis sends
 # over two of the four links in a plane, or of the six in a cube, in one direction each. A chip of
-# tpu7x is two devices, each with half of its figures.
+# tpu7x is two devices, each with half of its figures. A hop of about a microsecond is the figure of
+# jax-ml.github.io/scaling-book/sharding.
 #   kind, memory in GiB, TFLOP/s, memory GB/s, network GB/s, wirings, libtpu's name
 TPUS = {
     "v4": ("TPU v4", 32, 275, 1228, 100, CUBES, "v4"),
@@ -101,7 +104,10 @@ MORE: dict[str, dict[str, Any]] = {
     "tpu7x": {"devices": 2},
 }
 CHIPS = {
-    **{name: of_row("tpu", GIB, row, **MORE.get(name, {})) for name, row in TPUS.items()},
+    **{
+        name: of_row("tpu", GIB, row, latency=1e-6, **MORE.get(name, {}))
+        for name, row in TPUS.items()
+    },
     **{name: of_row("gpu", 1e9, row) for name, row in GPUS.items()},
 }
 

@@ -8,8 +8,10 @@ from functools import cached_property
 from typing import Any, Literal
 
 import jax
+import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from rl4p.configuration.bounds import Positive
 from rl4p.configuration.chips import slice_of
 from rl4p.distributed.partition import RULES
 from rl4p.distributed.processes import ProcessOptions, place
@@ -17,6 +19,7 @@ from rl4p.errors import InputError
 
 AXES = ("dp", "fsdp", "tp")
 ROW_AXES = ("dp", "fsdp")  # these divide the rows of a batch
+AUTO = (jax.sharding.AxisType.Auto,) * len(AXES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +43,9 @@ class Mesh(ProcessOptions):
       rollout_devices: the number of devices, taken from the end, that only sample. The axes above
         divide the other devices. Each sampling device holds all parameters, or its shard along
         `tp`. None: every device both samples and trains.
+      sampling_tp: `tp` while the policy samples: each device then reads a smaller share of the
+        parameters at a decode step. It may be more than the KV heads, which are copied. None is
+        `tp`.
     """
 
     dp: int = -1
@@ -49,6 +55,7 @@ class Mesh(ProcessOptions):
     cpu_devices: int | None = None
     topology: str | None = None
     rollout_devices: int | None = None
+    sampling_tp: Positive | None = None
 
     def __post_init__(self) -> None:
         shape = self.shape
@@ -83,15 +90,37 @@ class Mesh(ProcessOptions):
         devices = self.available[: count - apart]
         local = sum(device.process_index == devices[0].process_index for device in devices)
         sizes = self.sizes(len(devices), local)
-        auto = (jax.sharding.AxisType.Auto,) * len(AXES)
-        return jax.make_mesh(sizes, AXES, auto, devices=devices[: math.prod(sizes)])
+        return self.arranged(sizes, devices[: math.prod(sizes)])
+
+    def arranged(self, sizes: Sequence[int], devices: Sequence[Any]) -> jax.sharding.Mesh:
+        """Returns a mesh of these sizes, in which JAX chooses the order of the devices."""
+        return jax.make_mesh(sizes, AXES, AUTO, devices=devices)
+
+    @property
+    def samples_apart(self) -> bool:
+        """Whether other devices sample than those of this mesh."""
+        return bool(self.rollout_devices)
 
     @cached_property
     def sampling(self) -> "Mesh":
-        """The mesh that samples: this one, unless `rollout_devices` sets devices aside."""
-        if not self.rollout_devices:
-            return self
-        return RolloutMesh(tp=self.devices.shape["tp"], training=self)
+        """The mesh that samples: this one, unless it has other devices or another `tp`."""
+        tp = self.tp_while_sampling()
+        return self if tp is None else SamplingMesh(tp=tp, training=self)
+
+    def tp_while_sampling(self) -> int | None:
+        """Returns the `tp` of the mesh that samples, if this is another mesh.
+
+        Raises:
+          InputError: `sampling_tp` does not divide the devices that sample.
+        """
+        own, count = self.devices.shape["tp"], self.rollout_devices or self.size
+        if count % (self.sampling_tp or 1):
+            raise InputError(
+                f"mesh.sampling_tp={self.sampling_tp} does not divide the {count} devices that "
+                "sample."
+            )
+        tp = self.sampling_tp or own
+        return tp if self.samples_apart or tp != own else None
 
     def key(self, seed: int) -> jax.Array:
         """Returns a random key, made after the check of the devices, which the first array uses."""
@@ -160,30 +189,44 @@ class Mesh(ProcessOptions):
     def check_divides(self, dimensions: Mapping[str, int]) -> None:
         """Checks that the mesh divides a model's dimensions, named as in `partition.RULES`.
 
+        The KV heads need not be divisible by `sampling_tp` (`kv_copies`).
+
         Raises:
           InputError: an axis of the mesh does not divide a dimension that it shards.
         """
         for name, size in dimensions.items():
             axis = RULES[name]
-            parts = self.devices.shape[axis]
-            if size % parts:
-                fits = [n for n in range(1, size + 1) if size % n == 0]
-                nearest = min(fits, key=lambda n: (abs(n - parts), n))
-                raise InputError(
-                    f"mesh.{axis}={parts} does not divide the model's {name}, which is {size}: "
-                    f"the nearest that does is {nearest}."
-                )
+            check_divisible(f"mesh.{axis}", self.devices.shape[axis], name, size)
+            if axis == "tp" and name != "num_kv_heads" and self.sampling_tp:
+                check_divisible("mesh.sampling_tp", self.sampling_tp, name, size)
+
+    def kv_copies(self, num_kv_heads: int) -> int:
+        """Returns the copies of each KV head with which `tp` divides the KV heads."""
+        tp = self.devices.shape["tp"]
+        return tp // math.gcd(tp, num_kv_heads)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RolloutMesh(Mesh):
-    """The sampling mesh over the last devices of another mesh."""
+class SamplingMesh(Mesh):
+    """The mesh that samples: the last devices of another mesh, or all of them with another `tp`."""
 
     training: Mesh
 
     @cached_property
     def available(self) -> Sequence[Any]:
-        return self.training.available[-(self.training.rollout_devices or 0) :]
+        if apart := self.training.rollout_devices:
+            return self.training.available[-apart:]
+        return self.training.devices.devices.flatten()
+
+    def arranged(self, sizes: Sequence[int], devices: Sequence[Any]) -> jax.sharding.Mesh:
+        if self.training.samples_apart:
+            return super().arranged(sizes, devices)
+        # Both meshes have one order: a program takes arrays of one and returns arrays of the other.
+        return jax.sharding.Mesh(np.reshape(devices, sizes), AXES, AUTO)
+
+    @property
+    def platform(self) -> str:
+        return self.training.platform
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,6 +258,21 @@ def sizes_of(shape: str) -> dict[str, int]:
             "fsdp and tp, or named sizes, such as {dp:2,fsdp:-1}."
         )
     return dict.fromkeys(AXES, 1) | sizes
+
+
+def check_divisible(key: str, parts: int, name: str, size: int) -> None:
+    """Checks that an axis of a mesh divides a dimension of a model.
+
+    Raises:
+      InputError: it does not.
+    """
+    if size % parts:
+        fits = [n for n in range(1, size + 1) if size % n == 0]
+        nearest = min(fits, key=lambda n: (abs(n - parts), n))
+        raise InputError(
+            f"{key}={parts} does not divide the model's {name}, which is {size}: the nearest that "
+            f"does is {nearest}."
+        )
 
 
 def devices_of_jax() -> Sequence[Any]:

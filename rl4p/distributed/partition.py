@@ -7,14 +7,14 @@ of matrix products.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
-from rl4p.distributed.parameters import declared
+from rl4p.distributed.parameters import declared, names
 from rl4p.types import Array, Params
 
 GATHERED = "gathered parameters"  # a backward pass gathers them again, even if it keeps all else
@@ -34,14 +34,14 @@ def spec(path: tuple, ndim: int, axes: tuple[str, ...] = ("fsdp", "tp")) -> Part
 
     Leading axes that the table does not name, such as the axis of stacked layers, are not divided.
     """
-    names = declared(path).axes if ndim else ()  # trees of parameters may hold scalars too
-    front = ndim - len(names)
+    named = declared(path).axes if ndim else ()  # trees of parameters may hold scalars too
+    front = ndim - len(named)
     if front < 0:
         return PartitionSpec()
-    mesh_axes = (RULES.get(name or "") for name in names)
+    mesh_axes = (RULES.get(name or "") for name in named)
     divided = [axis if axis in axes else None for axis in mesh_axes]
     if len(set(filter(None, divided))) < len([axis for axis in divided if axis]):
-        raise ValueError(f"{keys(path)}: {names} would be divided as {divided}, one axis twice.")
+        raise ValueError(f"{keys(path)}: {named} would be divided as {divided}, one axis twice.")
     return PartitionSpec(*[None] * front, *divided) if any(divided) else PartitionSpec()
 
 
@@ -72,21 +72,46 @@ def specs_beside(tree: Any, params: Params) -> Any:
     return jax.tree.map_with_path(leaf_spec, tree)
 
 
-@partial(jax.jit, static_argnames="dtype")
-def for_decoding(params: Params, dtype: str) -> Params:
+class SamplingForm(NamedTuple):
+    """The form of parameters for sampling.
+
+    Attributes:
+      dtype: the dtype of activations.
+      kv_copies: how often each KV head stands in the projections of keys and values.
+      head_width: the width of a head.
+    """
+
+    dtype: str
+    kv_copies: int = 1
+    head_width: int = 0
+
+
+@partial(jax.jit, static_argnames="form")
+def for_decoding(params: Params, form: SamplingForm) -> Params:
     """Returns parameters for sampling: one tree per layer, and matrices in the activations' dtype.
 
     Otherwise the decoding loop would slice the stacked layers and cast them at every decode step.
     """
 
-    def narrowed(path: tuple, x: Array) -> Array:
-        return jnp.asarray(x, decoding_dtype(path, x, dtype))
+    def changed(path: tuple, x: Array) -> Array:
+        x = jnp.asarray(x, decoding_dtype(path, x, form.dtype))
+        if form.kv_copies == 1 or not of_kv_heads(path, x, form.head_width):
+            return x
+        heads = x.reshape(*x.shape[:-1], -1, form.head_width)
+        return jnp.repeat(heads, form.kv_copies, axis=-2).reshape(*x.shape[:-1], -1)
 
-    params = jax.tree.map_with_path(narrowed, params)
+    params = jax.tree.map_with_path(changed, params)
     layers = params["layers"]
     count = len(jax.tree.leaves(layers)[0])
     single = tuple(jax.tree.map(lambda x_L, i=i: x_L[i], layers) for i in range(count))
     return params | {"layers": single}
+
+
+def of_kv_heads(path: tuple, x: Array, head_width: int) -> bool:
+    """Returns whether the last axis of a parameter has the KV heads."""
+    if names(path)[-2:] == ["key_norm", "scale"]:  # of each head alone, or of all
+        return x.shape[-1] > head_width
+    return declared(path).axes[-1:] == ("num_kv_heads",)
 
 
 def changed_for_decoding(params: Params, dtype: str) -> frozenset[str]:

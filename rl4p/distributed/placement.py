@@ -9,7 +9,13 @@ from jax.sharding import NamedSharding
 
 from rl4p.distributed.host_memory import HOST
 from rl4p.distributed.mesh import Mesh
-from rl4p.distributed.partition import changed_for_decoding, for_decoding, specs, specs_beside
+from rl4p.distributed.partition import (
+    SamplingForm,
+    changed_for_decoding,
+    for_decoding,
+    specs,
+    specs_beside,
+)
 from rl4p.distributed.processes import place
 from rl4p.types import Params
 
@@ -48,14 +54,13 @@ def init_beside(
     return jax.jit(function, out_shardings=shardings)(params)
 
 
-def for_sampling(mesh: Mesh, params: Params, dtype: str) -> Params:
+def for_sampling(mesh: Mesh, params: Params, form: SamplingForm) -> Params:
     """Returns the parameters on the sampling mesh, sharded along `tp` and otherwise replicated.
 
-    They are not divided along `fsdp`, because every decode step reads all of them. `dtype` is the
-    dtype of activations.
+    They are not divided along `fsdp`, because every decode step reads all of them.
     """
-    changed = changed_for_decoding(params, dtype)
-    params = params | for_decoding({name: params[name] for name in changed}, dtype)
+    changed = changed_for_decoding(params, form.dtype)
+    params = params | for_decoding({name: params[name] for name in changed}, form)
     if mesh.sampling is mesh and mesh.devices.shape["fsdp"] == 1:
         return params
     return place(params, sampling_shardings(mesh, params))

@@ -1,13 +1,15 @@
 """The policy that the phases use: decoder, tokenizer and mesh."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rl4p.distributed import placement
 from rl4p.distributed.mesh import Mesh
+from rl4p.distributed.partition import SamplingForm
 from rl4p.model.decoder import Decoder
 from rl4p.model.lora import merge_trees
 from rl4p.types import Params
@@ -50,12 +52,29 @@ class Policy:
         """Returns the merged parameters without the parameters of a critic."""
         return {name: x for name, x in self.merged(trained).items() if name != "critic"}
 
+    @cached_property
+    def sampling_decoder(self) -> Decoder:
+        """The decoder of the parameters that `for_sampling` returns."""
+        copies = self.sampling_form.kv_copies
+        if copies == 1:
+            return self.decoder
+        config = self.decoder.config
+        config = replace(config, num_kv_heads=copies * config.num_kv_heads)
+        return replace(self.decoder, config=config)
+
+    @property
+    def sampling_form(self) -> SamplingForm:
+        """The form of the parameters that `for_sampling` returns."""
+        config = self.decoder.config
+        copies = self.mesh.sampling.kv_copies(config.num_kv_heads)
+        return SamplingForm(self.decoder.dtype, copies, config.head_width)
+
     def for_sampling(self, trained: Params) -> Params:
         """Returns the merged parameters without a critic, on the sampling mesh.
 
         They have one tree per layer (`Decoder.extend`) and matrices in the dtype of activations.
         """
-        return placement.for_sampling(self.mesh, self.without_critic(trained), self.decoder.dtype)
+        return placement.for_sampling(self.mesh, self.without_critic(trained), self.sampling_form)
 
 
 def padded_width(longest: int) -> int:

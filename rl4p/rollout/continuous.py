@@ -54,7 +54,8 @@ class Continuous(Sampler):
         P += -P % mesh.row_shards
         counts_P = run.rows((P,), jnp.int32, mesh)
         tokens_PT = run.rows((P, W), jnp.int32, mesh)
-        traced = prefill.trace(policy.decoder, params, tokens_PT, counts_P, counts_P, mesh)
+        decoder = policy.sampling_decoder
+        traced = prefill.trace(decoder, params, tokens_PT, counts_P, counts_P, mesh)
         prefilled = yield PlannedProgram(phase="prefill", traced=traced, live=resident)
         if prefilled is None:  # the other programs need it
             return
@@ -84,7 +85,7 @@ class Continuous(Sampler):
             lambda x: run.rows(x.shape, x.dtype, mesh), (slots.state, slots.constants)
         )
         traced = decode.trace(
-            policy.decoder,
+            decoder,
             params,
             cache,
             state,

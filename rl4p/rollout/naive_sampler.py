@@ -47,7 +47,7 @@ class NaiveSampler(Sampler):
         sequences = jax.tree.map(lambda x: run.rows(x.shape, x.dtype, mesh), shapes)
         distribution = SharedDistribution(sampling=self.sampling, greedy=False)
         traced = generate.trace(
-            *(policy.decoder, R, policy.end_ids, params, tokens_BT, mask_BT, sequences),
+            *(policy.sampling_decoder, R, policy.end_ids, params, tokens_BT, mask_BT, sequences),
             distribution,
         )
         yield PlannedProgram(
@@ -121,7 +121,7 @@ class NaiveEngine(InProcess):
             own = mesh.shard_rows(OwnDistributions.of([own_P[p] for p in request_B]))
         prompts_PT = pad_left([x.tokens for x in requests], self.policy.pad_id)
         drawn = generate(
-            self.policy.decoder,
+            self.policy.sampling_decoder,
             max(x.max_tokens for x in requests),
             self.policy.end_ids,
             weights.params,

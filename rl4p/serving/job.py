@@ -55,6 +55,11 @@ def serve(lines: Sequence[str]) -> None:
             "rl4p.serve runs in one process: leave mesh.coordinator, mesh.processes and "
             "mesh.process out."
         )
+    if config.mesh.sampling_tp is not None:
+        raise InputError(
+            f"rl4p.serve only samples: write mesh.tp={config.mesh.sampling_tp} in place of "
+            "mesh.sampling_tp."
+        )
     around = prompting_of(config) if options.prompting else list
     with closing(listening(options.host, options.port)) as bound:
         keep_programs()

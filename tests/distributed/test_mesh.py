@@ -130,6 +130,16 @@ elif kind == "separate":  # the last four of eight sample, and the others train
     assert not {*mesh.devices.devices.flat} & {*mesh.sampling.devices.devices.flat}
     for sampler in samplers:
         assert_alike(run(one, sampler), run(mesh, sampler))
+elif kind == "layouts":  # a layout of training, and the size of tp while sampling
+    alone = [run(one, sampler) for sampler in samplers]
+    for shape, tp in (each.split("/") for each in shapes):
+        mesh = Mesh(shape=shape, sampling_tp=int(tp))
+        assert mesh.sampling.devices.shape["tp"] == int(tp) != mesh.devices.shape["tp"]
+        held = dataclasses.replace(built, mesh=mesh).for_sampling(start)
+        key = held["layers"][0]["key"]["kernel"].addressable_shards[0].data
+        assert key.shape == (32, max(1, 4 // int(tp)) * 4)  # of four heads, or a copy of one
+        for sampler, expected in zip(samplers, alone, strict=True):
+            assert_alike(expected, run(mesh, sampler))
 else:
     sampler = samplers[kind == "continuous"]
     alone = run(one, sampler)
@@ -180,6 +190,8 @@ def test_a_cache_is_divided_by_rows_and_heads_which_must_divide(on_devices):
         ("naive", "8,1,1", "1,8,1", "1,2,4", "2,2,2"),
         ("shared", "4,1,1", "1,4,2"),
         ("separate", "1,2,2"),
+        ("layouts", "1,8,1/2", "8,1,1/8"),
+        ("layouts", "1,2,4/8", "2,2,2/4"),
     ],
     ids=lambda names: " ".join(names).replace(",", "x"),
 )
@@ -246,6 +258,7 @@ def test_one_device_has_all_rows():
 SEVERAL = """
 import numpy as np
 from rl4p.distributed.mesh import Mesh
+from rl4p.errors import InputError
 
 def parts(x):
     return [shard.data.shape for shard in x.addressable_shards]
@@ -268,6 +281,22 @@ assert (apart.row_shards, apart.sampling.row_shards, apart.row_multiple) == (5, 
 divided = Mesh(fsdp=2, tp=2, dp=1, rollout_devices=4).sampling
 assert (divided.devices.shape["tp"], divided.row_shards) == (2, 2)
 assert Mesh(dp=2, tp=2).size == 4 and mesh.sampling is mesh
+
+# The same devices sample with another tp, in the same order.
+layout = Mesh(dp=1, fsdp=8, sampling_tp=4)
+assert dict(layout.sampling.devices.shape) == {"dp": 2, "fsdp": 1, "tp": 4}
+assert list(layout.sampling.devices.devices.flat) == list(layout.devices.devices.flat)
+assert (layout.row_multiple, layout.samples_apart, layout.sampling.platform) == (8, False, "cpu")
+both = Mesh(dp=4, rollout_devices=4, sampling_tp=2)
+assert both.samples_apart and dict(both.sampling.devices.shape) == {"dp": 2, "fsdp": 1, "tp": 2}
+same = Mesh(dp=4, tp=2, sampling_tp=2)
+assert same.sampling is same
+try:
+    Mesh(dp=8, sampling_tp=3).sampling
+except InputError as error:
+    assert str(error) == "mesh.sampling_tp=3 does not divide the 8 devices that sample."
+else:
+    raise AssertionError
 """
 
 
@@ -293,6 +322,21 @@ def test_a_dimension_that_does_not_divide_is_named(monkeypatch, sizes, dimension
     with pytest.raises(InputError, match=sentence):
         Mesh().check_divides({dimension: parts})
     Mesh().check_divides({dimension: 60 * size})
+
+
+def test_tp_of_sampling_divides_all_but_the_kv_heads():
+    mesh = Mesh(dp=1, sampling_tp=8)
+    mesh.check_divides({"width": 12, "num_kv_heads": 2, "heads": 16})
+    with pytest.raises(
+        InputError, match=r"^mesh\.sampling_tp=8 does not divide the model's heads, "
+    ):
+        mesh.check_divides({"heads": 12})
+
+
+@pytest.mark.parametrize(("tp", "heads", "copies"), [(1, 3, 1), (2, 4, 1), (8, 2, 4), (4, 6, 2)])
+def test_kv_heads_are_copied_until_tp_divides_them(monkeypatch, tp, heads, copies):
+    monkeypatch.setattr(Mesh, "devices", SimpleNamespace(shape={"tp": tp}))
+    assert Mesh().kv_copies(heads) == copies
 
 
 def test_a_platform_that_the_machine_lacks_is_named():

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl4p.distributed.partition import for_decoding
+from rl4p.distributed.partition import SamplingForm, for_decoding
 from rl4p.errors import InputError
 from rl4p.model.decoder import Decoder
 from rl4p.model.families import FAMILIES, family_of
@@ -78,7 +78,8 @@ def test_decoding_with_a_cache_changes_nothing(case, plain):
     tokens = np.pad(np.int32(ROWS[-1]), (padding, 0), constant_values=9)[None]
     positions = np.maximum(np.arange(padding + T, dtype=np.int32) - padding, 0)[None]
     segments = np.int32(np.arange(padding + T) >= padding)[None]
-    params, cache = for_decoding(params, decoder.dtype), decoder.empty_cache(1, forward.SLOTS)
+    params = for_decoding(params, SamplingForm(decoder.dtype))
+    cache = decoder.empty_cache(1, forward.SLOTS)
     starts = [0, *range(padding + 20, padding + T)]
     parts = []
     for start, end in zip(starts, [*starts[1:], padding + T], strict=True):
@@ -169,7 +170,8 @@ for path, ours in jax.tree.leaves_with_path(ours):
     assert np.linalg.norm(ours - theirs) <= 1e-5 * np.linalg.norm(theirs), path
 
 # A sampler's devices divide the parameters along tp.
-given, alone = for_sampling(mesh, sharded, "float32"), partition.for_decoding(params, "float32")
+form = partition.SamplingForm("float32")
+given, alone = for_sampling(mesh, sharded, form), partition.for_decoding(params, form)
 cache = decoder.empty_cache(8, 24)
 row = (rows, places, ones)
 ours, _ = forward.extend(decoder, given, *mesh.replicate(row), mesh.replicate(cache), 0)

@@ -63,7 +63,7 @@ class AbstractRun:
 
     def resident_while_sampling(self) -> Any:
         """Returns the arrays that are on the sampling mesh while it samples."""
-        if self.mesh.sampling is not self.mesh:
+        if self.mesh.samples_apart:
             return self.sampling_params()
         return self.resident, self.copied_for_sampling()
 
@@ -77,9 +77,9 @@ class AbstractRun:
 
     def sampling_params(self) -> Params:
         """Returns the parameters of the policy, prepared for decoding on the sampling mesh."""
-        whole, dtype = self.without_critic(), self.policy.decoder.dtype
-        changed = {name: whole[name] for name in changed_for_decoding(whole, dtype)}
-        new = jax.eval_shape(partial(for_decoding, dtype=dtype), changed)
+        whole, form = self.without_critic(), self.policy.sampling_form
+        changed = {name: whole[name] for name in changed_for_decoding(whole, form.dtype)}
+        new = jax.eval_shape(partial(for_decoding, form=form), changed)
         if self.mesh.sampling is not self.mesh or self.mesh.devices.shape["fsdp"] > 1:
             new = whole | new  # the sharding of every parameter changes
         return whole | placement.with_shardings(new, placement.sampling_shardings(self.mesh, new))
@@ -202,7 +202,7 @@ def abstract_run(config: DictConfig, mesh: Mesh) -> AbstractRun:
         group_size=config.group_size,
         prompt_columns=padded_width(config.max_prompt_tokens),
         response_tokens=config.max_response_tokens,
-        overlaps=CollectorTraits.read(collector).overlaps and mesh.sampling is mesh,
+        overlaps=CollectorTraits.read(collector).overlaps and not mesh.samples_apart,
     )
 
 

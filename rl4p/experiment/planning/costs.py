@@ -60,8 +60,8 @@ class Cost:
       collectives: the traffic by kind and mesh axes, such as "all-gather over fsdp".
       largest_loop_copy: the bytes of the largest array that the body of a loop copies.
       seconds: lower bounds of the time: of the products at the chip's peak rate, of the reads at
-        its peak bandwidth (memory), and of what it sends over the links of one axis (network).
-        Empty if the rates are not known.
+        its peak bandwidth (memory), and of its collectives along one axis, one after the other
+        (network). Empty if the rates are not known.
       seconds_at_least: the longest of them, or None.
     """
 
@@ -95,10 +95,11 @@ def cost(program: Program, chip: Chip, mesh: Mesh) -> Cost:
     temporaries, aliased = memory.temp_size_in_bytes, memory.alias_size_in_bytes
     beside = max(0, program.live - arguments)
     count, whole, sent = Counter[str](), Counter[str](), Counter[str]()
-    along = Counter[str]()  # bytes sent, by axes, which have links of their own
+    along = Counter[str]()  # seconds, by axes, which have links of their own
     for each in collectives(text, program.iterations):
         axes = axes_of(each.group, mesh.devices.shape)
-        along[axes] += round(each.sent)
+        if chip.network:
+            along[axes] += each.sent / chip.network + each.times * each.hops * chip.latency
         name = f"{each.kind} over {axes}"
         count[name] += each.times
         whole[name] += each.times * each.bytes
@@ -108,7 +109,7 @@ def cost(program: Program, chip: Chip, mesh: Mesh) -> Cost:
         read = program.read or arguments + outputs - aliased
         seconds = {"products": flops / mesh.size / chip.flops, "memory": read / chip.bandwidth}
         if chip.network:
-            seconds["network"] = max(along.values(), default=0) / chip.network
+            seconds["network"] = max(along.values(), default=0.0)
     return Cost(
         phase=program.phase,
         arguments=arguments,

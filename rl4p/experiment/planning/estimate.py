@@ -69,7 +69,7 @@ class StepEstimate:
         """The bytes of each part by phase: `sampling`, if a policy samples, and `update`."""
         if not RolloutTraits.read(self.run.phases.rollout).samples:
             return {"update": self.resident() | self.update()}
-        if self.run.mesh.sampling is not self.run.mesh:
+        if self.run.mesh.samples_apart:
             return {
                 "sampling": {"sampling copy": bytes_of_chip(self.run.sampling_params())}
                 | self.sampling(),
@@ -250,20 +250,22 @@ class StepEstimate:
         chip, rollout = self.chip, run.phases.rollout
         if not isinstance(rollout, KeepsCaches) or not chip.flops:
             return {}
-        mesh, decoder, R = run.mesh.sampling, run.policy.decoder, run.response_tokens
+        mesh, decoder, R = run.mesh.sampling, run.policy.sampling_decoder, run.response_tokens
         tokens = run.sequences * R + run.prompts * run.prompt_columns
         slots = slots_of(run) or max((cache.rows for cache in rollout.caches(run)), default=1)
         steps, tp = R * -(-run.sequences // slots), mesh.devices.shape["tp"]
+        share = run.mesh.devices.shape["tp"] / tp  # of the operations that this device has
         # On average half of the response columns are written.
         columns = run.prompt_columns + R / 2
         read = run.bytes_per_decode_step(run.sampling_params())
         read += slots / mesh.row_shards * columns * self.bytes_of_token
         summed = 2 * decoder.config.layers * slots / mesh.row_shards  # of width D, in two sums
         summed *= decoder.config.width * itemsize(decoder) * 2 * (tp - 1) / tp
+        hops = 2 * decoder.config.layers * 2 * (tp // 2)
         return {
-            "products": tokens * self.flops_of_token / mesh.row_shards / chip.flops,
+            "products": tokens * self.flops_of_token * share / mesh.row_shards / chip.flops,
             "memory": steps * read / chip.bandwidth,
-            "network": steps * summed / chip.network,
+            "network": steps * (summed / chip.network + hops * chip.latency),
         }
 
     def of_update(self) -> dict[str, float]:
@@ -299,9 +301,10 @@ class StepEstimate:
     @property
     def bytes_of_token(self) -> int:
         """The bytes of a token's keys and values in the cache, on one device."""
-        c, tp = self.run.policy.decoder.config, self.run.mesh.sampling.devices.shape["tp"]
+        decoder, mesh = self.run.policy.sampling_decoder, self.run.mesh.sampling
+        c, tp = decoder.config, mesh.devices.shape["tp"]
         numbers = 2 * c.layers * c.num_kv_heads * c.head_width // tp
-        return numbers * itemsize(self.run.policy.decoder)
+        return numbers * itemsize(decoder)
 
 
 def itemsize(decoder: Decoder) -> int:

@@ -78,7 +78,7 @@ def expected_time(
     mesh = estimate.run.mesh
     share = SHARE.get(mesh.platform)
     seconds = [least(estimate.seconds[phase]) for phase in estimate.memory]
-    if share is None or mesh.sampling is not mesh or not all(seconds):
+    if share is None or mesh.samples_apart or not all(seconds):
         return None
     return ExpectedTime(
         step=sum(seconds) / share,

@@ -104,12 +104,12 @@ def programs(run: AbstractRun) -> list[Program]:
 
 
 def weights_for_sampling(run: AbstractRun) -> Iterator[Program]:
-    """Yields `placement.for_sampling`, if the sampling mesh is the training mesh."""
-    if isinstance(run.phases.rollout, Planned) and run.mesh.sampling is run.mesh:
+    """Yields `placement.for_sampling`, unless other devices sample."""
+    if isinstance(run.phases.rollout, Planned) and not run.mesh.samples_apart:
         whole, wanted = run.without_critic(), run.copied_for_sampling()
         places = jax.tree.map(lambda x: x.sharding, wanted)
-        dtype = run.policy.decoder.dtype
-        changed = jax.jit(partial(for_decoding, dtype=dtype), out_shardings=places)
+        form = run.policy.sampling_form
+        changed = jax.jit(partial(for_decoding, form=form), out_shardings=places)
         yield program(
             "weights", changed.trace({name: whole[name] for name in wanted}), run.resident
         )

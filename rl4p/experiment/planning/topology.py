@@ -69,10 +69,11 @@ class EstimatedMesh(Mesh):
 
     @cached_property
     def sampling(self) -> Mesh:
-        if not self.rollout_devices:
+        if (tp := self.tp_while_sampling()) is None:
             return self
-        axes = {"dp": -1, "fsdp": 1, "tp": self.devices.shape["tp"], "shape": None}
-        return replace(self, **axes, count=self.rollout_devices, rollout_devices=None)
+        axes = {"dp": -1, "fsdp": 1, "tp": tp, "shape": None, "sampling_tp": None}
+        count = self.rollout_devices or self.size
+        return replace(self, **axes, count=count, rollout_devices=None)
 
     @property
     def platform(self) -> str:

@@ -104,7 +104,8 @@ class Batch:
     """
 
     def __init__(self, policy: Policy, layout: Layout, kept: Kept | None = None) -> None:
-        self.policy, self.mesh, self.layout = policy, policy.mesh.sampling, layout
+        self.decoder, self.pad_id = policy.sampling_decoder, policy.pad_id
+        self.mesh, self.layout = policy.mesh.sampling, layout
         self.kept: Kept = {} if kept is None else kept
         self.prefills = self.prefilled_tokens = self.calls = 0
         self.clear()
@@ -252,7 +253,7 @@ class Batch:
             while waiting := max(map(len, lists)):
                 P = layout.rows(width, waiting * count)
                 each = -(-P // count)
-                tokens_PT = np.full((each * count, width), self.policy.pad_id, np.int32)
+                tokens_PT = np.full((each * count, width), self.pad_id, np.int32)
                 padding_P, lengths_P = (np.full(each * count, n, np.int32) for n in (0, 1))
                 part = [
                     (shard, each * shard + i, context)
@@ -267,7 +268,7 @@ class Batch:
                 arrays: Any = tokens_PT, padding_P, lengths_P
                 if self.mesh.size > 1:
                     arrays = self.mesh.shard_rows(arrays)
-                prefilled = programs.prefill(self.policy.decoder, params, *arrays, self.mesh)
+                prefilled = programs.prefill(self.decoder, params, *arrays, self.mesh)
                 for shard, row, context in part:
                     self.contexts.setdefault(context, {})[shard] = prefilled, row % each
                     self.prefilled_tokens += len(context)
@@ -297,8 +298,7 @@ class Batch:
         rows += rows[:1] * (P - len(rows))
         shift_P, column_P, position_P, length_P = numbers_4P
         arrays = rows, shift_P, tokens_PT, column_P, position_P, length_P
-        columns = layout.begin or self.columns
-        prefilled = programs.continued(self.policy.decoder, params, *arrays, columns)
+        prefilled = programs.continued(self.decoder, params, *arrays, layout.begin or self.columns)
         for p, (context, _) in enumerate(pairs):
             self.contexts.setdefault(context, {})[EVERY] = prefilled, p
 
@@ -345,11 +345,11 @@ class Batch:
         began = time.perf_counter()
         arrays = slots.state, slots.constants
         own = slots.distributions if distribution is None else None
-        seen_nV: Any = slots.seen(self.policy.decoder.config.vocabulary)
+        seen_nV: Any = slots.seen(self.decoder.config.vocabulary)
         if self.mesh.size > 1:
             arrays, own, seen_nV = self.mesh.shard_rows((arrays, own, seen_nV))
         self.cache, packed, drawn = decode(
-            self.policy.decoder,
+            self.decoder,
             params,
             self.cache,
             *arrays,

@@ -79,12 +79,12 @@ class RemoteSampler(PoolOptions, ABC):
         """Returns the engine; `publish` gives it its first weights.
 
         Raises:
-          InputError: the run has several processes, or devices for sampling.
+          InputError: the run has several processes, or a mesh for sampling.
         """
         if policy.mesh.sampling is not policy.mesh:
+            key = "rollout_devices" if policy.mesh.samples_apart else "sampling_tp"
             raise InputError(
-                "mesh.rollout_devices would have no effect, because servers draw the tokens: leave "
-                "it out."
+                f"mesh.{key} would have no effect, because servers draw the tokens: leave it out."
             )
         if jax.process_count() > 1:
             raise InputError(

@@ -201,7 +201,7 @@ def test_devices_that_only_sample_hold_the_parameters_alone():
     run = abstract_run(config, instantiate(config.mesh))
     assert run.resident_while_sampling() == (run.resident, run.copied_for_sampling())
     apart = SimpleNamespace(devices=run.mesh.devices)
-    other = replace(run, mesh=SimpleNamespace(sampling=apart))
+    other = replace(run, mesh=SimpleNamespace(sampling=apart, samples_apart=True))
     assert looks(other.resident_while_sampling()) == looks(other.sampling_params())
     assert other.copied_for_sampling().keys() == run.without_critic().keys()  # all of them move
 

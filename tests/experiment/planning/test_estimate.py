@@ -159,6 +159,20 @@ def test_sampling_devices_of_their_own_hold_no_optimizer():
     assert guess.run.mesh.sampling.size == 4
 
 
+def test_a_sampling_layout_reads_fewer_parameters_and_keeps_copies_of_kv_heads():
+    small = tuple(word for word in SMALL if word != "mesh=single")
+    small += ("mesh=h100_8", "mesh.fsdp=8")
+    plain, wide = (estimate_of(*words, small=small) for words in ((), ("mesh.sampling_tp=8",)))
+    assert wide.run.mesh.sampling.devices.shape["tp"] == 8
+    assert wide.bytes_of_token * 2 == plain.bytes_of_token  # one of eight heads, and not two
+    copy = plain.copy()["sampling copy"]
+    assert copy / 8 < wide.copy()["sampling copy"] < copy / 5
+    assert wide.resident() == plain.resident()
+    seconds = [guess.seconds["sampling"] for guess in (plain, wide)]
+    assert seconds[1]["products"] == pytest.approx(seconds[0]["products"])
+    assert seconds[1]["network"] > seconds[0]["network"]
+
+
 def test_a_rollout_with_environments_is_estimated_and_named_in_a_compiled_plan():
     guess = "rl4p.rollout.environments.guess.Guess"
     run = estimate_of(

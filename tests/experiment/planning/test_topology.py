@@ -201,6 +201,11 @@ def test_devices_report_memory_by_its_limit(stats, reports):
             {"dp": 1, "fsdp": 6, "tp": 2},
             {"dp": 2, "fsdp": 1, "tp": 2},
         ),
+        (
+            {"topology": "v6e:8", "dp": 1, "fsdp": -1, "sampling_tp": 4},
+            {"dp": 1, "fsdp": 8, "tp": 1},
+            {"dp": 2, "fsdp": 1, "tp": 4},
+        ),
     ],
 )
 def test_a_mesh_to_estimate_for_has_the_axes_of_its_slice_and_no_devices(options, shape, sampling):

@@ -18,10 +18,11 @@ def test_several_processes_are_refused(protocol, policy, monkeypatch):
         sampler.open(policy)
 
 
-def test_devices_for_sampling_are_refused(protocol, policy):
+@pytest.mark.parametrize(("apart", "key"), [(True, "rollout_devices"), (False, "sampling_tp")])
+def test_a_mesh_for_sampling_is_refused(protocol, apart, key):
     sampler = PROTOCOLS[protocol][0](servers=("http://127.0.0.1:1",), max_response_tokens=8)
-    mesh = SimpleNamespace(sampling=None)
-    with pytest.raises(InputError, match=r"mesh\.rollout_devices would have no effect"):
+    mesh = SimpleNamespace(sampling=None, samples_apart=apart)
+    with pytest.raises(InputError, match=rf"mesh\.{key} would have no effect"):
         sampler.open(SimpleNamespace(mesh=mesh))
 
 
