@@ -12,7 +12,8 @@ other one's results if they have the same date and machine.
 
 With `--pretrained`, the folder of SmolLM2-135M-Instruct that `make real` writes, the workload is
 `real`: questions of GSM8K, and every engine with its defaults, with its best settings and, where it
-can, in bfloat16. Its results are in peers_real.md, .png and .json, after an hour.
+can, in bfloat16. Its steps are long: each engine is started once, and two steps are measured after
+one. Its results are in peers_real.md, .png and .json, after an hour.
 """
 
 import argparse
@@ -87,8 +88,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("environments", type=Path, help="the folder that setup.sh made")
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=WORKLOADS)
-    parser.add_argument("--rounds", type=int, default=3, help="how often each engine is started")
-    parser.add_argument("--steps", type=int, default=3, help="measured of each, after two")
+    parser.add_argument("--rounds", type=int, help="how often each engine is started: 3, or 1")
+    parser.add_argument("--steps", type=int, help="how many are measured of each: 3, or 2")
     parser.add_argument("--pretrained", type=Path, help="the folder of SmolLM2: measures `real`")
     parser.add_argument("--questions", type=Path, help="the questions of `real`: train.jsonl")
     parser.add_argument("--out", type=Path, default=HERE.parent)
@@ -127,10 +128,13 @@ def measure(workload: str, checkpoint: Path, options: argparse.Namespace) -> dic
     found: dict = {"rollout": {}, "step": {}}
     printed: dict = {}
     arguments = (f"--workload={workload}", f"--checkpoint={checkpoint}")
-    measured = (*arguments, "--warmup=2", f"--steps={options.steps}")
-    all_engines = REAL_ENGINES if workload == "real" else ENGINES
-    for turn, (kind, engines) in itertools.product(range(options.rounds), all_engines.items()):
-        for name, environment, script, words in with_shim(engines, options.environments):
+    real = workload == "real"
+    all_engines, warmup, steps, rounds = (REAL_ENGINES, 1, 2, 1) if real else (ENGINES, 2, 3, 3)
+    measured = (*arguments, f"--warmup={warmup}", f"--steps={options.steps or steps}")
+    turns = range(options.rounds or rounds)
+    for turn, (kind, engines) in itertools.product(turns, all_engines.items()):
+        with_shims = with_shim(engines, options.environments, alone=real)
+        for name, environment, script, words in with_shims:
             preload = options.environments / SHIM if name.endswith("shim") else None
             python = environment and options.environments / environment / "bin" / "python"
             lines = call(python, script, *measured, *words, preload=preload)
@@ -165,13 +169,18 @@ def joined(rounds: list[list[dict]]) -> dict:
     return rounds[-1][-1] | medians(rows) | {"peak_rss_mb": peak}
 
 
-def with_shim(engines: list, environments: Path) -> list:
-    """Returns the engines; torch's again with the shim if the processor is not Intel's."""
+def with_shim(engines: list, environments: Path, *, alone: bool) -> list:
+    """Returns the engines; torch's again with the shim if the processor is not Intel's.
+
+    Args:
+      alone: whether torch's engines have no row without the shim then, which is slower.
+    """
     intel = "GenuineIntel" in Path("/proc/cpuinfo").read_text()
     if intel or not (environments / SHIM).exists():
         return engines
-    torch = (engine for engine in engines if engine.environment == "trl")
-    return engines + [engine._replace(name=f"{engine.name}, shim") for engine in torch]
+    torch = [engine for engine in engines if engine.environment == "trl"]
+    others = [engine for engine in engines if engine not in torch] if alone else engines
+    return others + [engine._replace(name=f"{engine.name}, shim") for engine in torch]
 
 
 def call(python: Path | None, script: str, *words: str, preload: Path | None = None) -> list[dict]:
