@@ -1,7 +1,7 @@
 """The costs of the programs of a plan, and advice if one of them does not fit."""
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -95,7 +95,7 @@ def cost(program: Program, chip: Chip, mesh: Mesh) -> Cost:
     temporaries, aliased = memory.temp_size_in_bytes, memory.alias_size_in_bytes
     beside = max(0, program.live - arguments)
     count, whole, sent = Counter[str](), Counter[str](), Counter[str]()
-    along = Counter[str]()  # seconds, by axes, which have links of their own
+    along = defaultdict[str, float](float)  # seconds, by axes, which have links of their own
     for each in collectives(text, program.iterations):
         axes = axes_of(each.group, mesh.devices.shape)
         if chip.network:
@@ -156,21 +156,33 @@ SHORTER = {
 }
 
 
-def bound_of_step(costs: Sequence[Cost], tokens: int, chips: int) -> str | None:
+def bound_of_step(costs: Sequence[Cost], tokens: int, chips: int, wider: int | None) -> str | None:
     """Returns a sentence about the least time of a step; None if the rates are not known.
 
     Args:
       tokens: the response tokens of a step.
+      wider: what `wider_sampling` returns.
     """
     if not costs or not all(each.seconds for each in costs):
         return None
     total = sum(each.seconds_at_least or 0.0 for each in costs)
     longest = max(costs, key=lambda each: each.seconds_at_least or 0.0)
+    shorter = SHORTER[longest.pole]
+    if wider and (longest.phase, longest.pole) == ("decode", "memory"):
+        shorter = f"mesh.sampling_tp={wider}, with which a device reads fewer parameters, {shorter}"
     return (
         f"A step takes at least {total:,.2f} s: at most {tokens / total / chips:,.0f} response "
         f"tokens/s on each chip. The longest part is {longest.phase}, by its {longest.pole} "
-        f"({longest.seconds_at_least:,.2f} s). Shorter with: {SHORTER[longest.pole]}."
+        f"({longest.seconds_at_least:,.2f} s). Shorter with: {shorter}."
     )
+
+
+def wider_sampling(run: AbstractRun) -> int | None:
+    """Returns the largest `mesh.sampling_tp` for a model; None if it is not more than now."""
+    mesh, sizes = run.mesh.sampling, run.policy.decoder.config.dimensions
+    sizes = [sizes[name] for name in ("heads", "vocabulary", "feed_forward")]
+    whole = math.gcd(mesh.size, *sizes)
+    return whole if whole > mesh.devices.shape["tp"] else None
 
 
 def advice(run: AbstractRun, costs: Sequence[Cost], memory: float) -> str:

@@ -20,7 +20,15 @@ from rl4p.configuration.earlier_result import is_document_with, refuse_other_fil
 from rl4p.distributed.mesh import Mesh
 from rl4p.errors import InputError, RunError
 from rl4p.experiment.planning.abstract import AbstractRun, abstract_run
-from rl4p.experiment.planning.costs import Cost, advice, bound_of_step, cost, sizes_of, unit_of
+from rl4p.experiment.planning.costs import (
+    Cost,
+    advice,
+    bound_of_step,
+    cost,
+    sizes_of,
+    unit_of,
+    wider_sampling,
+)
 from rl4p.experiment.planning.estimate_report import estimate, show_estimate
 from rl4p.experiment.planning.programs import programs, unplanned
 from rl4p.experiment.planning.search import search
@@ -149,6 +157,7 @@ def summary(run: AbstractRun, chip: Chip, memory: float, costs: list[Cost]) -> d
         "verdict": verdict,
         "unplanned": left_out,
         "change": change,
+        "wider_sampling": wider_sampling(run),
         "phases": [asdict(each) for each in costs],
     }
 
@@ -205,7 +214,7 @@ def show(plan: dict[str, Any], costs: list[Cost]) -> None:
         "memory besides the arguments. `time >=`: a bound by peak FLOP/s, bandwidth and links."
     )
     tokens = step["prompts"] * step["group_size"] * step["response_tokens"]
-    if sentence := bound_of_step(costs, tokens, devices):
+    if sentence := bound_of_step(costs, tokens, devices, plan["wider_sampling"]):
         out.print(sentence)
     for key, value in plan.get("largest", {}).items():
         out.print(f"the largest value that fits: {key}={value}")

@@ -1,5 +1,6 @@
 """Tests that costs are the compiler's, and that advice names options which reduce them."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import jax
@@ -8,7 +9,15 @@ import pytest
 
 from rl4p.configuration.chips import GIB, Chip
 from rl4p.experiment.planning import costs
-from rl4p.experiment.planning.costs import Cost, advice, axes_of, bound_of_step, cost, unit_of
+from rl4p.experiment.planning.costs import (
+    Cost,
+    advice,
+    axes_of,
+    bound_of_step,
+    cost,
+    unit_of,
+    wider_sampling,
+)
 from rl4p.experiment.planning.hlo import Collective
 from rl4p.experiment.planning.programs import Program, program
 from rl4p.learner.optimizer.adamw import AdamW
@@ -102,6 +111,10 @@ def test_the_network_is_as_slow_as_the_axis_that_sends_most(monkeypatch):
     assert found.seconds["network"] == 3 * 8e6 / 2 / 1e6  # half of each array, over dp
     assert (found.seconds_at_least, found.pole) == (12.0, "network")
     assert "network" not in cost(make(), CHIP, four).seconds
+    far = replace(chip, latency=0.5)  # a hop of each of the six gathers over dp, and of three
+    assert cost(make(), far, four).seconds["network"] == 12.0 + 6 * 0.5
+    both[0] = replace(both[0], kind="all-reduce", bytes=4e9)
+    assert cost(make(), far, four).seconds["network"] == 3 * 4e9 / 1e6 + 3 * 2 * 0.5
 
 
 def test_a_step_is_bounded_by_all_its_programs_and_names_the_longest():
@@ -109,12 +122,32 @@ def test_a_step_is_bounded_by_all_its_programs_and_names_the_longest():
         made("decode", products=1.0, memory=5.0, network=0.5),
         made("update", products=3.0, memory=1.0, network=2.0),
     ]
-    assert bound_of_step(parts, tokens=16_000, chips=2) == (
+    assert bound_of_step(parts, tokens=16_000, chips=2, wider=None) == (
         "A step takes at least 8.00 s: at most 1,000 response tokens/s on each chip. The longest "
         "part is decode, by its memory (5.00 s). Shorter with: more sequences at a time, which "
         "share each read of the parameters, or more chips."
     )
-    assert bound_of_step([*parts, made("scores")], tokens=16_000, chips=2) is None
+    wider = bound_of_step(parts, tokens=16_000, chips=2, wider=8)
+    assert wider is not None
+    assert "Shorter with: mesh.sampling_tp=8, with which a device reads fewer parameters, more" in (
+        wider
+    )
+    parts[1] = made("update", products=9.0)
+    other = bound_of_step(parts, tokens=16_000, chips=2, wider=8)
+    assert other is not None
+    assert "sampling_tp" not in other
+    assert bound_of_step([*parts, made("scores")], tokens=16_000, chips=2, wider=None) is None
+
+
+@pytest.mark.parametrize(("tp", "heads", "wider"), [(1, 16, 8), (2, 28, 4), (8, 16, None)])
+def test_the_widest_sampling_divides_the_devices_and_the_model(tp, heads, wider):
+    sizes = {"heads": heads, "vocabulary": 1600, "feed_forward": 320, "num_kv_heads": 2}
+    sampling = SimpleNamespace(size=8, devices=SimpleNamespace(shape={"tp": tp}))
+    decoder = SimpleNamespace(config=SimpleNamespace(dimensions=sizes))
+    run = SimpleNamespace(
+        mesh=SimpleNamespace(sampling=sampling), policy=SimpleNamespace(decoder=decoder)
+    )
+    assert wider_sampling(run) == wider
 
 
 def made(phase, **seconds):
