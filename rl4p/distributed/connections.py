@@ -1,8 +1,8 @@
-"""Connections between the processes of a run, which report at once that a process has ended.
+"""Connections between the processes of a run, which report that a process has ended or is frozen.
 
 JAX waits for a missing process without naming it, and aborts the others only minutes after a
 process has died. Here every process keeps a connection to process 0. The connection closes when
-either process ends.
+either process ends. Over it both send heartbeats, which a frozen process does not.
 """
 
 import atexit
@@ -13,6 +13,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
 from typing import Any
@@ -22,6 +23,8 @@ from rl4p.terminal import write
 
 GRACE = 15.0  # seconds in which a process may end by itself after a failure
 GRACE_AFTER_REPORT = 2.0  # the same after process 0 has reported a failure of another process
+TOLD_AFTER = 2.0  # seconds after which a failure of another process is printed, if none has ended
+LAST_CALLS = 5.0  # seconds for the calls of `at_forced_end`
 KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}  # then the host is gone
 HELLO = 5.0  # seconds in which a new connection must identify itself
 
@@ -32,18 +35,23 @@ class Connections:
     Attributes:
       process: the index of this process, from 0.
       processes: the number of processes.
+      heartbeat_timeout: the seconds without a heartbeat after which a process counts as frozen.
       failure: the message about the first process that failed; None before any failure.
+      at_forced_end: called, in order, before a process is ended that waits for another one.
     """
 
-    def __init__(self, process: int, processes: int) -> None:
+    def __init__(self, process: int, processes: int, heartbeat_timeout: float = 60.0) -> None:
         self.process, self.processes = process, processes
+        self.heartbeat_timeout = heartbeat_timeout
+        self.at_forced_end: list[Callable[[], object]] = []
+        self.heard: dict[int, float] = {}  # the time of the newest message of each process
         self.failure: str | None = None
         self.exit_code = 0
         self.finished = False
         self.peers: dict[int, socket.socket] = {}
         self.readers: list[threading.Thread] = []
         self.values: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.lock = threading.RLock()
+        self.lock, self.sending = threading.RLock(), threading.Lock()
 
     def connect(self, host: str, port: int, *, run: str, timeout: float) -> None:
         """Waits until all processes have connected to process 0.
@@ -167,10 +175,31 @@ class Connections:
         return None if self.failure is None else RunError(self.failure)
 
     def __enter__(self) -> "Connections":
+        self.heard = dict.fromkeys(self.peers, time.monotonic())
         for reader in self.readers:
             reader.start()
+        threading.Thread(target=self.beat, daemon=True).start()
         atexit.register(self.end)
         return self
+
+    def beat(self) -> None:
+        """Sends heartbeats, and reports a process that sends none."""
+        interval, before = self.heartbeat_timeout / 4, time.monotonic()
+        while self.failure is None and not self.finished:
+            time.sleep(interval)
+            now = time.monotonic()
+            if now - before > 2 * interval:  # this process was frozen itself, and has read nothing
+                with self.lock:
+                    self.heard = dict.fromkeys(self.heard, now)
+            before = now
+            self.broadcast(heartbeat=self.process)
+            for peer, heard in list(self.heard.items()):
+                if now - heard > self.heartbeat_timeout:
+                    self.fail(
+                        f"Process {peer} of {self.processes} has sent no heartbeat for "
+                        f"{self.heartbeat_timeout:g} s (mesh.heartbeat_timeout): it is frozen, or "
+                        "its host is gone."
+                    )
 
     def __exit__(
         self,
@@ -202,7 +231,12 @@ class Connections:
         with connection, connection.makefile("rb") as lines, suppress(OSError, ValueError):
             for line in lines:  # a reset or an incomplete line also ends the connection
                 message = json.loads(line)
+                self.heard[peer] = time.monotonic()
+                if "heartbeat" in message:
+                    continue
                 if "bye" in message:
+                    with self.lock:
+                        self.heard.pop(peer)
                     return
                 if "failed" in message:
                     self.fail(message["failed"])
@@ -220,13 +254,29 @@ class Connections:
             if self.process == 0:
                 self.broadcast(failed=sentence)
         grace = GRACE_AFTER_REPORT if self.process else GRACE  # process 0 has files to finish
-        threading.Thread(target=self.end_late, args=(grace,), daemon=True).start()
+        threading.Thread(target=self.end_late, args=(grace, TOLD_AFTER), daemon=True).start()
 
-    def end_late(self, grace: float) -> None:
-        """Ends this process after `grace` seconds; its main thread may wait for a dead process."""
-        time.sleep(grace)
+    def end_late(self, grace: float, told_after: float = GRACE) -> None:
+        """Ends this process after `grace` seconds; its main thread may wait for a dead process.
+
+        Args:
+          told_after: seconds after which it prints the failure, if that is before its end.
+        """
+        told_after = min(told_after, grace)
+        time.sleep(told_after)
         write(self.failure, sys.stderr)
+        time.sleep(grace - told_after)
+        calls = threading.Thread(target=self.call_at_forced_end, daemon=True)
+        calls.start()
+        calls.join(LAST_CALLS)
         os._exit(self.exit_code)
+
+    def call_at_forced_end(self) -> None:
+        for call in self.at_forced_end.copy():
+            try:
+                call()
+            except Exception as error:  # noqa: BLE001  the others are called too
+                write(f"At its end: {type(error).__name__}: {error}", sys.stderr)
 
     def end(self) -> None:
         """Ends a failed process before JAX's exit handler, which would wait and then abort."""
@@ -242,8 +292,9 @@ class Connections:
 
     def broadcast(self, **message: Any) -> None:
         """Sends a message to all connected processes; the readers handle a closed connection."""
-        for connection in self.peers.values():
-            send(connection, **message)
+        with self.sending:  # two threads must not mix their messages
+            for connection in self.peers.values():
+                send(connection, **message)
 
 
 def kept_alive(connection: socket.socket) -> socket.socket:

@@ -7,7 +7,7 @@ writes files.
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -36,12 +36,15 @@ class ProcessOptions:
       coordinator, processes, process: the host:port of process 0, the number of processes, and the
         index of this one; None for a single process. `processes=auto` takes them from the cluster.
       initialization_timeout: seconds to wait for all processes.
+      heartbeat_timeout: seconds without a heartbeat after which a process counts as frozen, and
+        the run ends.
     """
 
     coordinator: HostAndPort | None = None
     processes: Positive | Literal["auto"] | None = None
     process: Natural | None = None
     initialization_timeout: Positive = 120
+    heartbeat_timeout: Positive = 60
 
 
 @contextmanager
@@ -65,7 +68,7 @@ def join_processes(config: DictConfig) -> Iterator[bool]:
     coordinator, processes, process, devices = settings
     host, _, port = coordinator.rpartition(":")
     timeout = config.mesh.initialization_timeout
-    connections = Connections(process, processes)
+    connections = Connections(process, processes, config.mesh.heartbeat_timeout)
     connections.connect(host.strip("[]"), int(port) - 1, run=digest(config), timeout=timeout)
     with connections:  # after the import of JAX, so that our atexit handler runs before JAX's
         try:
@@ -76,6 +79,8 @@ def join_processes(config: DictConfig) -> Iterator[bool]:
                 local_device_ids=devices,
                 cluster_detection_method="deactivate",
                 initialization_timeout=timeout,
+                # JAX aborts a process without a summary, so it has to be later than we are.
+                heartbeat_timeout_seconds=2 * config.mesh.heartbeat_timeout + 60,
             )
         except RuntimeError as error:
             raise RunError(f"Process {process} of {processes} cannot join: {error}") from error
@@ -169,6 +174,23 @@ def reporting_errors() -> Iterator[None]:
         if _joined:
             _joined[-1].report_error(error)
         raise
+
+
+@contextmanager
+def at_forced_end(call: Callable[[], object]) -> Iterator[None]:
+    """Has a function called, in a thread, if this process is ended because another has failed.
+
+    The main thread then waits for the other process, and cannot clean up.
+    """
+    if not _joined:
+        yield
+        return
+    calls = _joined[-1].at_forced_end
+    calls.append(call)
+    try:
+        yield
+    finally:
+        calls.remove(call)
 
 
 # Arrays.

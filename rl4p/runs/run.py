@@ -20,7 +20,7 @@ from rl4p.configuration.folder import only_run_in, record_value
 from rl4p.configuration.quoting import command, override
 from rl4p.configuration.trust import names_in, unsandboxed
 from rl4p.distributed.mesh import Mesh
-from rl4p.distributed.processes import agreed, anywhere, first, reporting_errors
+from rl4p.distributed.processes import agreed, anywhere, at_forced_end, first, reporting_errors
 from rl4p.errors import InputError, OutOfTime, RunError, Stopped
 from rl4p.experiment.build import Experiment, build
 from rl4p.experiment.description import is_large
@@ -129,10 +129,24 @@ def run(config: DictConfig) -> dict[str, Any]:
         checkpoints = instantiate(config.checkpoint).open(folder, stateful, best)
         outcome = RunOutcome(record=record, tracked=tracked, state=experiment.state, best=best)
         diagnosis = Diagnosis(config=experiment.config, quiet=not first())
+
+        def results(status: str) -> dict[str, Any]:
+            """Returns the content of summary.json."""
+            summary = outcome.summary(status, started, compilation().since(compiled))
+            summary["warnings"] = diagnosis.end()
+            return summary | {"idle_options": list(experiment.idle_options)}
+
+        def ended_by_force() -> None:
+            """Ends the record of a run that waits for a process which has failed."""
+            if outcome.begun or config.resume is None:
+                record.write_summary(results("failed"))
+            tracked.finish("failed")
+
         status, interrupted = "failed", partial(tracked.finish, "stopped")
         AT_FORCED_END.insert(0, interrupted)  # before the parent run of a sweep ends
         try:
             with (
+                at_forced_end(ended_by_force),
                 closing(experiment.loop.phases),
                 closing(experiment.evaluation.phases),
                 closing(experiment.loop.collector),
@@ -144,11 +158,9 @@ def run(config: DictConfig) -> dict[str, Any]:
             status = "stopped" if resumable else "finished"
         finally:
             try:
-                summary = outcome.summary(status, started, compilation().since(compiled))
-                summary["warnings"] = diagnosis.end()
+                summary = results(status)
                 seconds = summary["seconds"]["total"]
                 log.info("%s at step %d after %.0f s.", status, outcome.step, seconds)
-                summary["idle_options"] = list(experiment.idle_options)
                 with at_the_end(status):
                     if outcome.begun or config.resume is None:
                         record.write_summary(summary)

@@ -97,7 +97,7 @@ def test_what_merely_tries_the_port_is_no_process(port):
 def gone(monkeypatch):
     """Returns the calls of `end_late`, with their seconds, which end no process here."""
     ends = []
-    monkeypatch.setattr(Connections, "end_late", lambda call, grace: ends.append((call, grace)))
+    monkeypatch.setattr(Connections, "end_late", lambda call, grace, *_: ends.append((call, grace)))
     monkeypatch.setattr("atexit.register", lambda function: None)
     return ends
 
@@ -227,9 +227,83 @@ def test_after_its_grace_a_process_says_why_and_ends(monkeypatch, capsys):
     monkeypatch.setattr(os, "_exit", codes.append)
     call = Connections(1, 2)
     call.failure, call.exit_code = "Process 0 of 2 has died.", 1
+    called = []
+
+    def fail():
+        raise ValueError("No room.")
+
+    call.at_forced_end += [fail, lambda: called.append(codes.copy())]
     call.end_late(0.0)
     assert codes == [1]
-    assert capsys.readouterr().err == "Process 0 of 2 has died.\n"
+    assert called == [[]]  # before its end
+    words = ["Process 0 of 2 has died.", "At its end: ValueError: No room."]
+    assert capsys.readouterr().err.splitlines() == words
+
+
+def test_a_failure_of_another_process_is_printed_before_the_grace_is_over(monkeypatch, capsys):
+    printed = []
+    monkeypatch.setattr(os, "_exit", lambda code: None)
+    monkeypatch.setattr(time, "sleep", lambda seconds: printed.append(capsys.readouterr().err))
+    call = Connections(0, 2)
+    call.failure = "Process 1 of 2 has died."
+    call.end_late(15.0, told_after=2.0)
+    assert printed == ["", "Process 1 of 2 has died.\n"]
+
+
+def beating(port, timeout=0.4):
+    """Returns two connected processes, whose heartbeats have begun."""
+    calls = [Connections(process, 2, heartbeat_timeout=timeout) for process in (0, 1)]
+    assert gathered(port, *calls) == [None] * 2
+    for call in calls:
+        call.end_late = lambda *grace: None
+    return calls
+
+
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_a_process_without_heartbeats_is_named(port, frozen, monkeypatch):
+    calls = beating(port)
+    monkeypatch.setattr(calls[frozen], "beat", lambda: None)
+    with calls[0], calls[1]:
+        until = time.monotonic() + 30
+        while calls[1 - frozen].failure is None and time.monotonic() < until:
+            time.sleep(0.02)
+        assert calls[1 - frozen].failure == (
+            f"Process {frozen} of 2 has sent no heartbeat for 0.4 s (mesh.heartbeat_timeout): it "
+            "is frozen, or its host is gone."
+        )
+
+
+def test_heartbeats_keep_a_run_alive_and_a_good_bye_ends_them(port):
+    first, second = beating(port, timeout=1.0)
+    with second:
+        with first:
+            heard = dict(first.heard)
+            until = time.monotonic() + 30
+            while first.heard == heard and time.monotonic() < until:
+                time.sleep(0.02)
+            assert first.heard[1] > heard[1]
+        second.readers[0].join(5)
+        assert second.heard == {}  # nobody to wait for
+    assert (first.failure, second.failure) == (None, None)
+
+
+def test_a_process_that_was_frozen_itself_blames_nobody(monkeypatch):
+    """It has slept far longer than between two heartbeats, and has read nothing meanwhile."""
+    call, sent = Connections(0, 2, heartbeat_timeout=4.0), []
+    call.heard = {1: 0.0}
+    clock = iter([0.0, 100.0, 101.0, 102.0])
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+
+    def broadcast(**message):
+        sent.append(message)
+        call.finished = len(sent) == 3
+
+    monkeypatch.setattr(call, "broadcast", broadcast)
+    call.beat()
+    assert sent == [{"heartbeat": 0}] * 3
+    assert call.failure is None
+    assert call.heard == {1: 100.0}
 
 
 @pytest.mark.parametrize(

@@ -245,6 +245,23 @@ def test_a_process_that_dies_ends_the_other_which_names_it(start, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_a_process_that_is_frozen_ends_the_other_which_names_it(frozen, start, tmp_path):
+    folder = tmp_path / "run"
+    steps = ("steps=100000", "mesh.heartbeat_timeout=4", f"hydra.run.dir={folder}")
+    run = start(2, 1, *KEPT, *steps)
+    wait_for_step(folder, 1)
+    run[frozen].send_signal(signal.SIGSTOP)
+    (said,) = ended([run[1 - frozen]], [1], seconds=60)
+    sentence = f"Process {frozen} of 2 has sent no heartbeat for 4 s (mesh.heartbeat_timeout): "
+    assert sentence in said
+    run[frozen].send_signal(signal.SIGCONT)
+    (said,) = ended([run[frozen]], [1], seconds=60)
+    assert f"Process {1 - frozen} of 2 has died" in said
+    assert summary(folder)["status"] == "failed"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("which", [0, 1])
 def test_an_error_in_one_process_is_told_by_both(which, start, tmp_path):
     (tmp_path / "fails_once.py").write_text(FAILS)

@@ -27,6 +27,7 @@ IGNORED = (
     "mesh.processes",
     "mesh.process",
     "mesh.initialization_timeout",
+    "mesh.heartbeat_timeout",
 )
 ABSENT = "\N{EM DASH}"
 
