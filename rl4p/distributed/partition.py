@@ -130,6 +130,16 @@ def decoding_dtype(path: tuple, x: Any, dtype: str) -> jnp.dtype:
     return jnp.dtype(dtype) if wider else x.dtype
 
 
+def narrowed(params: Params, dtype: str) -> Params:
+    """Returns copies of parameters that are only read, with matrices in the dtype of activations.
+
+    Every product would cast them to it, so the results are the same.
+    """
+    return jax.tree.map_with_path(
+        lambda path, x: jnp.array(x, decoding_dtype(path, x, dtype)), params
+    )
+
+
 def keys(path: tuple) -> str:
     return jax.tree_util.keystr(path)
 

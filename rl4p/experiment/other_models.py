@@ -8,6 +8,7 @@ from omegaconf import DictConfig
 
 from rl4p.configuration import instantiate
 from rl4p.distributed.host_memory import offloaded
+from rl4p.distributed.partition import narrowed
 from rl4p.errors import InputError
 from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy
@@ -56,7 +57,7 @@ def build_reference(
         return (policy.decoder, place(reference_params(policy, params))), {}
     model, own = build_beside(node, "reference", policy, jax.random.fold_in(key, 3))
     if not every:
-        return (model.decoder, place(model.merged(own))), {}
+        return (model.decoder, place(narrowed(model.merged(own), model.decoder.dtype))), {}
     if model.decoder.config != policy.decoder.config or policy.frozen or model.frozen:
         raise InputError(
             "reference.reset_every needs a reference.model of the policy's shape, without "
@@ -66,8 +67,8 @@ def build_reference(
 
 
 def reference_params(policy: Policy, params: Params) -> Params:
-    """Returns the initial policy of the run: the base model of adapters, or a copy."""
-    return policy.frozen or jax.tree.map(jnp.copy, params)
+    """Returns the initial policy of the run: the base model of adapters, or a `narrowed` copy."""
+    return policy.frozen or narrowed(params, policy.decoder.dtype)
 
 
 def build_teacher(config: DictConfig, policy: Policy, key: Array) -> tuple[Decoder, Params]:
@@ -76,7 +77,7 @@ def build_teacher(config: DictConfig, policy: Policy, key: Array) -> tuple[Decod
             "The advantage needs a teacher: add +model@teacher=pretrained teacher.path=FOLDER."
         )
     teacher, params = build_beside(config.teacher, "teacher", policy, jax.random.fold_in(key, 2))
-    return teacher.decoder, teacher.merged(params)
+    return teacher.decoder, narrowed(teacher.merged(params), teacher.decoder.dtype)
 
 
 def build_beside(node: DictConfig, name: str, policy: Policy, key: Array) -> tuple[Policy, Params]:

@@ -1,6 +1,8 @@
 """The reference and the teacher; tests/loop/test_scoring.py tests their scores."""
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from rl4p.configuration import compose
@@ -42,6 +44,31 @@ def test_a_reference_that_is_reset_is_part_of_the_state():
     copies = experiment.state.reference
     assert jax.tree.structure(copies) == jax.tree.structure(experiment.state.params)
     assert experiment.loop.scoring.reference is None
+
+
+@pytest.mark.parametrize("beside", ["reference", "teacher"])
+def test_models_that_only_score_hold_their_matrices_in_the_dtype_of_activations(beside):
+    words = ["kl=fixed"] if beside == "reference" else ["advantage=distill"]
+    words += [] if beside == "reference" else ["+model@teacher=scratch", "teacher.dtype=bfloat16"]
+    experiment = build(compose([*SMALL, "model.dtype=bfloat16", *words]))
+    scoring, params = experiment.loop.scoring, experiment.state.params
+    decoder, held = scoring.reference if beside == "reference" else scoring.teacher
+    dtypes = {str(x.dtype) for x in jax.tree.leaves(params)}
+    assert dtypes == {"float32"}
+    assert {str(held["embedding"].dtype), str(held["norm"]["scale"].dtype)} == {
+        "bfloat16",
+        "float32",
+    }
+    if beside == "reference":  # a copy, which an update does not donate, with the same results
+        tokens = np.arange(12, dtype=np.int32).reshape(2, 6)
+        places = np.broadcast_to(np.arange(6, dtype=np.int32), (2, 6))
+        rows = tokens, places, np.ones_like(tokens)
+        exact, narrow = (
+            decoder.logits(x, decoder.hidden(x, *map(jnp.asarray, rows))) for x in (params, held)
+        )
+        np.testing.assert_array_equal(exact, narrow)
+        addresses = {x.unsafe_buffer_pointer() for x in jax.tree.leaves(params)}
+        assert not addresses & {x.unsafe_buffer_pointer() for x in jax.tree.leaves(held)}
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from rl4p.configuration import instantiate
 from rl4p.distributed import placement
 from rl4p.distributed.host_memory import HOST, is_offloaded
 from rl4p.distributed.mesh import Mesh
-from rl4p.distributed.partition import changed_for_decoding, for_decoding
+from rl4p.distributed.partition import changed_for_decoding, decoding_dtype, for_decoding
 from rl4p.errors import InputError
 from rl4p.experiment.build import build_phases, check_lengths, check_rows
 from rl4p.experiment.compatibility import refuse_offloading_on_a_cpu
@@ -91,7 +91,7 @@ class AbstractRun:
 
     def reference(self) -> Params:
         """Returns the parameters of the initial policy of the run."""
-        return self.policy.frozen or self.without_critic()
+        return self.policy.frozen or narrowed(self.without_critic(), self.policy.decoder.dtype)
 
     def rows(self, shape: tuple[int, ...], dtype: Any, mesh: Mesh | None = None) -> Any:
         """Returns the shape of an array whose rows are sharded over a mesh."""
@@ -163,9 +163,9 @@ def abstract_run(config: DictConfig, mesh: Mesh) -> AbstractRun:
     if "reference_logprobs" in needs and not of_reference.reset_every:
         if of_reference.model is not None:
             other, weights = instantiate(of_reference.model).abstract(mesh)
-            frozen.append(place(other.merged(weights)))
+            frozen.append(place(narrowed(other.merged(weights), other.decoder.dtype)))
         elif not policy.frozen:
-            frozen.append(place(params))
+            frozen.append(place(narrowed(params, policy.decoder.dtype)))
     if phases.estimator is not None:
         critic = partial(phases.estimator.init, policy.decoder)
         params = params | {"critic": placement.shapes(mesh, critic, whole)}
@@ -208,6 +208,13 @@ def abstract_run(config: DictConfig, mesh: Mesh) -> AbstractRun:
 
 def replicated(mesh: Mesh, tree: Any) -> Any:
     return placement.with_shardings(tree, jax.tree.map(lambda _: mesh.replicated, tree))
+
+
+def narrowed(params: Params, dtype: str) -> Params:
+    """Returns the shapes of `partition.narrowed`."""
+    return jax.tree.map_with_path(
+        lambda path, x: x.update(dtype=decoding_dtype(path, x, dtype)), params
+    )
 
 
 def of_host(tree: Any) -> Any:
