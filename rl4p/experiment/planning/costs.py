@@ -179,10 +179,16 @@ def bound_of_step(costs: Sequence[Cost], tokens: int, chips: int, wider: int | N
 
 def wider_sampling(run: AbstractRun) -> int | None:
     """Returns the largest `mesh.sampling_tp` for a model; None if it is not more than now."""
-    mesh, sizes = run.mesh.sampling, run.policy.decoder.config.dimensions
+    largest = sampling_sizes(run)[-1]
+    return largest if largest > run.mesh.sampling.devices.shape["tp"] else None
+
+
+def sampling_sizes(run: AbstractRun) -> list[int]:
+    """Returns the values of `mesh.sampling_tp` that divide the devices and the model, from 1."""
+    sizes = run.policy.decoder.config.dimensions
     sizes = [sizes[name] for name in ("heads", "vocabulary", "feed_forward")]
-    whole = math.gcd(mesh.size, *sizes)
-    return whole if whole > mesh.devices.shape["tp"] else None
+    whole = math.gcd(run.mesh.sampling.size, *sizes)
+    return [tp for tp in range(1, whole + 1) if whole % tp == 0]
 
 
 def advice(run: AbstractRun, costs: Sequence[Cost], memory: float) -> str:

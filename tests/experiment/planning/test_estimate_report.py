@@ -11,7 +11,7 @@ from rl4p.configuration.chips import CHIPS, GIB
 from rl4p.errors import InputError, RunError
 from rl4p.experiment.build import build
 from rl4p.experiment.planning import report
-from rl4p.experiment.planning.estimate_report import base_of, estimate, needed
+from rl4p.experiment.planning.estimate_report import base_of, estimate, needed, show_estimate
 from rl4p.experiment.planning.topology import estimated, memory_of
 from tests.documents import ROOT
 
@@ -51,6 +51,21 @@ def test_what_does_not_fit_says_by_what_and_what_would_make_it_fit(monkeypatch):
     assert "JAX takes 75% of a GPU's 74.5 GiB (XLA_PYTHON_CLIENT_MEM_FRACTION)" in plan["verdict"]
     monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.5")
     assert memory_of(estimated(instantiate(compose(["mesh=h100_1"]).mesh)))[1] == 40e9
+
+
+def test_the_layout_that_samples_fastest_is_named(capsys):
+    plan = report_of("mesh=h100_8")
+    tp, seconds = plan["faster_sampling"]
+    assert tp == 4  # of 8 devices and 28 heads
+    assert seconds < 0.5 * max(plan["seconds_at_least"]["sampling"].values())
+    show_estimate(plan)
+    sentence = f"sampling with mesh.sampling_tp=4: at least {seconds:,.2f} s"
+    assert sentence in capsys.readouterr().out
+    with_it = report_of("mesh=h100_8", "mesh.sampling_tp=4")
+    assert max(with_it["seconds_at_least"]["sampling"].values()) == pytest.approx(seconds)
+    assert with_it["faster_sampling"] is None
+    show_estimate(with_it)
+    assert "sampling with" not in capsys.readouterr().out
 
 
 def test_the_named_change_fits():
