@@ -216,7 +216,7 @@ class SamplingMesh(Mesh):
     def available(self) -> Sequence[Any]:
         if apart := self.training.rollout_devices:
             return self.training.available[-apart:]
-        return self.training.devices.devices.flatten()
+        return list(self.training.devices.devices.flat)
 
     def arranged(self, sizes: Sequence[int], devices: Sequence[Any]) -> jax.sharding.Mesh:
         if self.training.samples_apart:

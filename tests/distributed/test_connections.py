@@ -243,11 +243,15 @@ def test_after_its_grace_a_process_says_why_and_ends(monkeypatch, capsys):
 def test_a_failure_of_another_process_is_printed_before_the_grace_is_over(monkeypatch, capsys):
     printed = []
     monkeypatch.setattr(os, "_exit", lambda code: None)
-    monkeypatch.setattr(time, "sleep", lambda seconds: printed.append(capsys.readouterr().err))
+
+    def sleep(seconds):
+        printed.append((seconds, capsys.readouterr().err))
+
+    monkeypatch.setattr(time, "sleep", sleep)
     call = Connections(0, 2)
     call.failure = "Process 1 of 2 has died."
     call.end_late(15.0, told_after=2.0)
-    assert printed == ["", "Process 1 of 2 has died.\n"]
+    assert printed == [(2.0, ""), (13.0, "Process 1 of 2 has died.\n")]
 
 
 def beating(port, timeout=0.4):

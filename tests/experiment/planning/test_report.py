@@ -105,8 +105,14 @@ CHIP = Chip(platform="tpu", kind="TPU v9")
 def run():
     update = SimpleNamespace(tokens_per_microbatch=64, microbatch_widths=1)
     shape = {"dp": 1, "fsdp": 4, "tp": 2}
+    mesh = SimpleNamespace(devices=SimpleNamespace(shape=shape), topology="v9:2x4", size=8)
+    mesh.sampling = mesh
+    sizes = {"heads": 4, "vocabulary": 264, "feed_forward": 96}
     return SimpleNamespace(
-        mesh=SimpleNamespace(devices=SimpleNamespace(shape=shape), topology="v9:2x4", size=8),
+        mesh=mesh,
+        policy=SimpleNamespace(
+            decoder=SimpleNamespace(config=SimpleNamespace(dimensions=sizes)),
+        ),
         phases=SimpleNamespace(
             update=update,
             rollout=NaiveSampler(max_response_tokens=32),
