@@ -196,7 +196,7 @@ class KeepsCopies(Protocol):
         """Returns the number of copies on the training mesh.
 
         Args:
-          shared: whether the training mesh is the sampling mesh too.
+          shared: whether the devices of the training mesh sample too.
         """
         ...
 

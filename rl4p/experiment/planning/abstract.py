@@ -172,7 +172,7 @@ def abstract_run(config: DictConfig, mesh: Mesh) -> AbstractRun:
     collector = instantiate(config.collector)
     copies = 0
     if isinstance(collector, KeepsCopies):
-        copies = collector.copies(mesh.sampling is mesh)
+        copies = collector.copies(not mesh.samples_apart)
     if RolloutTraits.read(phases.rollout).sync_every > 1:
         copies = max(1, copies)  # `SyncedWeights`, whose copy engines share
     frozen += [params] * copies

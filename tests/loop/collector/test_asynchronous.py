@@ -474,7 +474,7 @@ engine = experiment.loop.collector.engine
 for info in train(experiment.loop, experiment.state):
     assert info.metrics["update/grad_norm"] > 0
     found = {device.id for x in jax.tree.leaves(engine.weights[0]) for device in x.devices()}
-    print(sorted(found), [episode.prompt.id for episode in info.episodes[::3]])
+    print(sorted(found), [episode.prompt.id for episode in info.episodes])
 experiment.loop.collector.close()
 """
 SMALL = (
@@ -495,7 +495,6 @@ SMALL = (
     "evaluation.term=capital",
     "collector=asynchronous",
     "collector.over_sampling=1.1",
-    "mesh.rollout_devices=2",
 )
 
 
@@ -504,9 +503,21 @@ SMALL = (
 )
 def test_devices_that_only_sample_take_any_number_of_rows(on_devices, sampler):
     """Two devices train, and two sample first the 21 rows of seven groups."""
-    command = [sys.executable, "-c", DEVICES, *SMALL, f"rollout={sampler}"]
-    done = subprocess.run(command, capture_output=True, text=True, env=on_devices(4))
+    apart = f"rollout={sampler}", "mesh.rollout_devices=2"
+    assert sampling_devices(on_devices(4), *apart) == ["[2, 3"] * 3
+
+
+def test_devices_that_train_too_sample_in_another_layout_during_updates(on_devices):
+    layout = "mesh.fsdp=4", "mesh.dp=1", "mesh.sampling_tp=2", "group_size=2"
+    assert sampling_devices(on_devices(4), *layout) == ["[0, 1, 2, 3"] * 3
+
+
+def sampling_devices(environment, *words):
+    """Returns the devices that have the weights of the sampler in each of three steps."""
+    command = [sys.executable, "-c", DEVICES, *SMALL, *words]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     steps = [line.split("]", 1) for line in done.stdout.splitlines()]
-    assert [devices for devices, _ in steps] == ["[2, 3"] * 3
-    assert len({id for _, ids in steps for id in ast.literal_eval(ids.strip())}) == 18
+    episodes = [id for _, ids in steps for id in ast.literal_eval(ids.strip())]
+    assert len({*episodes}) == 18  # six prompts a step
+    return [devices for devices, _ in steps]
