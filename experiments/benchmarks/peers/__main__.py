@@ -7,8 +7,9 @@
 Prints two tables for each workload (`workload.py`). Writes them to `experiments/benchmarks/`, with
 a picture and all measurements: peers.md, peers.png, peers.json. The engines take turns in rounds,
 so that a slow minute of the machine does not slow down one engine only. A run takes half an hour,
-in which nothing else may run. `--workloads uniform` measures that workload again and keeps the
-other one's results if they have the same date and machine.
+in which nothing else may run. `--workloads uniform` measures that workload again, and
+`--engines rl4p` the engines with this word in their names. The other results stay if they have the
+same date and machine.
 
 With `--pretrained`, the folder of SmolLM2-135M-Instruct that `make real` writes, the workload is
 `real`: questions of GSM8K, and every engine with its defaults, with its best settings and, where it
@@ -88,6 +89,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("environments", type=Path, help="the folder that setup.sh made")
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=WORKLOADS)
+    parser.add_argument("--engines", default="", help="a word in the names of those to measure")
     parser.add_argument("--rounds", type=int, help="how often each engine is started: 3, or 1")
     parser.add_argument("--steps", type=int, help="how many are measured of each: 3, or 2")
     parser.add_argument("--pretrained", type=Path, help="the folder of SmolLM2: measures `real`")
@@ -100,7 +102,8 @@ def main() -> None:
     name, workloads = ("peers_real", ("real",)) if real else ("peers", options.workloads)
     found = {"machine": machine(), "date": str(date.today()), "workloads": {}}
     record = options.out / f"{name}.json"
-    if not real and len(workloads) < len(WORKLOADS) and record.exists():  # the others stay
+    part = options.engines or (not real and len(workloads) < len(WORKLOADS))
+    if part and record.exists():  # the others stay
         before = json.loads(record.read_text())
         if [before[key] for key in ("machine", "date")] == [found["machine"], found["date"]]:
             found["workloads"] = before["workloads"]
@@ -111,7 +114,8 @@ def main() -> None:
             if real:
                 words += [f"--pretrained={options.pretrained}", f"--questions={options.questions}"]
             call(None, "workload.py", *words)
-            found["workloads"][workload] = measure(workload, checkpoint, options)
+            before = found["workloads"].get(workload, {}) if options.engines else {}
+            found["workloads"][workload] = measure(workload, checkpoint, options, before)
     head = (REAL_HEAD if real else HEAD).format(picture=f"{name}.png")
     report = f"{head}\n\n{found['machine']}, {found['date']}.\n" + "".join(
         section(workload, rows) for workload, rows in found["workloads"].items()
@@ -123,9 +127,13 @@ def main() -> None:
     draw(found["workloads"], options.out / f"{name}.png")
 
 
-def measure(workload: str, checkpoint: Path, options: argparse.Namespace) -> dict:
-    """Returns the engines' summaries, and the floor at the mean length of rl4p's responses."""
-    found: dict = {"rollout": {}, "step": {}}
+def measure(workload: str, checkpoint: Path, options: argparse.Namespace, before: dict) -> dict:
+    """Returns the engines' summaries, and the floor at the mean length of rl4p's responses.
+
+    Args:
+      before: the summaries of the engines that are not measured.
+    """
+    found: dict = {kind: dict(before.get(kind, {})) for kind in ("rollout", "step")}
     printed: dict = {}
     arguments = (f"--workload={workload}", f"--checkpoint={checkpoint}")
     real = workload == "real"
@@ -135,6 +143,8 @@ def measure(workload: str, checkpoint: Path, options: argparse.Namespace) -> dic
     for turn, (kind, engines) in itertools.product(turns, all_engines.items()):
         with_shims = with_shim(engines, options.environments, alone=real)
         for name, environment, script, words in with_shims:
+            if options.engines not in name:
+                continue
             preload = options.environments / SHIM if name.endswith("shim") else None
             python = environment and options.environments / environment / "bin" / "python"
             lines = call(python, script, *measured, *words, preload=preload)

@@ -20,6 +20,7 @@ from rl4p_generate import check_logprob, load, peak_gib
 
 import rl4p
 from rl4p.advantage.grpo import GRPO
+from rl4p.distributed.placement import init_beside
 from rl4p.loop.collector.synchronous import Synchronous
 from rl4p.learner.correction import none as correction
 from rl4p.learner.critic import none as critic
@@ -83,8 +84,8 @@ def main():
     state = TrainState(
         step=policy.mesh.replicate(np.int32(0)),
         params=params,
-        optimizer_state=jax.jit(optimizer.transform().init)(params),
-        key=jax.random.key(0),
+        optimizer_state=init_beside(policy.mesh, optimizer.transform().init, params),
+        key=policy.mesh.replicate(jax.random.key(0)),
         memory={},
     )
     steps = train(loop, state)
