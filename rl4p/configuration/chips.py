@@ -138,6 +138,24 @@ class Slice:
             )
 
 
+def least_hops(group: Sequence[int], topology: str | None) -> int:
+    """Returns the least hops between the two devices of a group that are farthest apart.
+
+    It is the diameter of the smallest box that the group may form in the wiring of its slice, whose
+    links connect in a ring along each dimension; three dimensions if the wiring is not known.
+    """
+    wiring = "2x2x2" if topology is None else slice_of(topology).wiring
+    dimensions = max(1, sum(int(size) > 1 for size in wiring.split("x")))
+
+    def diameter(count: int, dimensions: int) -> int:
+        if dimensions == 1:
+            return count // 2
+        sides = (side for side in range(1, count + 1) if count % side == 0)
+        return min(side // 2 + diameter(count // side, dimensions - 1) for side in sides)
+
+    return diameter(len(group), dimensions)
+
+
 def chips_in(wiring: str) -> int:
     return math.prod(int(n) for n in wiring.split("x"))
 

@@ -7,9 +7,11 @@ either process ends. Over it both send heartbeats, which a frozen process does n
 
 import atexit
 import json
+import math
 import os
 import queue
 import socket
+import struct
 import sys
 import threading
 import time
@@ -24,7 +26,7 @@ from rl4p.terminal import write
 GRACE = 15.0  # seconds in which a process may end by itself after a failure
 GRACE_AFTER_REPORT = 2.0  # the same after process 0 has reported a failure of another process
 TOLD_AFTER = 2.0  # seconds after which a failure of another process is printed, if none has ended
-LAST_CALLS = 5.0  # seconds for the calls of `at_forced_end`
+LAST_CALLS = 5.0  # seconds for the functions of `before_exit`
 KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}  # then the host is gone
 HELLO = 5.0  # seconds in which a new connection must identify itself
 
@@ -37,13 +39,14 @@ class Connections:
       processes: the number of processes.
       heartbeat_timeout: the seconds without a heartbeat after which a process counts as frozen.
       failure: the message about the first process that failed; None before any failure.
-      at_forced_end: called, in order, before a process is ended that waits for another one.
+      before_exit: functions that are called, in order, before this process ends itself because
+        another one has failed.
     """
 
     def __init__(self, process: int, processes: int, heartbeat_timeout: float = 60.0) -> None:
         self.process, self.processes = process, processes
         self.heartbeat_timeout = heartbeat_timeout
-        self.at_forced_end: list[Callable[[], object]] = []
+        self.before_exit: list[Callable[[], object]] = []
         self.heard: dict[int, float] = {}  # the time of the newest message of each process
         self.failure: str | None = None
         self.exit_code = 0
@@ -82,6 +85,9 @@ class Connections:
             self.broadcast(start=self.processes)
         for peer, connection in self.peers.items():
             connection.settimeout(None)
+            # A frozen process reads nothing: without a limit, sending to it could block for ever.
+            limit = struct.pack("ll", math.ceil(self.heartbeat_timeout), 0)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
             reader = threading.Thread(target=self.listen, args=(peer, connection), daemon=True)
             self.readers.append(reader)
 
@@ -192,7 +198,6 @@ class Connections:
                 with self.lock:
                     self.heard = dict.fromkeys(self.heard, now)
             before = now
-            self.broadcast(heartbeat=self.process)
             for peer, heard in list(self.heard.items()):
                 if now - heard > self.heartbeat_timeout:
                     self.fail(
@@ -200,6 +205,7 @@ class Connections:
                         f"{self.heartbeat_timeout:g} s (mesh.heartbeat_timeout): it is frozen, or "
                         "its host is gone."
                     )
+            self.broadcast(heartbeat=self.process)
 
     def __exit__(
         self,
@@ -266,13 +272,13 @@ class Connections:
         time.sleep(told_after)
         write(self.failure, sys.stderr)
         time.sleep(grace - told_after)
-        calls = threading.Thread(target=self.call_at_forced_end, daemon=True)
+        calls = threading.Thread(target=self.call_before_exit, daemon=True)
         calls.start()
         calls.join(LAST_CALLS)
         os._exit(self.exit_code)
 
-    def call_at_forced_end(self) -> None:
-        for call in self.at_forced_end.copy():
+    def call_before_exit(self) -> None:
+        for call in self.before_exit.copy():
             try:
                 call()
             except Exception as error:  # noqa: BLE001  the others are called too
@@ -298,7 +304,7 @@ class Connections:
 
 
 def kept_alive(connection: socket.socket) -> socket.socket:
-    """Turns on TCP keepalive, which notices within half a minute that the host is unreachable."""
+    """Turns on TCP keepalive, which notices a host that is unreachable while nothing is sent."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in KEEPALIVE.items():
         if hasattr(socket, name):  # Linux

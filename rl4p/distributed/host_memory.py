@@ -1,7 +1,7 @@
 """Arrays in the memory of the host, which GPUs and TPUs read and write.
 
-An array there has the sharding of an array on the devices, with another kind of memory. A compiled
-function reads in the type of an array where it is.
+An array there has the sharding of an array on the devices, with another kind of memory. Within a
+compiled function, the type of an array says in which memory it is.
 """
 
 from typing import Any
@@ -26,7 +26,7 @@ def on_device(tree: Any) -> Any:
 
 
 def as_before(tree: Any, before: Any) -> Any:
-    """Returns arrays in the memories in which those of an equal tree are."""
+    """Moves each array to the memory that holds its counterpart in `before`."""
     return jax.tree.map(lambda x, old: x if space_of(old) is DEVICE else offloaded(x), tree, before)
 
 

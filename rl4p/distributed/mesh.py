@@ -105,7 +105,9 @@ class Mesh(ProcessOptions):
     def sampling(self) -> "Mesh":
         """The mesh that samples: this one, unless it has other devices or another `tp`."""
         tp = self.tp_while_sampling()
-        return self if tp is None else SamplingMesh(tp=tp, training=self)
+        if tp is None:
+            return self
+        return SamplingMesh(tp=tp, topology=self.topology, training=self)
 
     def tp_while_sampling(self) -> int | None:
         """Returns the `tp` of the mesh that samples, if this is another mesh.
@@ -189,19 +191,25 @@ class Mesh(ProcessOptions):
     def check_divides(self, dimensions: Mapping[str, int]) -> None:
         """Checks that the mesh divides a model's dimensions, named as in `partition.RULES`.
 
-        The KV heads need not be divisible by `sampling_tp` (`kv_copies`).
-
         Raises:
           InputError: an axis of the mesh does not divide a dimension that it shards.
         """
         for name, size in dimensions.items():
             axis = RULES[name]
             check_divisible(f"mesh.{axis}", self.devices.shape[axis], name, size)
-            if axis == "tp" and name != "num_kv_heads" and self.sampling_tp:
+
+    def check_divides_sampling(self, dimensions: Mapping[str, int]) -> None:
+        """Checks that `sampling_tp` divides a policy's dimensions, but the KV heads (`kv_copies`).
+
+        Raises:
+          InputError: it does not divide a dimension.
+        """
+        for name, size in dimensions.items():
+            if self.sampling_tp and RULES[name] == "tp" and name != "num_kv_heads":
                 check_divisible("mesh.sampling_tp", self.sampling_tp, name, size)
 
     def kv_copies(self, num_kv_heads: int) -> int:
-        """Returns the copies of each KV head with which `tp` divides the KV heads."""
+        """Returns how often each KV head is repeated so that `tp` divides their number."""
         tp = self.devices.shape["tp"]
         return tp // math.gcd(tp, num_kv_heads)
 

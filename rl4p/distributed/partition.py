@@ -77,8 +77,8 @@ class SamplingForm(NamedTuple):
 
     Attributes:
       dtype: the dtype of activations.
-      kv_copies: how often each KV head stands in the projections of keys and values.
-      head_width: the width of a head.
+      kv_copies: the number of copies of each KV head in the projections of keys and values.
+      head_width: the width of a head; it is read only if there are copies.
     """
 
     dtype: str
@@ -91,6 +91,7 @@ def for_decoding(params: Params, form: SamplingForm) -> Params:
     """Returns parameters for sampling: one tree per layer, and matrices in the activations' dtype.
 
     Otherwise the decoding loop would slice the stacked layers and cast them at every decode step.
+    Each KV head is repeated `form.kv_copies` times, so that the sampling mesh can divide them.
     """
 
     def changed(path: tuple, x: Array) -> Array:

@@ -177,15 +177,15 @@ def reporting_errors() -> Iterator[None]:
 
 
 @contextmanager
-def at_forced_end(call: Callable[[], object]) -> Iterator[None]:
-    """Has a function called, in a thread, if this process is ended because another has failed.
+def before_exit_by_failure(call: Callable[[], object]) -> Iterator[None]:
+    """Registers a function that is called before this process ends because another has failed.
 
-    The main thread then waits for the other process, and cannot clean up.
+    It is called in a thread: the main thread waits for the other process, and cannot clean up.
     """
     if not _joined:
         yield
         return
-    calls = _joined[-1].at_forced_end
+    calls = _joined[-1].before_exit
     calls.append(call)
     try:
         yield

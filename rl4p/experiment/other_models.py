@@ -27,33 +27,14 @@ def build_reference(
     Raises:
       InputError: an option of `reference` cannot act, or its model does not fit.
     """
+    refuse_options_of_reference(config, policy, needs)
+    if "reference_logprobs" not in needs:
+        return None, {}
     node, every = config.reference.model, config.reference.reset_every
     place = offloaded if config.reference.offload else lambda params: params
-    if "reference_logprobs" not in needs:
-        options = {
-            "model": node is not None,
-            f"reset_every={every}": every > 0,
-            "offload=true": config.reference.offload,
-        }
-        if option := next((name for name, given in options.items() if given), None):
-            raise InputError(
-                f"reference.{option} has no effect, because no phase compares with a reference: "
-                "choose kl=fixed, or leave it out."
-            )
-        return None, {}
-    if every >= config.steps:
-        raise InputError(
-            f"reference.reset_every={every} never resets the reference of a run of "
-            f"steps={config.steps}: set fewer, or leave it out."
-        )
     if node is None:
         if every:
             return None, place(jax.tree.map(jnp.copy, params))
-        if policy.frozen and config.reference.offload:
-            raise InputError(
-                "reference.offload=true has no effect with adapters, because the reference is the "
-                "base model, which the policy reads too: leave it out."
-            )
         return (policy.decoder, place(reference_params(policy, params))), {}
     model, own = build_beside(node, "reference", policy, jax.random.fold_in(key, 3))
     if not every:
@@ -64,6 +45,36 @@ def build_reference(
             "adapters, because the policy takes its place: leave one of them out."
         )
     return None, place(own)
+
+
+def refuse_options_of_reference(config: DictConfig, policy: Policy, needs: Collection[str]) -> None:
+    """Refuses options of `reference` that cannot act.
+
+    Raises:
+      InputError: an option would have no effect.
+    """
+    options = config.reference
+    if "reference_logprobs" not in needs:
+        given = {
+            "model": options.model is not None,
+            f"reset_every={options.reset_every}": options.reset_every > 0,
+            "offload=true": options.offload,
+        }
+        if option := next((name for name, is_given in given.items() if is_given), None):
+            raise InputError(
+                f"reference.{option} has no effect, because no phase compares with a reference: "
+                "choose kl=fixed, or leave it out."
+            )
+    elif options.reset_every >= config.steps:
+        raise InputError(
+            f"reference.reset_every={options.reset_every} never resets the reference of a run of "
+            f"steps={config.steps}: set fewer, or leave it out."
+        )
+    elif options.offload and policy.frozen and options.model is None and not options.reset_every:
+        raise InputError(
+            "reference.offload=true has no effect with adapters, because the reference is the base "
+            "model, which the policy reads too: leave it out."
+        )
 
 
 def reference_params(policy: Policy, params: Params) -> Params:

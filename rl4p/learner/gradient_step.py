@@ -19,6 +19,7 @@ from rl4p.distributed import collectives, placement
 from rl4p.distributed.host_memory import as_before, on_device
 from rl4p.distributed.mesh import Mesh
 from rl4p.distributed.partition import gather
+from rl4p.distributed.processes import to_host
 from rl4p.errors import RunError
 from rl4p.learner.aggregation import aggregation_weights
 from rl4p.learner.compiled import compiled
@@ -100,16 +101,21 @@ def gradient_step_in_halves(
 ) -> tuple[TrainState, Metrics]:
     """Runs the updates of `gradient_step`, with a program for each half of an update.
 
-    The first half does not read the state of the optimizer. If this is in the memory of the host,
-    it is on the devices when they hold nothing but the parameters and their gradient. (Compilers
-    would copy it at the start of a program that has both halves.)
+    The state of the optimizer, in the memory of the host, is copied to the devices for the second
+    half only, when they hold nothing but the parameters and their gradient. (Compilers would copy
+    it at the start of a program that has both halves.)
     """
-    row_ids = jax.jit(minibatches, static_argnames="objective")(objective, state, batch)
-    parts = []
-    for each in row_ids:
-        minibatch = jax.jit(minibatch_of)(batch, each)
+    row_ids = to_host(jax.jit(minibatches, static_argnames="objective")(objective, state, batch))
+    choose = jax.jit(minibatch_of, out_shardings=objective.mesh.rows)
+
+    def one_update(state: TrainState, row_ids: Array) -> tuple[TrainState, dict[str, Array]]:
+        minibatch = choose(batch, row_ids)
         gradient = forward_backward(objective, frozen, state, minibatch, coefficients)
-        state, sums = optimizer_step(optimizer, objective.mesh, state, gradient)
+        return optimizer_step(optimizer, objective.mesh, state, gradient)
+
+    parts = []
+    for each in row_ids:  # no gradient stays until the next one
+        state, sums = one_update(state, each)
         parts.append(sums)
     metrics = summarise(jax.tree.map(lambda *x: jnp.stack(x), *parts))
     return state, metrics | {"update/learning_rate": optimizer.learning_rate_at(state.step)}

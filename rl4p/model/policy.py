@@ -64,15 +64,21 @@ class Policy:
 
     @property
     def sampling_form(self) -> SamplingForm:
-        """The form of the parameters that `for_sampling` returns."""
+        """The form of the parameters that `for_sampling` returns.
+
+        Raises:
+          InputError: `mesh.sampling_tp` does not divide a dimension of the policy.
+        """
         config = self.decoder.config
+        self.mesh.check_divides_sampling(config.dimensions)
         copies = self.mesh.sampling.kv_copies(config.num_kv_heads)
         return SamplingForm(self.decoder.dtype, copies, config.head_width)
 
     def for_sampling(self, trained: Params) -> Params:
         """Returns the merged parameters without a critic, on the sampling mesh.
 
-        They have one tree per layer (`Decoder.extend`) and matrices in the dtype of activations.
+        They are parameters of `sampling_decoder`, with one tree per layer (`Decoder.extend`) and
+        matrices in the dtype of activations.
         """
         return placement.for_sampling(self.mesh, self.without_critic(trained), self.sampling_form)
 

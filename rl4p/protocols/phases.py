@@ -87,7 +87,8 @@ class Rollout(Protocol):
 
         Args:
           policy: the decoder, the tokenizer and the mesh.
-          params: the trained parameters; `policy.for_sampling(params)` prepares them for decoding.
+          params: the trained parameters; `policy.for_sampling(params)` prepares them for
+            `policy.sampling_decoder`.
           prompts: P prompts; P x group_size is a multiple of `mesh.row_multiple`.
           group_size: G.
           key: a random key that nothing else uses.

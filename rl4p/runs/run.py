@@ -20,7 +20,13 @@ from rl4p.configuration.folder import only_run_in, record_value
 from rl4p.configuration.quoting import command, override
 from rl4p.configuration.trust import names_in, unsandboxed
 from rl4p.distributed.mesh import Mesh
-from rl4p.distributed.processes import agreed, anywhere, at_forced_end, first, reporting_errors
+from rl4p.distributed.processes import (
+    agreed,
+    anywhere,
+    before_exit_by_failure,
+    first,
+    reporting_errors,
+)
 from rl4p.errors import InputError, OutOfTime, RunError, Stopped
 from rl4p.experiment.build import Experiment, build
 from rl4p.experiment.description import is_large
@@ -136,17 +142,21 @@ def run(config: DictConfig) -> dict[str, Any]:
             summary["warnings"] = diagnosis.end()
             return summary | {"idle_options": list(experiment.idle_options)}
 
-        def ended_by_force() -> None:
-            """Ends the record of a run that waits for a process which has failed."""
-            if outcome.begun or config.resume is None:
-                record.write_summary(results("failed"))
-            tracked.finish("failed")
+        def fail() -> None:
+            """Ends the record of a run whose main thread waits for a process that has failed."""
+            changed = outcome.begun or config.resume is None
+            try:
+                if changed:
+                    record.write_summary(results("failed"))
+            finally:
+                before = (record.summary() or {}).get("status", "stopped")
+                tracked.finish("failed" if changed else before)
 
         status, interrupted = "failed", partial(tracked.finish, "stopped")
         AT_FORCED_END.insert(0, interrupted)  # before the parent run of a sweep ends
         try:
             with (
-                at_forced_end(ended_by_force),
+                before_exit_by_failure(fail),
                 closing(experiment.loop.phases),
                 closing(experiment.evaluation.phases),
                 closing(experiment.loop.collector),

@@ -58,7 +58,7 @@ def serve(lines: Sequence[str]) -> None:
     if config.mesh.sampling_tp is not None:
         raise InputError(
             f"rl4p.serve only samples: write mesh.tp={config.mesh.sampling_tp} in place of "
-            "mesh.sampling_tp."
+            "mesh.sampling_tp (mesh.tp must divide the KV heads too)."
         )
     around = prompting_of(config) if options.prompting else list
     with closing(listening(options.host, options.port)) as bound:

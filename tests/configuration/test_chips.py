@@ -1,6 +1,13 @@
 import pytest
 
-from rl4p.configuration.chips import CHIPS, chip_of, slice_names, slice_of, topology_of
+from rl4p.configuration.chips import (
+    CHIPS,
+    chip_of,
+    least_hops,
+    slice_names,
+    slice_of,
+    topology_of,
+)
 from rl4p.distributed.mesh import Mesh
 from rl4p.errors import InputError
 
@@ -54,6 +61,22 @@ def test_others_are_not_known(kind):
 def test_a_slice_is_as_many_chips_as_its_wiring_multiplies_to():
     assert slice_of("v5p:2x2x2").count == 8
     assert slice_of("v5e:4x4").chip is CHIPS["v5e"]
+
+
+@pytest.mark.parametrize(
+    ("count", "topology", "hops"),
+    [
+        (1, "v5e:4x4", 0),
+        (2, "v5e:4x4", 1),
+        (8, "v6e:2x4", 3),  # a box of 2 x 4
+        (16, "v5e:4x4", 4),
+        (64, "v5p:4x4x4", 6),
+        (64, None, 6),  # three dimensions at most
+        (8, "h100:8", 4),
+    ],
+)
+def test_the_farthest_devices_of_a_group_are_as_near_as_the_wiring_allows(count, topology, hops):
+    assert least_hops(range(count), topology) == hops
 
 
 def test_two_devices_are_a_chip_of_tpu7x():

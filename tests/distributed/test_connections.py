@@ -232,7 +232,7 @@ def test_after_its_grace_a_process_says_why_and_ends(monkeypatch, capsys):
     def fail():
         raise ValueError("No room.")
 
-    call.at_forced_end += [fail, lambda: called.append(codes.copy())]
+    call.before_exit += [fail, lambda: called.append(codes.copy())]
     call.end_late(0.0)
     assert codes == [1]
     assert called == [[]]  # before its end

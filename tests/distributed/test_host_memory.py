@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import weakref
 from dataclasses import replace
 
 import jax
@@ -15,6 +16,8 @@ from rl4p.distributed.host_memory import as_before, is_offloaded, offloaded, on_
 from rl4p.errors import InputError
 from rl4p.experiment import build as module
 from rl4p.experiment.build import build
+from rl4p.learner import gradient_step
+from rl4p.learner.gradient_step import forward_backward
 from rl4p.loop import loop
 from rl4p.loop.loop import train
 from rl4p.runs.checkpoint import as_saved
@@ -71,6 +74,21 @@ def test_an_update_is_the_same_with_the_moments_in_the_host(words, monkeypatch):
     assert_equal(plain, state)
     for one, other in zip(metrics, again, strict=True):
         assert one["update/grad_norm"] == pytest.approx(other["update/grad_norm"], rel=1e-5)
+
+
+@pytest.mark.usefixtures("on_a_cpu")
+def test_no_gradient_stays_until_the_next_one(monkeypatch):
+    former = []
+
+    def watched(*arguments):
+        assert all(gradient() is None for gradient in former)
+        gradient = forward_backward(*arguments)
+        former.extend(map(weakref.ref, jax.tree.leaves(gradient.params)))
+        return gradient
+
+    monkeypatch.setattr(gradient_step, "forward_backward", watched)
+    trained("update.minibatches=2", *OFFLOADED)
+    assert len(former) > 3
 
 
 @pytest.mark.usefixtures("on_a_cpu")

@@ -326,11 +326,12 @@ def test_a_dimension_that_does_not_divide_is_named(monkeypatch, sizes, dimension
 
 def test_tp_of_sampling_divides_all_but_the_kv_heads():
     mesh = Mesh(dp=1, sampling_tp=8)
-    mesh.check_divides({"width": 12, "num_kv_heads": 2, "heads": 16})
+    mesh.check_divides_sampling({"width": 12, "num_kv_heads": 2, "heads": 16})
+    mesh.check_divides({"heads": 12})  # of a teacher, for example, which samples nothing
     with pytest.raises(
         InputError, match=r"^mesh\.sampling_tp=8 does not divide the model's heads, "
     ):
-        mesh.check_divides({"heads": 12})
+        mesh.check_divides_sampling({"heads": 12})
 
 
 @pytest.mark.parametrize(("tp", "heads", "copies"), [(1, 3, 1), (2, 4, 1), (8, 2, 4), (4, 6, 2)])

@@ -147,16 +147,16 @@ def test_an_error_is_told_to_the_others(joined):
     assert call.reported == [error]
 
 
-def test_calls_at_a_forced_end_are_those_of_the_block(joined):
+def test_calls_before_an_exit_are_those_of_the_block(joined):
     call = joined(0)
-    call.at_forced_end = ["of a sweep"]
-    with processes.at_forced_end("of a run"):
-        assert call.at_forced_end == ["of a sweep", "of a run"]
-    assert call.at_forced_end == ["of a sweep"]
+    call.before_exit = ["of a sweep"]
+    with processes.before_exit_by_failure("of a run"):
+        assert call.before_exit == ["of a sweep", "of a run"]
+    assert call.before_exit == ["of a sweep"]
 
 
-def test_who_is_alone_has_no_forced_end():
-    with processes.at_forced_end(print):
+def test_who_is_alone_has_no_exit_by_failure():
+    with processes.before_exit_by_failure(print):
         pass
 
 

@@ -1,6 +1,7 @@
 """The arguments of a run's functions as shapes with shardings; no array is allocated."""
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,7 +18,9 @@ from rl4p.distributed.partition import changed_for_decoding, decoding_dtype, for
 from rl4p.errors import InputError
 from rl4p.experiment.build import build_phases, check_lengths, check_rows
 from rl4p.experiment.compatibility import refuse_offloading_on_a_cpu
+from rl4p.experiment.other_models import refuse_options_of_reference
 from rl4p.loop.phases import Phases
+from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy, padded_width
 from rl4p.protocols.collection import KeepsCopies
 from rl4p.protocols.model import PlannedModel
@@ -37,6 +40,7 @@ class AbstractRun:
       prompts, group_size, prompt_columns, response_tokens: P, G, and the two parts of T.
       frozen: the frozen parameters, the reference if it is a copy of the initial policy, and the
         copies of the parameters that the collector keeps.
+      reference: the decoder and the parameters of the reference; None if nothing needs it.
       overlaps: whether the collector samples during updates.
     """
 
@@ -50,7 +54,14 @@ class AbstractRun:
     group_size: int
     prompt_columns: int
     response_tokens: int
+    reference: tuple[Decoder, Params] | None = None
     overlaps: bool = False
+
+    @property
+    def can_offload(self) -> bool:
+        """Whether the optimizer has a state that `optimizer.offload` would move to the host."""
+        offers = getattr(self.optimizer, "offload", None) is False and self.mesh.platform != "cpu"
+        return offers and any(x.ndim for x in jax.tree.leaves(self.state.optimizer_state))
 
     @property
     def sequences(self) -> int:
@@ -88,10 +99,6 @@ class AbstractRun:
         """Returns the sampling parameters that do not share their arrays with the trained ones."""
         whole = self.without_critic()
         return {name: x for name, x in self.sampling_params().items() if x is not whole[name]}
-
-    def reference(self) -> Params:
-        """Returns the parameters of the initial policy of the run."""
-        return self.policy.frozen or narrowed(self.without_critic(), self.policy.decoder.dtype)
 
     def rows(self, shape: tuple[int, ...], dtype: Any, mesh: Mesh | None = None) -> Any:
         """Returns the shape of an array whose rows are sharded over a mesh."""
@@ -158,14 +165,9 @@ def abstract_run(config: DictConfig, mesh: Mesh) -> AbstractRun:
     check_lengths(config, policy, phases.rollout.max_response_tokens)
     whole = policy.merged(params)
     frozen = [policy.frozen]
-    own, of_reference = params, config.reference
-    place = of_host if of_reference.offload else lambda shapes: shapes
-    if "reference_logprobs" in needs and not of_reference.reset_every:
-        if of_reference.model is not None:
-            other, weights = instantiate(of_reference.model).abstract(mesh)
-            frozen.append(place(narrowed(other.merged(weights), other.decoder.dtype)))
-        elif not policy.frozen:
-            frozen.append(place(narrowed(params, policy.decoder.dtype)))
+    reference, resettable = reference_of(config, policy, params, needs)
+    if reference is not None and not resettable and reference[1] is not policy.frozen:
+        frozen.append(reference[1])
     if phases.estimator is not None:
         critic = partial(phases.estimator.init, policy.decoder)
         params = params | {"critic": placement.shapes(mesh, critic, whole)}
@@ -189,7 +191,7 @@ def abstract_run(config: DictConfig, mesh: Mesh) -> AbstractRun:
         key=replicated(mesh, key),
         memory={},
         average=params if config.ema.decay else {},
-        reference=place(own) if of_reference.reset_every else {},
+        reference=resettable,
     )
     return AbstractRun(
         mesh=mesh,
@@ -202,8 +204,33 @@ def abstract_run(config: DictConfig, mesh: Mesh) -> AbstractRun:
         group_size=config.group_size,
         prompt_columns=padded_width(config.max_prompt_tokens),
         response_tokens=config.max_response_tokens,
+        reference=reference,
         overlaps=CollectorTraits.read(collector).overlaps and not mesh.samples_apart,
     )
+
+
+def reference_of(
+    config: DictConfig, policy: Policy, params: Params, needs: Collection[str]
+) -> tuple[tuple[Decoder, Params] | None, Params]:
+    """Returns what `build_reference` would, with shapes, and a reference that is reset in both.
+
+    Raises:
+      InputError: an option of `reference` cannot act.
+    """
+    refuse_options_of_reference(config, policy, needs)
+    if "reference_logprobs" not in needs:
+        return None, {}
+    options = config.reference
+    place = of_host if options.offload else lambda shapes: shapes
+    if options.reset_every:
+        resettable = place(params)
+        return (policy.decoder, policy.merged(resettable)), resettable
+    if options.model is not None:
+        other, weights = instantiate(options.model).abstract(policy.mesh)
+        return (other.decoder, place(narrowed(other.merged(weights), other.decoder.dtype))), {}
+    if policy.frozen:
+        return (policy.decoder, policy.frozen), {}
+    return (policy.decoder, place(narrowed(params, policy.decoder.dtype))), {}
 
 
 def replicated(mesh: Mesh, tree: Any) -> Any:

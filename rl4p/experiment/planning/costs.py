@@ -3,12 +3,12 @@
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from rl4p.configuration.chips import GIB, Chip
+from rl4p.configuration.chips import GIB, Chip, least_hops
 from rl4p.distributed.mesh import Mesh
 from rl4p.experiment.planning.abstract import AbstractRun
 from rl4p.experiment.planning.flops import product_flops
@@ -60,8 +60,8 @@ class Cost:
       collectives: the traffic by kind and mesh axes, such as "all-gather over fsdp".
       largest_loop_copy: the bytes of the largest array that the body of a loop copies.
       seconds: lower bounds of the time: of the products at the chip's peak rate, of the reads at
-        its peak bandwidth (memory), and of its collectives along one axis, one after the other
-        (network). Empty if the rates are not known.
+        its peak bandwidth (memory), and of its collectives along one axis of the mesh, one after
+        the other (network). Empty if the rates are not known.
       seconds_at_least: the longest of them, or None.
     """
 
@@ -87,7 +87,7 @@ class Cost:
 
 def cost(program: Program, chip: Chip, mesh: Mesh) -> Cost:
     """Returns the cost of a compiled program that runs on `mesh`."""
-    flops = product_flops(program.traced.jaxpr.jaxpr, program.iterations)
+    flops = program.times * product_flops(program.traced.jaxpr.jaxpr, program.iterations)
     if program.compiled is None:
         return refused(program, flops)
     memory, text = program.compiled.memory_analysis(), program.compiled.as_text()
@@ -97,16 +97,18 @@ def cost(program: Program, chip: Chip, mesh: Mesh) -> Cost:
     count, whole, sent = Counter[str](), Counter[str](), Counter[str]()
     along = defaultdict[str, float](float)  # seconds, by axes, which have links of their own
     for each in collectives(text, program.iterations):
+        each = replace(each, times=program.times * each.times)
         axes = axes_of(each.group, mesh.devices.shape)
         if chip.network:
-            along[axes] += each.sent / chip.network + each.times * each.hops * chip.latency
+            hops = least_hops(each.group, mesh.topology)
+            along[axes] += each.sent / chip.network + each.times * hops * chip.latency
         name = f"{each.kind} over {axes}"
         count[name] += each.times
         whole[name] += each.times * each.bytes
         sent[name] += round(each.sent)
     seconds = {}
     if chip.flops:
-        read = program.read or arguments + outputs - aliased
+        read = program.times * (program.read or arguments + outputs - aliased)
         seconds = {"products": flops / mesh.size / chip.flops, "memory": read / chip.bandwidth}
         if chip.network:
             seconds["network"] = max(along.values(), default=0.0)
@@ -200,15 +202,17 @@ def advice(run: AbstractRun, costs: Sequence[Cost], memory: float) -> str:
     fixed = worst.total - worst.temporaries
     chips = f"{math.ceil(run.mesh.size * worst.total / memory)} chips like these"
     share = (memory - fixed) / max(worst.temporaries, 1)
-    if worst.phase in ("update", "scores", "reference"):
+    if worst.phase in ("update", "gradient", "optimizer", "scores", "reference"):
         decoder, update = run.policy.decoder, run.phases.update
         if fixed > memory:
-            if getattr(run.optimizer, "offload", None) is False and run.mesh.platform != "cpu":
-                return f"optimizer.offload=true, or {chips}"
+            if run.can_offload:
+                absent = run.mesh.platform == "gpu" and run.mesh.topology is not None
+                how = " (planned with estimate=true)" if absent else ""
+                return f"optimizer.offload=true{how}, or {chips}"
             if getattr(run.optimizer, "moment_dtype", None) == "float32":
                 return f"optimizer.moment_dtype=bfloat16, or {chips}"
             return chips
-        if worst.phase == "update" and decoder.remat != "layer":
+        if worst.phase in ("update", "gradient") and decoder.remat != "layer":
             return "model.remat=layer"
         tokens = 2 ** int(math.log2(max(1, update.tokens_per_microbatch * share)))
         if run.response_tokens <= tokens < update.tokens_per_microbatch:
@@ -218,7 +222,7 @@ def advice(run: AbstractRun, costs: Sequence[Cost], memory: float) -> str:
     if worst.phase in ("arrange", "decode") and slots is not None:
         share = memory / worst.total
         fewer = 2 ** int(math.log2(max(1.0, slots * share)))
-        if run.mesh.row_shards * 8 <= fewer < slots:
+        if run.mesh.sampling.row_shards * 8 <= fewer < slots:
             return f"rollout.slots={fewer}"
     return chips
 

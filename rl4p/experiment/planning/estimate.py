@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.extend.core import Jaxpr, Literal
 from jax.sharding import NamedSharding
 
-from rl4p.configuration.chips import Chip
+from rl4p.configuration.chips import Chip, least_hops
 from rl4p.distributed.partition import specs
 from rl4p.experiment.planning.abstract import AbstractRun, bytes_of_chip, bytes_of_host
 from rl4p.experiment.planning.flops import children, product_flops
@@ -70,16 +70,17 @@ class StepEstimate:
         if not RolloutTraits.read(self.run.phases.rollout).samples:
             return {"update": self.resident() | self.update()}
         if self.run.mesh.samples_apart:
-            return {
-                "sampling": {"sampling copy": bytes_of_chip(self.run.sampling_params())}
-                | self.sampling(),
-                "update": self.resident() | self.update(),
-            }
-        sampling = self.resident() | self.copy() | self.sampling()
+            return {"sampling": self.while_sampling(), "update": self.resident() | self.update()}
         update = self.resident() | self.update()
         if self.run.overlaps:
             update |= self.copy() | self.sampling()
-        return {"sampling": sampling, "update": update}
+        return {"sampling": self.while_sampling(), "update": update}
+
+    def while_sampling(self) -> Parts:
+        """Returns what a device that samples holds."""
+        if self.run.mesh.samples_apart:
+            return {"sampling copy": bytes_of_chip(self.run.sampling_params())} | self.sampling()
+        return self.resident() | self.copy() | self.sampling()
 
     def total(self, phase: str) -> float:
         """Returns the bytes of a phase."""
@@ -110,7 +111,7 @@ class StepEstimate:
         rows = [-(-each.rows // mesh.row_shards) for each in caches]
         columns = sum(row * each.columns for row, each in zip(rows, caches, strict=True))
         logits = max(rows, default=0) * run.policy.decoder.config.vocabulary // tp * 4
-        return {"cache": columns * self.bytes_of_token, "sampled logits": LOGITS * logits}
+        return {"cache": columns * bytes_of_token(run), "sampled logits": LOGITS * logits}
 
     def update(self) -> Parts:
         """Returns what a gradient step adds to the arrays that stay."""
@@ -133,6 +134,9 @@ class StepEstimate:
         # They come to the device when only one gradient is left of these.
         moments = bytes_of_host(run.state.optimizer_state)
         parts["offloaded moments"] = max(0, moments + trained - sum(parts.values()))
+        # It comes to the device while the tokens are scored, before the update.
+        reference = 0 if run.reference is None else bytes_of_host(run.reference[1])
+        parts["offloaded reference"] = max(0, reference - sum(parts.values()))
         if run.mesh.devices.shape["fsdp"] > 1:  # one layer, embedding and head
             parts["gathered parameters"] = bytes_in(first_layers(gathered(run), 1))
         return parts
@@ -258,10 +262,10 @@ class StepEstimate:
         # On average half of the response columns are written.
         columns = run.prompt_columns + R / 2
         read = run.bytes_per_decode_step(run.sampling_params())
-        read += slots / mesh.row_shards * columns * self.bytes_of_token
+        read += slots / mesh.row_shards * columns * bytes_of_token(run)
         summed = 2 * decoder.config.layers * slots / mesh.row_shards  # of width D, in two sums
         summed *= decoder.config.width * itemsize(decoder) * 2 * (tp - 1) / tp
-        hops = 2 * decoder.config.layers * 2 * (tp // 2)
+        hops = 2 * decoder.config.layers * least_hops(range(tp), run.mesh.topology)
         return {
             "products": tokens * self.flops_of_token * share / mesh.row_shards / chip.flops,
             "memory": steps * read / chip.bandwidth,
@@ -298,13 +302,13 @@ class StepEstimate:
         b, T = self.rows
         return self.traced.flops / (b * T)
 
-    @property
-    def bytes_of_token(self) -> int:
-        """The bytes of a token's keys and values in the cache, on one device."""
-        decoder, mesh = self.run.policy.sampling_decoder, self.run.mesh.sampling
-        c, tp = decoder.config, mesh.devices.shape["tp"]
-        numbers = 2 * c.layers * c.num_kv_heads * c.head_width // tp
-        return numbers * itemsize(decoder)
+
+def bytes_of_token(run: AbstractRun) -> int:
+    """Returns the bytes of a token's keys and values in the cache of a device."""
+    decoder, mesh = run.policy.sampling_decoder, run.mesh.sampling
+    c, tp = decoder.config, mesh.devices.shape["tp"]
+    numbers = 2 * c.layers * c.num_kv_heads * c.head_width // tp
+    return numbers * itemsize(decoder)
 
 
 def itemsize(decoder: Decoder) -> int:

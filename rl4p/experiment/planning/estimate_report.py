@@ -19,7 +19,6 @@ from rl4p.experiment.planning.programs import slots_of, unplanned
 from rl4p.experiment.planning.topology import FRACTION, estimated, gpu_share, memory_of
 from rl4p.loop.evaluation import Evaluation
 from rl4p.protocols.model import PlannedModel
-from rl4p.protocols.traits import OptimizerTraits
 from rl4p.terminal import VisibleConsole
 
 
@@ -84,11 +83,11 @@ def faster_sampling(estimate: StepEstimate, memory: float) -> tuple[int, float] 
     best, fastest = None, 0.9 * max(before.values())
     for tp in sampling_sizes(run):
         mesh = replace(run.mesh, sampling_tp=tp)
-        other = replace(
-            estimate, run=replace(run, mesh=mesh, policy=replace(run.policy, mesh=mesh))
-        )
-        seconds = max(other.seconds["sampling"].values())
-        if seconds < fastest and (memory == 0 or other.total("sampling") <= memory):
+        other = replace(run, mesh=mesh, policy=replace(run.policy, mesh=mesh))
+        seconds = max(estimate.of_sampling(other).values())
+        held = sum(replace(estimate, run=other).while_sampling().values())
+        fits = run.sequences % mesh.row_multiple == 0 and (memory == 0 or held <= memory)
+        if seconds < fastest and fits:
             best, fastest = (tp, seconds), seconds
     return best
 
@@ -182,10 +181,8 @@ def smaller_update(estimate: StepEstimate) -> tuple[str, Any, AbstractRun] | Non
 
 
 def smaller_state(run: AbstractRun) -> tuple[str, str, AbstractRun] | None:
-    """Returns an optimizer whose state is in the host's memory; None if it is, or has no option."""
-    if OptimizerTraits.read(run.optimizer).offload or not hasattr(run.optimizer, "offload"):
-        return None
-    if run.mesh.platform == "cpu":
+    """Returns an optimizer whose state is in the memory of the host; None if none can be."""
+    if not run.can_offload:
         return None
     optimizer: Any = replace(run.optimizer, offload=True)  # type: ignore[type-var]
     state = replace(run.state, optimizer_state=of_host(run.state.optimizer_state))

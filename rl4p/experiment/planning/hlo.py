@@ -52,13 +52,6 @@ class Collective:
         share = (len(self.group) - 1) / len(self.group)
         return self.times * self.bytes * share * (2 if self.kind == "all-reduce" else 1)
 
-    @property
-    def hops(self) -> int:
-        """Returns the least hops until the last device has its result, on a ring in both ways."""
-        if self.kind == "collective-permute":
-            return 1
-        return len(self.group) // 2 * (2 if self.kind == "all-reduce" else 1)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Instruction:

@@ -36,6 +36,7 @@ class Program:
       refused: the bytes of temporaries for which the compiler found no room.
       live: the bytes of all arrays on a device while it runs, its arguments included.
       iterations: the number of iterations of a loop whose trip count is not static.
+      times: how often the program runs in a step.
       read: the least bytes that each device reads; None if it reads every argument once.
       seconds: the compilation time.
       sampled: whether it runs on the sampling mesh.
@@ -47,6 +48,7 @@ class Program:
     live: int
     refused: int = 0
     iterations: int = 1
+    times: int = 1
     read: float | None = None
     seconds: float = 0.0
     sampled: bool = False
@@ -98,9 +100,7 @@ def bytes_refused(message: str) -> int:
 
 def programs(run: AbstractRun) -> list[Program]:
     """Returns all programs of a step. They compile in sequence: libtpu has crashed in parallel."""
-    offload = OptimizerTraits.read(run.optimizer).offload
-    updates = halves_of_update(run) if offload else [update(run)]
-    return [*weights_for_sampling(run), *rollout(run), *scoring(run), *updates]
+    return [*weights_for_sampling(run), *rollout(run), *scoring(run), *updates(run)]
 
 
 def weights_for_sampling(run: AbstractRun) -> Iterator[Program]:
@@ -187,8 +187,17 @@ def scoring(run: AbstractRun) -> Iterator[Program]:
         traced = score_tokens.trace(own, run.merged(), trajectories, **temperature)
         yield program("scores", traced, live)
     if "reference_logprobs" in needs:
-        traced = score_tokens.trace(options, run.reference(), trajectories, **temperature)
+        assert run.reference is not None
+        decoder, params = run.reference
+        own = replace(options, decoder=decoder)
+        traced = score_tokens.trace(own, params, trajectories, **temperature)
         yield program("reference", traced, live)
+
+
+def updates(run: AbstractRun) -> list[Program]:
+    """Returns the programs of all updates of a step."""
+    offload = OptimizerTraits.read(run.optimizer).offload
+    return [*halves_of_update(run)] if offload else [update(run)]
 
 
 def update(run: AbstractRun) -> Program:
@@ -215,11 +224,14 @@ def coefficients_of(run: AbstractRun) -> dict[str, Any]:
 
 
 def halves_of_update(run: AbstractRun) -> Iterator[Program]:
-    """Yields the programs of `gradient_step_in_halves`, for the rows of a minibatch."""
-    batch, objective = run.batch(), run.phases.objective(run.policy, run.group_size)
-    arguments = objective, run.policy.frozen, run.state, batch, coefficients_of(run)
-    gradient = program("gradient", forward_backward.trace(*arguments), (run.resident, batch))
+    """Yields the programs of `gradient_step_in_halves`, which run once for each minibatch."""
+    options, objective = run.phases.update, run.phases.objective(run.policy, run.group_size)
+    minibatch = replace(run, prompts=run.prompts // options.minibatches).batch()
+    times = options.epochs * options.minibatches
+    arguments = objective, run.policy.frozen, run.state, minibatch, coefficients_of(run)
+    live = run.resident, run.batch(), minibatch
+    gradient = program("gradient", forward_backward.trace(*arguments), live, times=times)
     yield gradient
     shapes = gradient.traced.out_info if gradient.compiled is None else gradient.results()
     traced = optimizer_step.trace(run.optimizer, run.mesh, run.state, shapes)
-    yield program("optimizer", traced, (run.resident, batch, shapes))
+    yield program("optimizer", traced, (*live, shapes), times=times)

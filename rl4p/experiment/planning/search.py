@@ -13,7 +13,7 @@ from rl4p.experiment.planning.programs import (
     programs,
     rollout,
     slots_of,
-    update,
+    updates,
     weights_for_sampling,
 )
 from rl4p.experiment.planning.topology import memory_of
@@ -37,7 +37,7 @@ def search(config: DictConfig, mesh: Mesh, memory: float) -> dict[str, int | Non
     tokens, context = "update.tokens_per_microbatch", "max_response_tokens"
     sizes = {
         tokens: largest(
-            fits(tokens, lambda run: [update(run)]),
+            fits(tokens, updates),
             run.phases.update.tokens_per_microbatch,
             least=1,
             most=B * T,
@@ -54,7 +54,7 @@ def search(config: DictConfig, mesh: Mesh, memory: float) -> dict[str, int | Non
         sizes["rollout.slots"] = largest(
             fits("rollout.slots", lambda run: [*weights_for_sampling(run), *rollout(run)]),
             slots,
-            least=mesh.row_shards,
+            least=mesh.sampling.row_shards,
             most=B,
         )
     return sizes

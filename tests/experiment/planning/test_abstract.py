@@ -13,6 +13,7 @@ from rl4p.errors import InputError
 from rl4p.experiment.build import build
 from rl4p.experiment.planning import abstract
 from rl4p.experiment.planning.abstract import OF_ROWS, abstract_run, bytes_of_chip
+from rl4p.experiment.planning.topology import estimated
 from rl4p.types import Trajectories
 
 SMALL = (
@@ -82,7 +83,9 @@ def test_what_is_frozen_is_what_a_run_keeps_beside_its_state(pair):
     if reference is not None:
         decoder, reference_params = reference
         assert decoder == policy.decoder
-        assert looks(run.reference()) == looks(reference_params)
+        assert run.reference is not None
+        assert run.reference[0] == decoder
+        assert looks(run.reference[1]) == looks(reference_params)
         if not policy.frozen:
             kept.append(reference_params)
     assert bytes_of_chip(run.frozen) == sum(
@@ -230,3 +233,32 @@ def test_a_decode_step_reads_the_head_which_may_be_the_embedding(pair):
     head = jax.ShapeDtypeStruct((8,), jnp.float32)
     assert run.bytes_per_decode_step(tied | {"head": head}) == 32
     assert run.bytes_of([number, number]) == 32
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("reference.offload=true",), "offload=true has no effect, because no phase compares"),
+        (("kl=fixed", "reference.reset_every=99", "steps=9"), "never resets the reference"),
+    ],
+)
+def test_options_of_a_reference_that_cannot_act_are_refused(words, sentence):
+    config = compose([*SMALL, *words])
+    with pytest.raises(InputError, match=sentence):
+        abstract_run(config, instantiate(config.mesh))
+
+
+def test_a_reference_that_is_reset_is_scored_as_it_is_held():
+    config = compose([*SMALL, "kl=fixed", "reference.reset_every=2", "model.dtype=bfloat16"])
+    run = abstract_run(config, instantiate(config.mesh))
+    assert run.reference is not None
+    assert run.reference[1] is run.state.reference
+    assert {str(x.dtype) for x in jax.tree.leaves(run.state.reference)} == {"float32"}
+
+
+@pytest.mark.parametrize(("momentum", "offers"), [(0.9, True), (0.0, False)])
+def test_only_a_state_of_arrays_can_be_offloaded(momentum, offers):
+    small = [word for word in SMALL if word != "mesh=single"]
+    config = compose([*small, "optimizer=sgd", f"optimizer.momentum={momentum}", "mesh=h100_1"])
+    run = abstract_run(config, estimated(instantiate(config.mesh)))
+    assert run.can_offload is offers

@@ -103,7 +103,8 @@ def test_the_network_is_as_slow_as_the_axis_that_sends_most(monkeypatch):
     def sent(over, size, group):
         return Collective(kind="all-gather", bytes=size, group=group, times=3, name=over)
 
-    four = SimpleNamespace(devices=SimpleNamespace(shape={"dp": 2, "fsdp": 1, "tp": 2}), size=4)
+    shape = {"dp": 2, "fsdp": 1, "tp": 2}
+    four = SimpleNamespace(devices=SimpleNamespace(shape=shape), size=4, topology=None)
     both = [sent("tp", 4e6, (0, 1)), sent("dp", 2e6, (0, 2)), sent("dp", 6e6, (0, 2))]
     monkeypatch.setattr(costs, "collectives", lambda text, iterations: both)
     chip = Chip(platform="tpu", kind="a chip", flops=1e15, bandwidth=1e15, network=1e6)
@@ -113,8 +114,9 @@ def test_the_network_is_as_slow_as_the_axis_that_sends_most(monkeypatch):
     assert "network" not in cost(make(), CHIP, four).seconds
     far = replace(chip, latency=0.5)  # a hop of each of the six gathers over dp, and of three
     assert cost(make(), far, four).seconds["network"] == 12.0 + 6 * 0.5
-    both[0] = replace(both[0], kind="all-reduce", bytes=4e9)
-    assert cost(make(), far, four).seconds["network"] == 3 * 4e9 / 1e6 + 3 * 2 * 0.5
+    twice = replace(make(), times=2)
+    assert cost(twice, far, four).seconds["network"] == 2 * (12.0 + 6 * 0.5)
+    assert cost(twice, far, four).flops == 2 * cost(make(), far, four).flops
 
 
 def test_a_step_is_bounded_by_all_its_programs_and_names_the_longest():
@@ -219,10 +221,22 @@ def costing(phase, total, temporaries=0):
     )
 
 
-def run(*, remat="layer", optimizer=None, rollout=None, tokens=1024, sequences=64, platform="gpu"):
+def run(
+    *,
+    remat="layer",
+    optimizer=None,
+    rollout=None,
+    tokens=1024,
+    sequences=64,
+    platform="gpu",
+    topology=None,
+):
+    optimizer = optimizer or AdamW()
+    sampling = SimpleNamespace(row_shards=2)
     return SimpleNamespace(
-        mesh=SimpleNamespace(size=4, row_shards=2, platform=platform),
-        optimizer=optimizer or AdamW(),
+        mesh=SimpleNamespace(size=4, sampling=sampling, platform=platform, topology=topology),
+        can_offload=platform != "cpu" and getattr(optimizer, "offload", None) is False,
+        optimizer=optimizer,
         policy=SimpleNamespace(decoder=SimpleNamespace(remat=remat)),
         phases=SimpleNamespace(
             update=SimpleNamespace(tokens_per_microbatch=tokens),
@@ -239,14 +253,24 @@ def run(*, remat="layer", optimizer=None, rollout=None, tokens=1024, sequences=6
         # The arrays that outlast the update are too large: its moments, or too few chips.
         ({}, [("update", 150, 20)], "optimizer.offload=true, or 6 chips like these"),
         (
+            {"topology": "h100:4"},
+            [("update", 150, 20)],
+            "optimizer.offload=true (planned with estimate=true), or 6 chips like these",
+        ),
+        (
             {"platform": "cpu"},
             [("update", 150, 20)],
             "optimizer.moment_dtype=bfloat16, or 6 chips like these",
         ),
         (
             {"optimizer": AdamW(offload=True)},
-            [("update", 150, 20)],
+            [("optimizer", 150, 20)],
             "optimizer.moment_dtype=bfloat16, or 6 chips like these",
+        ),
+        (
+            {"optimizer": AdamW(offload=True), "remat": "none"},
+            [("gradient", 150, 100)],
+            "model.remat=layer",
         ),
         ({"optimizer": "one without moments"}, [("update", 150, 20)], "6 chips like these"),
         (

@@ -12,7 +12,7 @@ from rl4p.configuration import compose, instantiate
 from rl4p.configuration.chips import Chip
 from rl4p.experiment.planning.abstract import abstract_run, bytes_of_chip
 from rl4p.experiment.planning.costs import cost
-from rl4p.experiment.planning.estimate import StepEstimate
+from rl4p.experiment.planning.estimate import StepEstimate, bytes_of_token
 from rl4p.experiment.planning.programs import programs, unplanned, update
 from rl4p.experiment.planning.topology import EstimatedMesh, estimated, memory_of
 
@@ -108,7 +108,7 @@ def test_tensor_parallelism_divides_what_a_device_keeps():
     one, two = (
         estimate_of("mesh=v5e_4", "mesh.fsdp=1", f"mesh.tp={tp}", small=small) for tp in (1, 2)
     )
-    assert two.bytes_of_token == one.bytes_of_token / 2
+    assert bytes_of_token(two.run) == bytes_of_token(one.run) / 2
     assert two.flops_of_token == pytest.approx(one.flops_of_token / 2, rel=0.01)
     assert two.traced.logits == one.traced.logits / 2
     assert 0.5 < two.traced.kept / one.traced.kept < 0.9  # of width D, all devices keep all
@@ -164,7 +164,9 @@ def test_a_sampling_layout_reads_fewer_parameters_and_keeps_copies_of_kv_heads()
     small += ("mesh=h100_8", "mesh.fsdp=8")
     plain, wide = (estimate_of(*words, small=small) for words in ((), ("mesh.sampling_tp=8",)))
     assert wide.run.mesh.sampling.devices.shape["tp"] == 8
-    assert wide.bytes_of_token * 2 == plain.bytes_of_token  # one of eight heads, and not two
+    assert bytes_of_token(wide.run) * 2 == bytes_of_token(
+        plain.run
+    )  # one of eight heads, and not two
     copy = plain.copy()["sampling copy"]
     assert copy / 8 < wide.copy()["sampling copy"] < copy / 5
     assert wide.resident() == plain.resident()

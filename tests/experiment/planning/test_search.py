@@ -69,7 +69,7 @@ def found(monkeypatch):
     monkeypatch.setattr(searching, "memory_of", lambda mesh: ("chip", 0.0))
     monkeypatch.setattr(searching, "cost", lambda program, chip, mesh: program)
     monkeypatch.setattr(
-        searching, "update", lambda run: costing(run.phases.update.tokens_per_microbatch)
+        searching, "updates", lambda run: [costing(run.phases.update.tokens_per_microbatch)]
     )
     monkeypatch.setattr(
         searching,
