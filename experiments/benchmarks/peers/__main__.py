@@ -279,8 +279,10 @@ def section(workload: str, found: dict) -> str:
 def draw(workloads: dict, path: Path) -> None:
     """Draws one bar per engine for each workload: the rollout, and the rest of the step."""
     most = max(len(found["step"]) for found in workloads.values())
-    size = (4.2 * len(workloads) + 1, 0.9 + 0.4 * most)
-    figure, axes = plt.subplots(1, len(workloads), figsize=size, squeeze=False)
+    size = (4.2 * len(workloads) + 1, 1.2 + 0.4 * most)
+    figure, axes = plt.subplots(
+        1, len(workloads), figsize=size, squeeze=False, layout="constrained"
+    )
     for axis, (name, found) in zip(axes[0], workloads.items(), strict=True):
         rows = found["step"]
         rollout = [row["rollout_s"] for row in rows.values()]
@@ -295,8 +297,8 @@ def draw(workloads: dict, path: Path) -> None:
         axis.invert_yaxis()
         axis.margins(x=0.12)
         axis.spines[["top", "right"]].set_visible(False)
-    axes[0][0].legend(frameon=False)
-    figure.tight_layout()
+    handles, names = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=3, frameon=False)
     figure.savefig(path, dpi=150)
 
 
