@@ -50,8 +50,9 @@ TEXT = """\
 SmolLM2-135M-Instruct in float32 on two CPU cores. Both trainers have the same weights, prompts in
 the same order, groups of 8, rewards and hyperparameters, and each its own random numbers. Minutes
 are those of the steps, compilation included and evaluations left out. TRL has microbatches of 32
-rows, no gradient checkpointing, and the kernels of AVX-512 on any processor. Its second seed has
-not been run yet, and tests ran beside the first steps of rl4p's. Made by
+rows, no gradient checkpointing, and the kernels of AVX-512 on any processor. Its second seed ran on
+another day than rl4p's, when the machine may have been a tenth slower, and tests ran beside the
+first steps of rl4p's. Made by
 """
 ROWS = 32  # of a microbatch of TRL
 PASS_AT_1 = "eval/arithmetic/pass_at_1"

@@ -174,7 +174,10 @@ def test_it_is_evaluated(run, tmp_path):
 def test_it_generates(run, tmp_path):
     command("generate", f"run={run}", "prompts=4", f"out={tmp_path / 'out.jsonl'}")
     lines = (tmp_path / "out.jsonl").read_text().splitlines()  # without cut responses
-    assert 0 < len(lines) == len({json.loads(line)["id"] for line in lines}) <= 4
+    rows = [json.loads(line) for line in lines]
+    assert 0 < len(rows) == len({(row["id"], row["sample"]) for row in rows})
+    assert len({row["id"] for row in rows}) <= 4
+    assert all(row["answer"] for row in rows)
 
 
 def test_it_is_served_and_answers_a_chat(prompts, ours):

@@ -8,8 +8,8 @@ Prints two tables for each workload (`workload.py`). Writes them to `experiments
 a picture and all measurements: peers.md, peers.png, peers.json. The engines take turns in rounds,
 so that a slow minute of the machine does not slow down one engine only. A run takes half an hour,
 in which nothing else may run. `--workloads uniform` measures that workload again, and
-`--engines rl4p` the engines with this word in their names. The other results stay if they have the
-same date and machine.
+`--engines rl4p TRL` the engines with these names. The other results stay if they have the same date
+and machine.
 
 With `--pretrained`, the folder of SmolLM2-135M-Instruct that `make real` writes, the workload is
 `real`: questions of GSM8K, and every engine with its defaults, with its best settings and, where it
@@ -89,7 +89,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("environments", type=Path, help="the folder that setup.sh made")
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=WORKLOADS)
-    parser.add_argument("--engines", default="", help="a word in the names of those to measure")
+    parser.add_argument("--engines", nargs="+", default=(), help="the names of those to measure")
     parser.add_argument("--rounds", type=int, help="how often each engine is started: 3, or 1")
     parser.add_argument("--steps", type=int, help="how many are measured of each: 3, or 2")
     parser.add_argument("--pretrained", type=Path, help="the folder of SmolLM2: measures `real`")
@@ -102,7 +102,7 @@ def main() -> None:
     name, workloads = ("peers_real", ("real",)) if real else ("peers", options.workloads)
     found = {"machine": machine(), "date": str(date.today()), "workloads": {}}
     record = options.out / f"{name}.json"
-    part = options.engines or (not real and len(workloads) < len(WORKLOADS))
+    part = bool(options.engines) or (not real and len(workloads) < len(WORKLOADS))
     if part and record.exists():  # the others stay
         before = json.loads(record.read_text())
         if [before[key] for key in ("machine", "date")] == [found["machine"], found["date"]]:
@@ -143,7 +143,7 @@ def measure(workload: str, checkpoint: Path, options: argparse.Namespace, before
     for turn, (kind, engines) in itertools.product(turns, all_engines.items()):
         with_shims = with_shim(engines, options.environments, alone=real)
         for name, environment, script, words in with_shims:
-            if options.engines not in name:
+            if options.engines and name not in options.engines:
                 continue
             preload = options.environments / SHIM if name.endswith("shim") else None
             python = environment and options.environments / environment / "bin" / "python"
@@ -279,8 +279,10 @@ def section(workload: str, found: dict) -> str:
 def draw(workloads: dict, path: Path) -> None:
     """Draws one bar per engine for each workload: the rollout, and the rest of the step."""
     most = max(len(found["step"]) for found in workloads.values())
-    size = (4.2 * len(workloads) + 1, 0.9 + 0.4 * most)
-    figure, axes = plt.subplots(1, len(workloads), figsize=size, squeeze=False)
+    size = (4.2 * len(workloads) + 1, 1.2 + 0.4 * most)
+    figure, axes = plt.subplots(
+        1, len(workloads), figsize=size, squeeze=False, layout="constrained"
+    )
     for axis, (name, found) in zip(axes[0], workloads.items(), strict=True):
         rows = found["step"]
         rollout = [row["rollout_s"] for row in rows.values()]
@@ -295,8 +297,8 @@ def draw(workloads: dict, path: Path) -> None:
         axis.invert_yaxis()
         axis.margins(x=0.12)
         axis.spines[["top", "right"]].set_visible(False)
-    axes[0][0].legend(frameon=False)
-    figure.tight_layout()
+    handles, names = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=3, frameon=False)
     figure.savefig(path, dpi=150)
 
 
