@@ -81,8 +81,7 @@ def gradient_step(
 
     def one_update(state: TrainState, row_ids: Array) -> tuple[TrainState, dict[str, Array]]:
         minibatch = minibatch_of(batch, row_ids)
-        gradient = forward_backward(objective, frozen, state, minibatch, coefficients)
-        return optimizer_step(optimizer, objective.mesh, state, gradient)
+        return both_halves(objective, optimizer, frozen, state, minibatch, coefficients)
 
     row_ids = minibatches(objective, state, batch)
     trained, sums = jax.lax.scan(one_update, replace(state, average={}), row_ids)
@@ -106,19 +105,26 @@ def gradient_step_in_halves(
     it at the start of a program that has both halves.)
     """
     row_ids = to_host(jax.jit(minibatches, static_argnames="objective")(objective, state, batch))
-    choose = jax.jit(minibatch_of, out_shardings=objective.mesh.rows)
-
-    def one_update(state: TrainState, row_ids: Array) -> tuple[TrainState, dict[str, Array]]:
-        minibatch = choose(batch, row_ids)
-        gradient = forward_backward(objective, frozen, state, minibatch, coefficients)
-        return optimizer_step(optimizer, objective.mesh, state, gradient)
-
-    parts = []
-    for each in row_ids:  # no gradient stays until the next one
-        state, sums = one_update(state, each)
+    choose, parts = jax.jit(minibatch_of, out_shardings=objective.mesh.rows), []
+    for each in row_ids:
+        minibatch = choose(batch, each)
+        state, sums = both_halves(objective, optimizer, frozen, state, minibatch, coefficients)
         parts.append(sums)
     metrics = summarise(jax.tree.map(lambda *x: jnp.stack(x), *parts))
     return state, metrics | {"update/learning_rate": optimizer.learning_rate_at(state.step)}
+
+
+def both_halves(
+    objective: Objective,
+    optimizer: Optimizer,
+    frozen: Params,
+    state: TrainState,
+    minibatch: TrainingBatch,
+    coefficients: dict[str, Array],
+) -> tuple[TrainState, dict[str, Array]]:
+    """Runs one update, and returns the new state and its sums; the gradient is freed then."""
+    gradient = forward_backward(objective, frozen, state, minibatch, coefficients)
+    return optimizer_step(optimizer, objective.mesh, state, gradient)
 
 
 def minibatches(objective: Objective, state: TrainState, batch: TrainingBatch) -> Array:

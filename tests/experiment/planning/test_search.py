@@ -91,7 +91,7 @@ def found(monkeypatch):
             }
         )
         before = OmegaConf.to_container(config)
-        result = search(config, SimpleNamespace(row_shards=4), memory)
+        result = search(config, SimpleNamespace(sampling=SimpleNamespace(row_shards=4)), memory)
         assert OmegaConf.to_container(config) == before
         return result
 
