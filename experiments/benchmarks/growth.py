@@ -50,15 +50,16 @@ RUN = (
     *("model=scratch", "model._target_=experiments.benchmarks.growth.WithoutEnd"),
     *(f"model.layers={LAYERS}", "model.num_kv_heads=2", "trusted_targets=experiments"),
     *("mesh=auto", f"group_size={GROUP}", f"max_prompt_tokens={PROMPT}"),
-    "+reward.terms.capital._target_=rl4p.reward.format.Format",
-    "+reward.terms.capital.pattern='.*[A-Z].*'",
+    "+reward.terms.first._target_=rl4p.reward.format.Format",
+    "+reward.terms.first.pattern='(?s)[A-Za-z0-9].*'",  # of the first character alone
 )
 TEXT = """# How the cost of a step grows
 
 Processor seconds of a step on two cores, each row a run of its own: a model from scratch of four
 layers, prompts of 32 tokens in groups of eight, responses of full length. An exponent is the slope
 of the cost, by the logarithms: against the number in the first column, and against the work, which
-are the operations of the matrix products with those of attention. Made by
+are the operations of the matrix products with those of attention. The dashed line of the picture has
+the slope 1. Made by
 
     python -m experiments.benchmarks.growth
 
