@@ -58,8 +58,8 @@ TEXT = """# How the cost of a step grows
 Processor seconds of a step on two cores, each row a run of its own: a model from scratch of four
 layers, prompts of 32 tokens in groups of eight, responses of full length. An exponent is the slope
 of the cost, by the logarithms: against the number in the first column, and against the work, which
-are the operations of the matrix products with those of attention. The dashed line of the picture has
-the slope 1. Made by
+are the operations of the matrix products with those of attention. The dashed line of the picture
+has the slope 1. Made by
 
     python -m experiments.benchmarks.growth
 
