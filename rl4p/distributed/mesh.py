@@ -199,7 +199,9 @@ class Mesh(ProcessOptions):
             check_divisible(f"mesh.{axis}", self.devices.shape[axis], name, size)
 
     def check_divides_sampling(self, dimensions: Mapping[str, int]) -> None:
-        """Checks that `sampling_tp` divides a policy's dimensions, but the KV heads (`kv_copies`).
+        """Checks that `sampling_tp` divides the dimensions of a policy.
+
+        The KV heads are not checked, because they are copied until it does (`kv_copies`).
 
         Raises:
           InputError: it does not divide a dimension.

@@ -37,6 +37,15 @@ def test_it_runs_in_one_process():
         job.serve(["model=tiny", "mesh.processes=2", "port=0"])
 
 
+def test_a_layout_for_sampling_alone_is_refused():
+    with pytest.raises(InputError) as caught:
+        job.serve(["model=tiny", "mesh.cpu_devices=1", "mesh.sampling_tp=2", "port=0"])
+    assert str(caught.value) == (
+        "rl4p.serve only samples: write mesh.tp=2 in place of mesh.sampling_tp (mesh.tp must "
+        "divide the KV heads too)."
+    )
+
+
 def test_a_missing_token_is_said_first(monkeypatch):
     monkeypatch.delenv("TOKEN_OF_A_TEST", raising=False)
     with pytest.raises(InputError, match="TOKEN_OF_A_TEST is not set"):

@@ -69,8 +69,6 @@ class StepEstimate:
         """The bytes of each part by phase: `sampling`, if a policy samples, and `update`."""
         if not RolloutTraits.read(self.run.phases.rollout).samples:
             return {"update": self.resident() | self.update()}
-        if self.run.mesh.samples_apart:
-            return {"sampling": self.while_sampling(), "update": self.resident() | self.update()}
         update = self.resident() | self.update()
         if self.run.overlaps:
             update |= self.copy() | self.sampling()
@@ -131,10 +129,10 @@ class StepEstimate:
             parts["shared prompts"] = numbers * (itemsize(decoder) + 4)
         packed = numbers_in_4_bits(local(run, run.policy.frozen)) / decoder.config.layers
         parts["expanded layer"] = packed * (4 + itemsize(decoder))
-        # They come to the device when only one gradient is left of these.
+        # Offloaded moments are copied to the device when only a gradient is left of these parts.
         moments = bytes_of_host(run.state.optimizer_state)
         parts["offloaded moments"] = max(0, moments + trained - sum(parts.values()))
-        # It comes to the device while the tokens are scored, before the update.
+        # An offloaded reference is copied to the device to score the tokens, before the update.
         reference = 0 if run.reference is None else bytes_of_host(run.reference[1])
         parts["offloaded reference"] = max(0, reference - sum(parts.values()))
         if run.mesh.devices.shape["fsdp"] > 1:  # one layer, embedding and head

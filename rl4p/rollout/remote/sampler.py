@@ -79,7 +79,7 @@ class RemoteSampler(PoolOptions, ABC):
         """Returns the engine; `publish` gives it its first weights.
 
         Raises:
-          InputError: the run has several processes, or a mesh for sampling.
+          InputError: the run has several processes, or another mesh for sampling.
         """
         if policy.mesh.sampling is not policy.mesh:
             key = "rollout_devices" if policy.mesh.samples_apart else "sampling_tp"
