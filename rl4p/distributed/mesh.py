@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import numpy as np
@@ -44,10 +44,11 @@ class Mesh(ProcessOptions):
         divide the other devices. Each sampling device holds all parameters, or its shard along
         `tp`. None: every device both samples and trains.
       sampling_tp: `tp` while the policy samples: each device then reads a smaller share of the
-        parameters at a decode step. It may be more than the KV heads, which are copied. None is
-        `tp`.
+        parameters at a decode step. It need not divide the KV heads: devices with the same KV head
+        divide the rows of the cache. None is `tp`.
     """
 
+    product_axes: ClassVar[tuple[str, ...]] = ("tp",)  # these divide the products of a row
     dp: int = -1
     fsdp: int | Literal["host"] = 1
     tp: int = 1
@@ -101,16 +102,22 @@ class Mesh(ProcessOptions):
         """Whether other devices sample than those of this mesh."""
         return bool(self.rollout_devices)
 
-    @cached_property
-    def sampling(self) -> "Mesh":
-        """The mesh that samples: this one, unless it has other devices or another `tp`."""
+    def for_sampling(self, num_kv_heads: int) -> "Mesh":
+        """Returns the mesh that samples: this one, unless it has other devices or another `tp`.
+
+        Its `tp` divides the KV heads. Its `fsdp` is the number of devices with the same KV heads.
+
+        Raises:
+          InputError: `sampling_tp` does not divide the devices that sample.
+        """
         tp = self.tp_while_sampling()
         if tp is None:
             return self
-        return SamplingMesh(tp=tp, topology=self.topology, training=self)
+        whole = math.gcd(tp, num_kv_heads)
+        return SamplingMesh(fsdp=tp // whole, tp=whole, topology=self.topology, training=self)
 
     def tp_while_sampling(self) -> int | None:
-        """Returns the `tp` of the mesh that samples, if this is another mesh.
+        """Returns the number of devices that share a row while sampling, if the mesh is another.
 
         Raises:
           InputError: `sampling_tp` does not divide the devices that sample.
@@ -159,9 +166,20 @@ class Mesh(ProcessOptions):
         return self.devices.shape["dp"] * self.devices.shape["fsdp"]
 
     @property
+    def devices_per_row(self) -> int:
+        """The number of devices that divide the products of each row."""
+        return math.prod(self.devices.shape[axis] for axis in self.product_axes)
+
+    @property
     def row_multiple(self) -> int:
-        """The number that a row count must be a multiple of, on this and the sampling mesh."""
-        return math.lcm(self.row_shards, self.sampling.row_shards)
+        """The number that a row count must be a multiple of, on this and the sampling mesh.
+
+        With `sampling_tp`, any device that samples may have rows of its own (`for_sampling`).
+        """
+        tp, count = self.tp_while_sampling(), self.rollout_devices or self.size
+        if tp is None:
+            return self.row_shards
+        return math.lcm(self.row_shards, count if self.sampling_tp else count // tp)
 
     @property
     def platform(self) -> str:
@@ -201,7 +219,7 @@ class Mesh(ProcessOptions):
     def check_divides_sampling(self, dimensions: Mapping[str, int]) -> None:
         """Checks that `sampling_tp` divides the dimensions of a policy.
 
-        The KV heads are not checked, because they are copied until it does (`kv_copies`).
+        It need not divide the KV heads (`for_sampling`).
 
         Raises:
           InputError: it does not divide a dimension.
@@ -210,16 +228,16 @@ class Mesh(ProcessOptions):
             if self.sampling_tp and RULES[name] == "tp" and name != "num_kv_heads":
                 check_divisible("mesh.sampling_tp", self.sampling_tp, name, size)
 
-    def kv_copies(self, num_kv_heads: int) -> int:
-        """Returns how often each KV head is repeated so that `tp` divides their number."""
-        tp = self.devices.shape["tp"]
-        return tp // math.gcd(tp, num_kv_heads)
-
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingMesh(Mesh):
-    """The mesh that samples: the last devices of another mesh, or all of them with another `tp`."""
+    """The mesh that samples: the last devices of another mesh, or all of them with another `tp`.
 
+    `tp` divides heads, feed-forward and vocabulary. So does `fsdp`, except KV heads: the devices
+    along `fsdp` have the same KV heads, and each has its own rows of the cache.
+    """
+
+    product_axes: ClassVar = ("tp", "fsdp")
     training: Mesh
 
     @cached_property

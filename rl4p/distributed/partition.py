@@ -7,14 +7,14 @@ of matrix products.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
-from rl4p.distributed.parameters import declared, names
+from rl4p.distributed.parameters import declared
 from rl4p.types import Array, Params
 
 GATHERED = "gathered parameters"  # a backward pass gathers them again, even if it keeps all else
@@ -72,47 +72,36 @@ def specs_beside(tree: Any, params: Params) -> Any:
     return jax.tree.map_with_path(leaf_spec, tree)
 
 
-class SamplingForm(NamedTuple):
-    """The form of parameters for sampling.
+def sampling_specs(tree: Any, product_axes: tuple[str, ...]) -> Any:
+    """Returns the spec of each leaf while sampling; KV heads are divided along `tp` alone.
 
-    Attributes:
-      dtype: the dtype of activations.
-      kv_copies: the number of copies of each KV head in the projections of keys and values.
-      head_width: the width of a head; it is read only if there are copies.
+    Args:
+      product_axes: the axes that divide all other heads, feed-forward and vocabulary
+        (`Mesh.product_axes`).
     """
 
-    dtype: str
-    kv_copies: int = 1
-    head_width: int = 0
+    def leaf_spec(path: tuple, x: Any) -> PartitionSpec:
+        along_tp = spec(path, jnp.ndim(x), ("tp",))
+        if jnp.ndim(x) and "num_kv_heads" in declared(path).axes:
+            return along_tp
+        return PartitionSpec(*(product_axes if axis == "tp" else axis for axis in along_tp))
+
+    return jax.tree.map_with_path(leaf_spec, tree)
 
 
-@partial(jax.jit, static_argnames="form")
-def for_decoding(params: Params, form: SamplingForm) -> Params:
+@partial(jax.jit, static_argnames="dtype")
+def for_decoding(params: Params, dtype: str) -> Params:
     """Returns parameters for sampling: one tree per layer, and matrices in the activations' dtype.
 
     Otherwise the decoding loop would slice the stacked layers and cast them at every decode step.
-    Each KV head is repeated `form.kv_copies` times, so that the sampling mesh can divide them.
     """
-
-    def changed(path: tuple, x: Array) -> Array:
-        x = jnp.asarray(x, decoding_dtype(path, x, form.dtype))
-        if form.kv_copies == 1 or not of_kv_heads(path, x, form.head_width):
-            return x
-        heads = x.reshape(*x.shape[:-1], -1, form.head_width)
-        return jnp.repeat(heads, form.kv_copies, axis=-2).reshape(*x.shape[:-1], -1)
-
-    params = jax.tree.map_with_path(changed, params)
+    params = jax.tree.map_with_path(
+        lambda path, x: jnp.asarray(x, decoding_dtype(path, x, dtype)), params
+    )
     layers = params["layers"]
     count = len(jax.tree.leaves(layers)[0])
     single = tuple(jax.tree.map(lambda x_L, i=i: x_L[i], layers) for i in range(count))
     return params | {"layers": single}
-
-
-def of_kv_heads(path: tuple, x: Array, head_width: int) -> bool:
-    """Returns whether the last axis of a parameter has the KV heads."""
-    if names(path)[-2:] == ["key_norm", "scale"]:  # of each head alone, or of all
-        return x.shape[-1] > head_width
-    return declared(path).axes[-1:] == ("num_kv_heads",)
 
 
 def changed_for_decoding(params: Params, dtype: str) -> frozenset[str]:

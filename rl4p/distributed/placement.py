@@ -8,11 +8,11 @@ import jax
 from jax.sharding import NamedSharding
 
 from rl4p.distributed.host_memory import HOST
-from rl4p.distributed.mesh import Mesh
+from rl4p.distributed.mesh import Mesh, SamplingMesh
 from rl4p.distributed.partition import (
-    SamplingForm,
     changed_for_decoding,
     for_decoding,
+    sampling_specs,
     specs,
     specs_beside,
 )
@@ -54,21 +54,22 @@ def init_beside(
     return jax.jit(function, out_shardings=shardings)(params)
 
 
-def for_sampling(mesh: Mesh, params: Params, form: SamplingForm) -> Params:
-    """Returns the parameters on the sampling mesh, sharded along `tp` and otherwise replicated.
+def for_sampling(mesh: Mesh, params: Params, dtype: str) -> Params:
+    """Returns the parameters on the sampling mesh, with matrices in the dtype of activations.
 
-    They are not divided along `fsdp`, because every decode step reads all of them.
+    Their width is not divided, because every decode step reads all of it.
     """
-    changed = changed_for_decoding(params, form.dtype)
-    params = params | for_decoding({name: params[name] for name in changed}, form)
-    if mesh.sampling is mesh and mesh.devices.shape["fsdp"] == 1:
+    changed = changed_for_decoding(params, dtype)
+    params = params | for_decoding({name: params[name] for name in changed}, dtype)
+    if not isinstance(mesh, SamplingMesh) and mesh.devices.shape["fsdp"] == 1:
         return params
     return place(params, sampling_shardings(mesh, params))
 
 
 def sampling_shardings(mesh: Mesh, params: Params) -> Any:
     """Returns the shardings of a tree of parameters on the sampling mesh."""
-    return jax.tree.map(partial(NamedSharding, mesh.sampling.devices), specs(params, ("tp",)))
+    specs = sampling_specs(params, mesh.product_axes)
+    return jax.tree.map(partial(NamedSharding, mesh.devices), specs)
 
 
 def constrain(mesh: Mesh, params: Params, state: Any) -> tuple[Params, Any]:

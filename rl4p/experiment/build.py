@@ -130,7 +130,7 @@ def build(config: DictConfig) -> Experiment:
     questions, held_out = prompted(data, data.train()), held_out_questions(config, data)
     check_tasks(phases, questions, *(each.questions for each in held_out))
     policy, params = model.build(mesh, jax.random.fold_in(key, 0))
-    _ = policy.sampling_form  # which checks that the mesh of the sampler divides the policy
+    _ = policy.sampling_mesh  # which checks that the mesh of the sampler divides the policy
     recorded = model.recorded() if isinstance(model, Records) else {}
     if policy.date is not None and "date" in config.model:
         recorded["date"] = policy.date

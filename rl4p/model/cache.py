@@ -1,18 +1,16 @@
 """The keys and values of tokens that a decoder has processed."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 
-from rl4p.distributed.mesh import Mesh
+from rl4p.distributed.mesh import Mesh, SamplingMesh
 from rl4p.model.column_kernel import write_columns
 from rl4p.types import Array
-
-Write = Callable[[Array, Array, int], Array]  # of `write`: the cache, what is new, the axis
 
 
 @jax.tree_util.register_dataclass
@@ -53,6 +51,33 @@ class Prefix(NamedTuple):
     def positions_BS(self) -> Array:  # noqa: N802
         places = jnp.arange(self.segment_ids_BS.shape[1], dtype=jnp.int32)
         return jnp.broadcast_to(places, self.segment_ids_BS.shape)
+
+
+class Writer(NamedTuple):
+    """Writes keys and values to a cache, and divides what it is used with as the cache is.
+
+    Attributes:
+      slot: the first slot to write; or an array [B] of one slot per row.
+      mesh: the mesh that the rows and heads are sharded over; None leaves all to the compiler.
+    """
+
+    slot: Array | int
+    mesh: Mesh | None
+
+    def __call__(self, cache: Array, new: Array, axis: int) -> Array:
+        return write(cache, new.astype(cache.dtype), self.slot, axis, self.mesh)
+
+    def for_products(self, x_BTD: Array) -> Array:
+        """Returns attended values with the heads on each device whose parameters it has."""
+        return divided_as(x_BTD, self.mesh, "dp", None, ("tp", "fsdp"))
+
+
+def divided_as(x: Array, mesh: Mesh | None, *spec: Any) -> Array:
+    """Returns an array with this sharding, if devices with the same KV heads divide the cache."""
+    if not isinstance(mesh, SamplingMesh) or mesh.devices.shape["fsdp"] == 1:
+        return x
+    sharding = NamedSharding(mesh.devices, PartitionSpec(*spec[: x.ndim]))  # x may be a scalar
+    return jax.lax.with_sharding_constraint(x, sharding)
 
 
 def write(

@@ -15,7 +15,7 @@ from rl4p.distributed.mesh import Mesh
 from rl4p.distributed.partition import GATHERED, gather, gathering
 from rl4p.errors import InputError
 from rl4p.model.attention import AttentionInputs, softcapped, views
-from rl4p.model.cache import Cache, Prefix, write
+from rl4p.model.cache import Cache, Prefix, Writer
 from rl4p.model.decoder_config import DecoderConfig
 from rl4p.model.kernels import Kernel
 from rl4p.model.layer import PRODUCT, Layer, RMSNorm
@@ -232,16 +232,12 @@ class Decoder:
 
         Args:
           params: parameters with one tree per layer (`partition.for_decoding`).
-          slot: the first cache slot to write; or an array [B] of one slot per row.
-          mesh: the mesh that the rows of the cache are sharded over, if T is 1 (`cache.write`).
+          slot, mesh: as of `cache.Writer`.
 
         Returns:
           Final normed activations [B, T, D] and the new cache.
         """
-
-        def put(cache: Array, new: Array, axis: int) -> Array:
-            return write(cache, new.astype(cache.dtype), slot, axis, mesh)
-
+        put = Writer(slot, mesh)
         positions_BS = put(cache.positions_BS, positions_BT, 1)
         segment_ids_BS = put(cache.segment_ids_BS, segment_ids_BT, 1)
         seen = views(self.config, positions_BT, segment_ids_BT, positions_BS, segment_ids_BS)

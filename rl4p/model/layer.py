@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from rl4p.model.attention import AttentionInputs, attend
-from rl4p.model.cache import Write
+from rl4p.model.cache import Writer
 from rl4p.model.decoder_config import DecoderConfig
 from rl4p.model.kernels import Kernel
 from rl4p.model.nf4 import NF4Kernel
@@ -270,7 +270,7 @@ class Layer(nn.Module):
         x_BTD: Array,
         view: AttentionInputs,
         cache: tuple[Array, Array] | None = None,
-        write: Write | None = None,
+        write: Writer | None = None,
     ) -> tuple[Array, tuple[Array, Array]]:
         """Returns the layer's output, and the keys and values of the cache and of x.
 
@@ -289,7 +289,7 @@ class Layer(nn.Module):
         x_BTD: Array,
         view: AttentionInputs,
         cache: tuple[Array, Array] | None,
-        write: Write | None,
+        write: Writer | None,
     ) -> tuple[Array, tuple[Array, Array]]:
         c = self.config
         B, T, _ = x_BTD.shape
@@ -321,6 +321,8 @@ class Layer(nn.Module):
             sinks_H=self.sinks if c.attention_sinks else None,
             kernel=self.kernel,
         )
+        if write is not None:
+            attended = write.for_products(attended)
         return self.output(attended), (k_BKhS, v_BKSh)
 
     def feed_forward(self, x_BTD: Array) -> Array:

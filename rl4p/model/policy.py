@@ -1,7 +1,7 @@
 """The policy that the phases use: decoder, tokenizer and mesh."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +9,6 @@ import numpy as np
 
 from rl4p.distributed import placement
 from rl4p.distributed.mesh import Mesh
-from rl4p.distributed.partition import SamplingForm
 from rl4p.model.decoder import Decoder
 from rl4p.model.lora import merge_trees
 from rl4p.types import Params
@@ -53,34 +52,23 @@ class Policy:
         return {name: x for name, x in self.merged(trained).items() if name != "critic"}
 
     @cached_property
-    def sampling_decoder(self) -> Decoder:
-        """The decoder of the parameters that `for_sampling` returns."""
-        copies = self.sampling_form.kv_copies
-        if copies == 1:
-            return self.decoder
-        config = self.decoder.config
-        config = replace(config, num_kv_heads=copies * config.num_kv_heads)
-        return replace(self.decoder, config=config)
-
-    @property
-    def sampling_form(self) -> SamplingForm:
-        """The form of the parameters that `for_sampling` returns.
+    def sampling_mesh(self) -> Mesh:
+        """The mesh that samples (`Mesh.for_sampling`).
 
         Raises:
           InputError: `mesh.sampling_tp` does not divide a dimension of the policy.
         """
         config = self.decoder.config
         self.mesh.check_divides_sampling(config.dimensions)
-        copies = self.mesh.sampling.kv_copies(config.num_kv_heads)
-        return SamplingForm(self.decoder.dtype, copies, config.head_width)
+        return self.mesh.for_sampling(config.num_kv_heads)
 
     def for_sampling(self, trained: Params) -> Params:
         """Returns the merged parameters without a critic, on the sampling mesh.
 
-        They are parameters of `sampling_decoder`, with one tree per layer (`Decoder.extend`) and
-        matrices in the dtype of activations.
+        They have one tree per layer (`Decoder.extend`), and matrices in the dtype of activations.
         """
-        return placement.for_sampling(self.mesh, self.without_critic(trained), self.sampling_form)
+        params = self.without_critic(trained)
+        return placement.for_sampling(self.sampling_mesh, params, self.decoder.dtype)
 
 
 def padded_width(longest: int) -> int:

@@ -88,7 +88,7 @@ class Rollout(Protocol):
         Args:
           policy: the decoder, the tokenizer and the mesh.
           params: the trained parameters; `policy.for_sampling(params)` prepares them for
-            `policy.sampling_decoder`.
+            `policy.decoder`.
           prompts: P prompts; P x group_size is a multiple of `mesh.row_multiple`.
           group_size: G.
           key: a random key that nothing else uses.

@@ -48,13 +48,13 @@ class Continuous(Sampler):
 
     def plan(self, run: Any) -> Generator[PlannedProgram, Any, None]:
         """Yields `prefill`, `arrange` and `decode`, with the largest cache that may occur."""
-        policy, mesh, params = run.policy, run.mesh.sampling, run.sampling_params()
+        policy, mesh, params = run.policy, run.policy.sampling_mesh, run.sampling_params()
         P, W, B, R = run.prompts, run.prompt_columns, run.sequences, run.response_tokens
         resident = run.resident_while_sampling()
         P += -P % mesh.row_shards
         counts_P = run.rows((P,), jnp.int32, mesh)
         tokens_PT = run.rows((P, W), jnp.int32, mesh)
-        decoder = policy.sampling_decoder
+        decoder = policy.decoder
         traced = prefill.trace(decoder, params, tokens_PT, counts_P, counts_P, mesh)
         prefilled = yield PlannedProgram(phase="prefill", traced=traced, live=resident)
         if prefilled is None:  # the other programs need it
@@ -111,7 +111,7 @@ class Continuous(Sampler):
 
     def caches(self, run: Any) -> Sequence[CacheSize]:
         """Returns the prefilled prompts, and the largest cache."""
-        W, R, shards = run.prompt_columns, run.response_tokens, run.mesh.sampling.row_shards
+        W, R, shards = run.prompt_columns, run.response_tokens, run.policy.sampling_mesh.row_shards
         n = slot_counts(self.slots_of(run.sequences), shards, R)[0]
         return CacheSize(rows=run.prompts, columns=W), CacheSize(rows=n, columns=W + R)
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rl4p.distributed.counting import Count
+from rl4p.distributed.mesh import Mesh
 from rl4p.distributed.processes import to_host
 from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy, pad_left
@@ -40,15 +41,16 @@ class NaiveSampler(Sampler):
 
     def plan(self, run: Any) -> Generator[PlannedProgram, Any, None]:
         """Yields one program, `decode`, which includes the prefill."""
-        policy, mesh, params = run.policy, run.mesh.sampling, run.sampling_params()
+        policy, mesh, params = run.policy, run.policy.sampling_mesh, run.sampling_params()
         B, W, R = run.sequences, run.prompt_columns, run.response_tokens
         tokens_BT, mask_BT = (run.rows((B, W), dtype, mesh) for dtype in (jnp.int32, jnp.bool_))
         shapes = jax.eval_shape(lambda: StaticBatch.empty(B))
         sequences = jax.tree.map(lambda x: run.rows(x.shape, x.dtype, mesh), shapes)
         distribution = SharedDistribution(sampling=self.sampling, greedy=False)
         traced = generate.trace(
-            *(policy.sampling_decoder, R, policy.end_ids, params, tokens_BT, mask_BT, sequences),
+            *(policy.decoder, R, policy.end_ids, params, tokens_BT, mask_BT, sequences),
             distribution,
+            mesh,
         )
         yield PlannedProgram(
             phase="decode",
@@ -102,7 +104,7 @@ class NaiveEngine(InProcess):
         count: Count,
     ) -> list[tuple[np.ndarray, np.ndarray]]:
         assert stop is None
-        mesh = self.policy.mesh.sampling
+        mesh = self.policy.sampling_mesh
         counts_P = [len(request.keys_N) for request in requests]
         B = sum(counts_P)
         # The mesh divides the rows, so the last is repeated until it can.
@@ -121,19 +123,20 @@ class NaiveEngine(InProcess):
             own = mesh.shard_rows(OwnDistributions.of([own_P[p] for p in request_B]))
         prompts_PT = pad_left([x.tokens for x in requests], self.policy.pad_id)
         drawn = generate(
-            self.policy.sampling_decoder,
+            self.policy.decoder,
             max(x.max_tokens for x in requests),
             self.policy.end_ids,
             weights.params,
             *mesh.shard_rows(tuple(x[request_B] for x in prompts_PT)),
             mesh.shard_rows(sequences),
             own if distribution is None else distribution,
+            mesh,
         )
         tokens_BR, logprobs_BR, lengths_B = to_host(drawn)
         return [(tokens_BR[b, :n], logprobs_BR[b, :n]) for b, n in enumerate(lengths_B[:B])]
 
 
-@partial(jax.jit, static_argnames=("decoder", "max_response_tokens", "end_ids"))
+@partial(jax.jit, static_argnames=("decoder", "max_response_tokens", "end_ids", "mesh"))
 def generate(
     decoder: Decoder,
     max_response_tokens: int,
@@ -143,6 +146,7 @@ def generate(
     prompt_mask_BT: Array,
     sequences: StaticBatch,
     distribution: Distribution,
+    mesh: Mesh,
 ) -> tuple[Array, Array, Array]:
     """Prefills the prompts, then decodes one token of every row per step until all rows have ended.
 
@@ -196,6 +200,7 @@ def generate(
             ones_B[:, None],
             cache,
             width + t - 1,
+            mesh,
         )
         token_B, logprob_B, seen_BV = choose(hidden_BTD[:, 0], t, seen_BV)
         out = write(out, (token_B, logprob_B), t)
@@ -213,6 +218,7 @@ def generate(
         prompt_segments_BT,
         decoder.empty_cache(B, width + max_response_tokens),
         0,
+        mesh,
     )
     token_B, logprob_B, seen_BV = choose(hidden_BTD[:, -1], jnp.int32(0), seen_at_first())
     out = tuple(jnp.zeros((B, max_response_tokens), x.dtype) for x in (token_B, logprob_B))

@@ -15,7 +15,7 @@ SLOWER = 1.02  # the most by which the estimated seconds of a step grow from cal
 
 def layout(policy: Policy, slots: int) -> Layout:
     """Returns the sizes of a batch whose sequences come and go."""
-    shards = policy.mesh.sampling.row_shards
+    shards = policy.sampling_mesh.row_shards
     return Layout(
         sizes=sorted({-(-min(size, slots) // shards) * shards for size in (*SIZES, slots)}),
         most=padded_width(policy.decoder.config.max_positions),

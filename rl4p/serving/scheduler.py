@@ -257,7 +257,7 @@ class Scheduler:
     def step(self, scores: list[Submission], new: list[TokenSequence], decodes: bool) -> None:
         """Makes a device call, and delivers the results of the former while the device works."""
         try:
-            decoder = self.policy.sampling_decoder
+            decoder = self.policy.decoder
             scored = [(x, scored_tokens(decoder, self.params, x.scored)) for x in scores]
             version, waiting = self.version, bool(self.waiting)
             if decodes:

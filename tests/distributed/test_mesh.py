@@ -127,17 +127,19 @@ if kind == "shared":  # prompts that pay for it: four groups of four, on four de
         assert_alike(alone, run(Mesh(shape=shape), samplers[1], **long))
 elif kind == "separate":  # the last four of eight sample, and the others train
     mesh = Mesh(shape=shapes[0], rollout_devices=4)
-    assert not {*mesh.devices.devices.flat} & {*mesh.sampling.devices.devices.flat}
+    assert not {*mesh.devices.devices.flat} & {*mesh.for_sampling(4).devices.devices.flat}
     for sampler in samplers:
         assert_alike(run(one, sampler), run(mesh, sampler))
 elif kind == "layouts":  # a layout of training, and the size of tp while sampling
     alone = [run(one, sampler) for sampler in samplers]
     for shape, tp in (each.split("/") for each in shapes):
-        mesh = Mesh(shape=shape, sampling_tp=int(tp))
-        assert mesh.sampling.devices.shape["tp"] == int(tp) != mesh.devices.shape["tp"]
-        held = dataclasses.replace(built, mesh=mesh).for_sampling(start)
-        key = held["layers"][0]["key"]["kernel"].addressable_shards[0].data
-        assert key.shape == (32, max(1, 4 // int(tp)) * 4)  # of four heads, or a copy of one
+        mesh, tp = Mesh(shape=shape, sampling_tp=int(tp)), int(tp)
+        policy = dataclasses.replace(built, mesh=mesh)
+        sizes = {"dp": 8 // tp, "fsdp": max(1, tp // 4), "tp": min(tp, 4)}
+        assert dict(policy.sampling_mesh.devices.shape) == sizes
+        layer = policy.for_sampling(start)["layers"][0]
+        for name, size in (("key", max(1, 4 // tp) * 4), ("query", 8 // tp * 4), ("up", 48 // tp)):
+            assert layer[name]["kernel"].addressable_shards[0].data.shape == (32, size)
         for sampler, expected in zip(samplers, alone, strict=True):
             assert_alike(expected, run(mesh, sampler))
 else:
@@ -276,23 +278,35 @@ np.testing.assert_array_equal(split["a"], rows)
 # The last devices sample, and the first train.
 apart = Mesh(rollout_devices=3)
 assert [d.id for d in apart.devices.devices.flat] == [0, 1, 2, 3, 4]
-assert [d.id for d in apart.sampling.devices.devices.flat] == [5, 6, 7]
-assert (apart.row_shards, apart.sampling.row_shards, apart.row_multiple) == (5, 3, 15)
-divided = Mesh(fsdp=2, tp=2, dp=1, rollout_devices=4).sampling
-assert (divided.devices.shape["tp"], divided.row_shards) == (2, 2)
-assert Mesh(dp=2, tp=2).size == 4 and mesh.sampling is mesh
+sampling = apart.for_sampling(4)
+assert [d.id for d in sampling.devices.devices.flat] == [5, 6, 7]
+assert (apart.row_shards, sampling.row_shards, apart.row_multiple) == (5, 3, 15)
+divided = Mesh(fsdp=2, tp=2, dp=1, rollout_devices=4)
+assert divided.for_sampling(4).devices.shape["tp"] == divided.row_multiple == 2
+assert Mesh(dp=2, tp=2).size == 4 and mesh.for_sampling(4) is mesh
+assert (mesh.devices_per_row, mesh.product_axes) == (2, ("tp",))
 
 # The same devices sample with another tp, in the same order.
 layout = Mesh(dp=1, fsdp=8, sampling_tp=4)
-assert dict(layout.sampling.devices.shape) == {"dp": 2, "fsdp": 1, "tp": 4}
-assert list(layout.sampling.devices.devices.flat) == list(layout.devices.devices.flat)
-assert (layout.row_multiple, layout.samples_apart, layout.sampling.platform) == (8, False, "cpu")
+sampling = layout.for_sampling(12)
+assert dict(sampling.devices.shape) == {"dp": 2, "fsdp": 1, "tp": 4}
+assert list(sampling.devices.devices.flat) == list(layout.devices.devices.flat)
+assert (layout.row_multiple, layout.samples_apart, sampling.platform) == (8, False, "cpu")
 both = Mesh(dp=4, rollout_devices=4, sampling_tp=2)
-assert both.samples_apart and dict(both.sampling.devices.shape) == {"dp": 2, "fsdp": 1, "tp": 2}
+assert both.samples_apart and both.row_multiple == 4
+assert dict(both.for_sampling(4).devices.shape) == {"dp": 2, "fsdp": 1, "tp": 2}
 same = Mesh(dp=4, tp=2, sampling_tp=2)
-assert same.sampling is same
+assert same.for_sampling(4) is same and same.row_multiple == 4
+
+# Devices that hold the same KV head divide the rows.
+for heads, fsdp, tp in ((4, 1, 4), (2, 2, 2), (6, 2, 2), (1, 4, 1)):
+    sampling = layout.for_sampling(heads)
+    assert dict(sampling.devices.shape) == {"dp": 2, "fsdp": fsdp, "tp": tp}
+    assert (sampling.devices_per_row, sampling.row_shards) == (4, 8 // tp)
+    assert layout.row_multiple % sampling.row_shards == 0
+
 try:
-    Mesh(dp=8, sampling_tp=3).sampling
+    Mesh(dp=8, sampling_tp=3).for_sampling(3)
 except InputError as error:
     assert str(error) == "mesh.sampling_tp=3 does not divide the 8 devices that sample."
 else:
@@ -332,12 +346,6 @@ def test_tp_of_sampling_divides_all_but_the_kv_heads():
         InputError, match=r"^mesh\.sampling_tp=8 does not divide the model's heads, "
     ):
         mesh.check_divides_sampling({"heads": 12})
-
-
-@pytest.mark.parametrize(("tp", "heads", "copies"), [(1, 3, 1), (2, 4, 1), (8, 2, 4), (4, 6, 2)])
-def test_kv_heads_are_copied_until_tp_divides_them(monkeypatch, tp, heads, copies):
-    monkeypatch.setattr(Mesh, "devices", SimpleNamespace(shape={"tp": tp}))
-    assert Mesh().kv_copies(heads) == copies
 
 
 def test_a_platform_that_the_machine_lacks_is_named():

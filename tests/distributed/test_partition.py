@@ -170,7 +170,7 @@ def test_a_sampler_is_given_matrices_as_they_are_multiplied():
         policy.decoder.extend(
             x, tokens, ones.cumsum(1) - 1, ones, policy.decoder.empty_cache(2, 6), 0
         )[0]
-        for x in (partition.for_decoding(params, partition.SamplingForm("float32")), given)
+        for x in (partition.for_decoding(params, "float32"), given)
     ]
     np.testing.assert_array_equal(*(np.asarray(x, np.float32) for x in hidden))
 
@@ -210,7 +210,7 @@ def test_what_a_sampler_changes_is_named():
 
 def test_layers_are_cut_out_in_order():
     params = {"layers": {"up": {"kernel": jnp.arange(12.0).reshape(3, 2, 2)}}}
-    layers = partition.for_decoding(params, partition.SamplingForm("float32"))["layers"]
+    layers = partition.for_decoding(params, "float32")["layers"]
     assert len(layers) == 3
     for i, layer in enumerate(layers):
         np.testing.assert_array_equal(layer["up"]["kernel"], params["layers"]["up"]["kernel"][i])

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl4p.distributed.partition import SamplingForm, for_decoding
+from rl4p.distributed.partition import for_decoding
 from tests.golden.cases import noise, sequences, to_tensors
 
 SLOTS = 80  # of the cache
@@ -41,17 +41,17 @@ def gradient(decoder, params, tokens_BT):
     return jax.grad(loss)(params)
 
 
-@partial(jax.jit, static_argnums=0)
-def extend(decoder, params, tokens, positions, segments, cache, slot):
+@partial(jax.jit, static_argnums=0, static_argnames="mesh")
+def extend(decoder, params, tokens, positions, segments, cache, slot, mesh=None):
     """Returns the logits of more tokens, and the cache."""
     row = (tokens, positions, segments)
-    hidden_BTD, cache = decoder.extend(params, *row, cache, slot)
+    hidden_BTD, cache = decoder.extend(params, *row, cache, slot, mesh)
     return decoder.logits(params, hidden_BTD), cache
 
 
 def greedy(decoder, params, prompt_T, count):
     """Returns the `count` most likely next tokens, decoded one by one with a cache."""
-    params, cache = for_decoding(params, SamplingForm(decoder.dtype)), decoder.empty_cache(1, SLOTS)
+    params, cache = for_decoding(params, decoder.dtype), decoder.empty_cache(1, SLOTS)
     tokens = list(prompt_T)
     for slot in range(len(prompt_T) + count - 1):
         row = (np.int32([[x]]) for x in (tokens[slot], slot, 1))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl4p.distributed.partition import SamplingForm, for_decoding
+from rl4p.distributed.partition import for_decoding
 from rl4p.errors import InputError
 from rl4p.model.decoder import Decoder, Prefix
 from tests.equations import equations
@@ -82,7 +82,7 @@ def test_prefill_and_decoding_with_a_cache_are_the_full_forward(decoder, params)
     tokens, positions, segments = (jnp.concatenate(x) for x in zip(*rows, strict=True))
     hidden = jax.jit(decoder.hidden)(params, tokens, positions, segments)
     extend = jax.jit(decoder.extend)
-    single, cache = for_decoding(params, SamplingForm(decoder.dtype)), decoder.empty_cache(2, 18)
+    single, cache = for_decoding(params, decoder.dtype), decoder.empty_cache(2, 18)
     parts = []
     for start, end in ((0, 13), (13, 14), (14, 15), (15, 16)):
         chunk = (x[:, start:end] for x in (tokens, positions, segments))
@@ -116,7 +116,7 @@ def test_each_row_may_be_extended_at_a_slot_of_its_own(decoder, params):
     rows = [layout((0, tokens)) for tokens in TOKENS[:2]]
     tokens, positions, segments = (jnp.concatenate(x) for x in zip(*rows, strict=True))
     hidden = jax.jit(decoder.hidden)(params, tokens, positions, segments)
-    single, cache = for_decoding(params, SamplingForm(decoder.dtype)), decoder.empty_cache(2, 8)
+    single, cache = for_decoding(params, decoder.dtype), decoder.empty_cache(2, 8)
     last = np.array(LENGTHS[:2]) - 1
     shorter = np.where(np.arange(8) < last[:, None], segments[:, :8], 0)
     _, cache = jax.jit(decoder.extend)(single, tokens[:, :8], positions[:, :8], shorter, cache, 0)
@@ -170,7 +170,7 @@ def test_a_cpu_does_not_convert_the_cache_to_write_a_token(decoder, params):
     """In the compiled program no array has the size of the cache and another dtype."""
     decoder = dataclasses.replace(decoder, dtype="bfloat16")
     cache = jax.tree.map(jnp.copy, decoder.empty_cache(3, 112))  # since some arrays are one
-    params = for_decoding(params, SamplingForm("bfloat16"))
+    params = for_decoding(params, "bfloat16")
     ones_BT = jnp.ones((3, 1), jnp.int32)
     step = jax.jit(decoder.extend, donate_argnums=4)
     arguments = params, ones_BT, ones_BT, ones_BT, cache, jnp.asarray([3, 5, 9])

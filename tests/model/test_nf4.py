@@ -126,7 +126,6 @@ import numpy as np
 import pytest
 from rl4p.distributed import collectives, partition
 from rl4p.distributed.mesh import Mesh
-from rl4p.distributed.partition import SamplingForm
 from rl4p.distributed.placement import for_sampling
 from rl4p.errors import InputError
 from rl4p.model.lora import LoRA, merge_trees
@@ -174,10 +173,10 @@ def check(a, b):
 jax.tree.map(check, ours, expected)
 assert np.abs(expected["layers"]["down"]["lora_b"]).max() > 1e-3
 
-given = for_sampling(mesh, policy.merged(adapters), SamplingForm("bfloat16"))
+given = for_sampling(mesh, policy.merged(adapters), "bfloat16")
 assert given["layers"][0]["up"]["kernel"].scales.dtype == "float32"
-given = for_sampling(mesh, policy.merged(adapters), SamplingForm("float32"))
-wanted = partition.for_decoding(alone.merged(own), SamplingForm("float32"))
+given = for_sampling(mesh, policy.merged(adapters), "float32")
+wanted = partition.for_decoding(alone.merged(own), "float32")
 cache = decoder.empty_cache(8, 24)
 ours, _ = forward.extend(decoder, given, *mesh.replicate(both), mesh.replicate(cache), 0)
 expected, _ = forward.extend(decoder, wanted, *both, cache, 0)

@@ -185,7 +185,7 @@ def test_the_loop_ends_with_the_last_row(ending, params):
     sequences = StaticBatch(**numbers, least_B=0 * ones, keys_B=keys)
     drawn = generate(
         policy.decoder, R, policy.end_ids, policy.for_sampling(params), tokens, tokens > 0,
-        sequences, SharedDistribution(sampling=Sampling(), greedy=False),
+        sequences, SharedDistribution(sampling=Sampling(), greedy=False), policy.mesh,
     )  # fmt: skip
     out, logprobs, lengths = map(np.asarray, drawn)
     assert lengths.max() < R

@@ -88,12 +88,13 @@ class AbstractRun:
 
     def sampling_params(self) -> Params:
         """Returns the parameters of the policy, prepared for decoding on the sampling mesh."""
-        whole, form = self.without_critic(), self.policy.sampling_form
-        changed = {name: whole[name] for name in changed_for_decoding(whole, form.dtype)}
-        new = jax.eval_shape(partial(for_decoding, form=form), changed)
-        if self.mesh.sampling is not self.mesh or self.mesh.devices.shape["fsdp"] > 1:
+        whole, policy = self.without_critic(), self.policy
+        dtype, mesh = policy.decoder.dtype, policy.sampling_mesh
+        changed = {name: whole[name] for name in changed_for_decoding(whole, dtype)}
+        new = jax.eval_shape(partial(for_decoding, dtype=dtype), changed)
+        if mesh is not self.mesh or self.mesh.devices.shape["fsdp"] > 1:
             new = whole | new  # the sharding of every parameter changes
-        return whole | placement.with_shardings(new, placement.sampling_shardings(self.mesh, new))
+        return whole | placement.with_shardings(new, placement.sampling_shardings(mesh, new))
 
     def copied_for_sampling(self) -> Params:
         """Returns the sampling parameters that do not share their arrays with the trained ones."""

@@ -182,14 +182,14 @@ def bound_of_step(costs: Sequence[Cost], tokens: int, chips: int, wider: int | N
 def wider_sampling(run: AbstractRun) -> int | None:
     """Returns the largest `mesh.sampling_tp` for a model; None if it is not more than now."""
     largest = sampling_sizes(run)[-1]
-    return largest if largest > run.mesh.sampling.devices.shape["tp"] else None
+    return largest if largest > run.policy.sampling_mesh.devices_per_row else None
 
 
 def sampling_sizes(run: AbstractRun) -> list[int]:
     """Returns the values of `mesh.sampling_tp` that divide the devices and the model, from 1."""
     sizes = run.policy.decoder.config.dimensions
     sizes = [sizes[name] for name in ("heads", "vocabulary", "feed_forward")]
-    whole = math.gcd(run.mesh.sampling.size, *sizes)
+    whole = math.gcd(run.policy.sampling_mesh.size, *sizes)
     return [tp for tp in range(1, whole + 1) if whole % tp == 0]
 
 
@@ -222,7 +222,7 @@ def advice(run: AbstractRun, costs: Sequence[Cost], memory: float) -> str:
     if worst.phase in ("arrange", "decode") and slots is not None:
         share = memory / worst.total
         fewer = 2 ** int(math.log2(max(1.0, slots * share)))
-        if run.mesh.sampling.row_shards * 8 <= fewer < slots:
+        if run.policy.sampling_mesh.row_shards * 8 <= fewer < slots:
             return f"rollout.slots={fewer}"
     return chips
 

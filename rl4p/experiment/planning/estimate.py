@@ -102,7 +102,7 @@ class StepEstimate:
 
     def sampling(self) -> Parts:
         """Returns what the sampler adds, caches and logits; nothing if servers sample."""
-        run, mesh, rollout = self.run, self.run.mesh.sampling, self.run.phases.rollout
+        run, mesh, rollout = self.run, self.run.policy.sampling_mesh, self.run.phases.rollout
         if not isinstance(rollout, KeepsCaches):
             return {}
         tp, caches = mesh.devices.shape["tp"], rollout.caches(run)
@@ -252,7 +252,7 @@ class StepEstimate:
         chip, rollout = self.chip, run.phases.rollout
         if not isinstance(rollout, KeepsCaches) or not chip.flops:
             return {}
-        mesh, decoder, R = run.mesh.sampling, run.policy.sampling_decoder, run.response_tokens
+        mesh, decoder, R = run.policy.sampling_mesh, run.policy.decoder, run.response_tokens
         tokens = run.sequences * R + run.prompts * run.prompt_columns
         slots = slots_of(run) or max((cache.rows for cache in rollout.caches(run)), default=1)
         steps, tp = R * -(-run.sequences // slots), mesh.devices.shape["tp"]
@@ -261,13 +261,20 @@ class StepEstimate:
         columns = run.prompt_columns + R / 2
         read = run.bytes_per_decode_step(run.sampling_params())
         read += slots / mesh.row_shards * columns * bytes_of_token(run)
-        summed = 2 * decoder.config.layers * slots / mesh.row_shards  # of width D, in two sums
-        summed *= decoder.config.width * itemsize(decoder) * 2 * (tp - 1) / tp
-        hops = 2 * decoder.config.layers * least_hops(range(tp), run.mesh.topology)
+        count, sharing = mesh.devices_per_row, mesh.devices_per_row // tp
+        exchanges = 2 * decoder.config.layers  # of each kind
+        rows = slots / (mesh.size // count)
+        sent = rows * decoder.config.width * 2 * (count - 1) / count
+        # Those with the same KV head exchange rows and heads before and after attention.
+        queries = decoder.config.heads * decoder.config.head_width / count
+        sent += rows * queries * (sharing - 1) / sharing
+        sent *= exchanges * itemsize(decoder)
+        hops = least_hops(range(count), run.mesh.topology)
+        hops += least_hops(range(sharing), run.mesh.topology) if sharing > 1 else 0
         return {
             "products": tokens * self.flops_of_token * share / mesh.row_shards / chip.flops,
             "memory": steps * read / chip.bandwidth,
-            "network": steps * (summed / chip.network + hops * chip.latency),
+            "network": steps * (sent / chip.network + exchanges * hops * chip.latency),
         }
 
     def of_update(self) -> dict[str, float]:
@@ -303,7 +310,7 @@ class StepEstimate:
 
 def bytes_of_token(run: AbstractRun) -> int:
     """Returns the bytes of a token's keys and values in the cache of a device."""
-    decoder, mesh = run.policy.sampling_decoder, run.mesh.sampling
+    decoder, mesh = run.policy.decoder, run.policy.sampling_mesh
     c, tp = decoder.config, mesh.devices.shape["tp"]
     numbers = 2 * c.layers * c.num_kv_heads * c.head_width // tp
     return numbers * itemsize(decoder)

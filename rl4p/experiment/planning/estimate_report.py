@@ -157,7 +157,7 @@ def smaller_sampling(estimate: StepEstimate) -> tuple[str, int, AbstractRun] | N
     """Returns half of the slots, and the run with them; None if they are few."""
     run = estimate.run
     half = (slots_of(run) or 0) // 2
-    if half < run.mesh.sampling.row_shards * 8:
+    if half < run.policy.sampling_mesh.row_shards * 8:
         return None
     rollout = replace(run.phases.rollout, slots=half)  # type: ignore[type-var]
     return "rollout.slots", half, replace(run, phases=replace(run.phases, rollout=rollout))

@@ -108,8 +108,8 @@ def weights_for_sampling(run: AbstractRun) -> Iterator[Program]:
     if isinstance(run.phases.rollout, Planned) and not run.mesh.samples_apart:
         whole, wanted = run.without_critic(), run.copied_for_sampling()
         places = jax.tree.map(lambda x: x.sharding, wanted)
-        form = run.policy.sampling_form
-        changed = jax.jit(partial(for_decoding, form=form), out_shardings=places)
+        dtype = run.policy.decoder.dtype
+        changed = jax.jit(partial(for_decoding, dtype=dtype), out_shardings=places)
         yield program(
             "weights", changed.trace({name: whole[name] for name in wanted}), run.resident
         )

@@ -130,7 +130,7 @@ def described(config: DictConfig, mesh: Mesh) -> tuple[AbstractRun, Chip, float]
 def costs_of(run: AbstractRun, chip: Chip) -> list[Cost]:
     """Returns the costs of all programs, each for the mesh that runs it."""
     return [
-        cost(program, chip, run.mesh.sampling if program.sampled else run.mesh)
+        cost(program, chip, run.policy.sampling_mesh if program.sampled else run.mesh)
         for program in programs(run)
     ]
 

@@ -54,7 +54,7 @@ def search(config: DictConfig, mesh: Mesh, memory: float) -> dict[str, int | Non
         sizes["rollout.slots"] = largest(
             fits("rollout.slots", lambda run: [*weights_for_sampling(run), *rollout(run)]),
             slots,
-            least=mesh.sampling.row_shards,
+            least=run.policy.sampling_mesh.row_shards,
             most=B,
         )
     return sizes

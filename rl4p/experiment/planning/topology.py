@@ -3,7 +3,7 @@
 import importlib.util
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
@@ -12,7 +12,7 @@ from jax.experimental import topologies
 
 from rl4p.configuration.chips import Chip, chip_of, slice_of
 from rl4p.configuration.slices import HOST
-from rl4p.distributed.mesh import AXES, Mesh
+from rl4p.distributed.mesh import AXES, Mesh, SamplingMesh
 from rl4p.errors import InputError
 from rl4p.experiment.planning.gpu import described_gpus
 
@@ -67,17 +67,22 @@ class EstimatedMesh(Mesh):
         sizes = self.sizes(count, min(count, HOST))
         return jax.sharding.AbstractMesh(sizes, AXES)
 
-    @cached_property
-    def sampling(self) -> Mesh:
-        if (tp := self.tp_while_sampling()) is None:
+    def for_sampling(self, num_kv_heads: int) -> Mesh:
+        mesh = super().for_sampling(num_kv_heads)
+        if mesh is self:
             return self
-        axes = {"dp": -1, "fsdp": 1, "tp": tp, "shape": None, "sampling_tp": None}
-        count = self.rollout_devices or self.size
-        return replace(self, **axes, count=count, rollout_devices=None)
+        count, axes = self.rollout_devices or self.size, {"fsdp": mesh.fsdp, "tp": mesh.tp}
+        topology = self.topology
+        return EstimatedSamplingMesh(count=count, **axes, topology=topology, training=self)
 
     @property
     def platform(self) -> str:
         return self.chip.platform
+
+
+@dataclass(frozen=True, kw_only=True)
+class EstimatedSamplingMesh(EstimatedMesh, SamplingMesh):
+    """The mesh that samples, of chips that need not exist."""
 
 
 def estimated(mesh: Mesh) -> Mesh:

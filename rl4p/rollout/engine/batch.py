@@ -104,8 +104,8 @@ class Batch:
     """
 
     def __init__(self, policy: Policy, layout: Layout, kept: Kept | None = None) -> None:
-        self.decoder, self.pad_id = policy.sampling_decoder, policy.pad_id
-        self.mesh, self.layout = policy.mesh.sampling, layout
+        self.decoder, self.pad_id = policy.decoder, policy.pad_id
+        self.mesh, self.layout = policy.sampling_mesh, layout
         self.kept: Kept = {} if kept is None else kept
         self.prefills = self.prefilled_tokens = self.calls = 0
         self.clear()
@@ -396,5 +396,5 @@ def placed(policy: Policy, params: Params) -> Params:
     Those of a single device must not name a mesh: the compiler then gives the same array another
     name in the results of each program, and a program compiles once more for each name.
     """
-    mesh: Mesh = policy.mesh.sampling
+    mesh: Mesh = policy.sampling_mesh
     return params if mesh.size > 1 else jax.device_put(params, mesh.devices.devices.flat[0])

@@ -24,7 +24,12 @@ COLUMNS_PER_READ = 512  # of a long context that are processed at a time
 
 
 def read(
-    decoder: Decoder, params: Params, tokens_PT: Array, padding_P: Array, lengths_P: Array
+    decoder: Decoder,
+    params: Params,
+    tokens_PT: Array,
+    padding_P: Array,
+    lengths_P: Array,
+    mesh: Mesh | None = None,
 ) -> tuple[Cache, Array]:
     """Runs P contexts; returns their cache and final activations [P, T, D].
 
@@ -42,7 +47,7 @@ def read(
         positions_PW = jnp.maximum(columns_1W - begin_P1, 0)
         tokens_PW = jax.lax.dynamic_slice_in_dim(tokens_PT, start, width, axis=1)
         inputs = tokens_PW, positions_PW, segments_PW
-        hidden_PWD, cache = decoder.extend(params, *inputs, cache, start)
+        hidden_PWD, cache = decoder.extend(params, *inputs, cache, start, mesh)
         return cache, hidden_PWD
 
     if T <= COLUMNS_PER_READ:
@@ -63,7 +68,7 @@ def prefill(
     mesh: Mesh,
 ) -> Cache:
     """Returns the cache of P contexts; each device has the rows that its slots begin with."""
-    return divided(read(decoder, params, tokens_PT, padding_P, lengths_P)[0], mesh)
+    return divided(read(decoder, params, tokens_PT, padding_P, lengths_P, mesh)[0], mesh)
 
 
 @partial(jax.jit, static_argnames=("columns", "mesh"))

@@ -220,7 +220,7 @@ class ContinuousEngine(InProcess):
         unfinished = dict.fromkeys(sequences)
         params, _, kept = weights
         batch = Batch(self.policy, self.layout(requests, stops=stop is not None), kept)
-        if self.policy.mesh.sampling.row_shards == 1:  # else slots say which device needs which
+        if self.policy.sampling_mesh.row_shards == 1:  # else slots say which device needs which
             contexts = [tuple(x.tokens) for x in requests]
             batch.prefill(params, contexts, [0] * len(contexts))
         waiting = deque(sequences)
@@ -332,7 +332,7 @@ class ContinuousEngine(InProcess):
         It begins with as many columns as the last stream ended with: few sizes need few
         compilations.
         """
-        shards = self.policy.mesh.sampling.row_shards
+        shards = self.policy.sampling_mesh.row_shards
         most = min(self.slots or source.most, source.most)
         sizes = {-(-min(size, most) // shards) * shards for size in (8, 32, 128, 512, most)}
         longest = min(source.longest, self.policy.decoder.config.max_positions)
@@ -360,7 +360,7 @@ class ContinuousEngine(InProcess):
             P, B = (1 << (count - 1).bit_length() for count in (P, B))
             R = max(R, self.max_response_tokens)
         width = padded_width(max(len(request.tokens) for request in requests))
-        shards = self.policy.mesh.sampling.row_shards
+        shards = self.policy.sampling_mesh.row_shards
         sizes = slot_counts(min(self.slots or B, B), shards, R)
         return Layout(sizes=sizes[::-1], begin=width, most=width + R, prefill_rows=P)
 

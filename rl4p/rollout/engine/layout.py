@@ -71,7 +71,7 @@ class Layout:
 def few_tokens(policy: Policy) -> int | None:
     """Returns `Layout.few_tokens` for a policy, so that its digits stay the same."""
     wide = policy.decoder.config.width >= WIDE
-    return FEW_TOKENS if wide and policy.mesh.sampling.size == 1 else None
+    return FEW_TOKENS if wide and policy.sampling_mesh.size == 1 else None
 
 
 def response_room(oldest: int, R: int) -> int:

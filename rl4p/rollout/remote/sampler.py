@@ -81,7 +81,7 @@ class RemoteSampler(PoolOptions, ABC):
         Raises:
           InputError: the run has several processes, or another mesh for sampling.
         """
-        if policy.mesh.sampling is not policy.mesh:
+        if policy.sampling_mesh is not policy.mesh:
             key = "rollout_devices" if policy.mesh.samples_apart else "sampling_tp"
             raise InputError(
                 f"mesh.{key} would have no effect, because servers draw the tokens: leave it out."

@@ -1,7 +1,6 @@
 """Tests that a plan sees arrays of the same shapes and shardings as a run."""
 
-from dataclasses import fields, replace
-from types import SimpleNamespace
+from dataclasses import fields
 
 import jax
 import jax.numpy as jnp
@@ -203,8 +202,9 @@ def test_devices_that_only_sample_hold_the_parameters_alone():
     config = compose(list(SMALL))
     run = abstract_run(config, instantiate(config.mesh))
     assert run.resident_while_sampling() == (run.resident, run.copied_for_sampling())
-    apart = SimpleNamespace(devices=run.mesh.devices)
-    other = replace(run, mesh=SimpleNamespace(sampling=apart, samples_apart=True))
+    apart = [*SMALL, "mesh=h100_8", "mesh.fsdp=4", "mesh.rollout_devices=4"]
+    config = compose(apart)
+    other = abstract_run(config, estimated(instantiate(config.mesh)))
     assert looks(other.resident_while_sampling()) == looks(other.sampling_params())
     assert other.copied_for_sampling().keys() == run.without_critic().keys()  # all of them move
 

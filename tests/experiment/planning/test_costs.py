@@ -144,12 +144,10 @@ def test_a_step_is_bounded_by_all_its_programs_and_names_the_longest():
 @pytest.mark.parametrize(("tp", "heads", "wider"), [(1, 16, 8), (2, 28, 4), (8, 16, None)])
 def test_the_widest_sampling_divides_the_devices_and_the_model(tp, heads, wider):
     sizes = {"heads": heads, "vocabulary": 1600, "feed_forward": 320, "num_kv_heads": 2}
-    sampling = SimpleNamespace(size=8, devices=SimpleNamespace(shape={"tp": tp}))
+    mesh = SimpleNamespace(size=8, devices_per_row=tp)
     decoder = SimpleNamespace(config=SimpleNamespace(dimensions=sizes))
-    run = SimpleNamespace(
-        mesh=SimpleNamespace(sampling=sampling), policy=SimpleNamespace(decoder=decoder)
-    )
-    assert wider_sampling(run) == wider
+    policy = SimpleNamespace(decoder=decoder, sampling_mesh=mesh)
+    assert wider_sampling(SimpleNamespace(policy=policy)) == wider
 
 
 def made(phase, **seconds):
@@ -232,12 +230,12 @@ def run(
     topology=None,
 ):
     optimizer = optimizer or AdamW()
-    sampling = SimpleNamespace(row_shards=2)
+    decoder, sampling_mesh = SimpleNamespace(remat=remat), SimpleNamespace(row_shards=2)
     return SimpleNamespace(
-        mesh=SimpleNamespace(size=4, sampling=sampling, platform=platform, topology=topology),
+        mesh=SimpleNamespace(size=4, platform=platform, topology=topology),
         can_offload=platform != "cpu" and getattr(optimizer, "offload", None) is False,
         optimizer=optimizer,
-        policy=SimpleNamespace(decoder=SimpleNamespace(remat=remat)),
+        policy=SimpleNamespace(decoder=decoder, sampling_mesh=sampling_mesh),
         phases=SimpleNamespace(
             update=SimpleNamespace(tokens_per_microbatch=tokens),
             rollout=rollout or Continuous(max_response_tokens=16),

@@ -156,14 +156,14 @@ def test_sampling_devices_of_their_own_hold_no_optimizer():
     guess = estimate_of("mesh=h100_8", "mesh.fsdp=4", "mesh.rollout_devices=4", small=small)
     assert "optimizer" not in guess.memory["sampling"]
     assert guess.memory["sampling"]["sampling copy"] > 0
-    assert guess.run.mesh.sampling.size == 4
+    assert guess.run.policy.sampling_mesh.size == 4
 
 
-def test_a_sampling_layout_reads_fewer_parameters_and_keeps_copies_of_kv_heads():
+def test_a_sampling_layout_reads_fewer_parameters_and_divides_the_cache():
     small = tuple(word for word in SMALL if word != "mesh=single")
     small += ("mesh=h100_8", "mesh.fsdp=8")
     plain, wide = (estimate_of(*words, small=small) for words in ((), ("mesh.sampling_tp=8",)))
-    assert wide.run.mesh.sampling.devices.shape["tp"] == 8
+    assert wide.run.policy.sampling_mesh.devices_per_row == 8
     assert bytes_of_token(wide.run) * 2 == bytes_of_token(
         plain.run
     )  # one of eight heads, and not two

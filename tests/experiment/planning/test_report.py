@@ -106,12 +106,13 @@ def run():
     update = SimpleNamespace(tokens_per_microbatch=64, microbatch_widths=1)
     shape = {"dp": 1, "fsdp": 4, "tp": 2}
     mesh = SimpleNamespace(devices=SimpleNamespace(shape=shape), topology="v9:2x4", size=8)
-    mesh.sampling = mesh
+    mesh.devices_per_row = 2
     sizes = {"heads": 4, "vocabulary": 264, "feed_forward": 96}
     return SimpleNamespace(
         mesh=mesh,
         policy=SimpleNamespace(
             decoder=SimpleNamespace(config=SimpleNamespace(dimensions=sizes)),
+            sampling_mesh=mesh,
         ),
         phases=SimpleNamespace(
             update=update,
@@ -241,7 +242,7 @@ def test_each_program_is_divided_among_the_devices_that_run_it(monkeypatch):
         ],
     )
     monkeypatch.setattr(report, "cost", lambda program, chip, mesh: (program.phase, mesh))
-    run = SimpleNamespace(mesh=SimpleNamespace(sampling="sampling"))
+    run = SimpleNamespace(mesh="training", policy=SimpleNamespace(sampling_mesh="sampling"))
     found = dict(costs_of(run, CHIP))
     assert {phase for phase, mesh in found.items() if mesh == "sampling"} == {
         "prefill",

@@ -58,7 +58,8 @@ def found(monkeypatch):
             response_tokens=config.max_response_tokens,
             phases=SimpleNamespace(update=update, rollout=rollout),
             policy=SimpleNamespace(
-                decoder=SimpleNamespace(config=SimpleNamespace(max_positions=2048))
+                decoder=SimpleNamespace(config=SimpleNamespace(max_positions=2048)),
+                sampling_mesh=SimpleNamespace(row_shards=4),
             ),
         )
 
@@ -91,7 +92,7 @@ def found(monkeypatch):
             }
         )
         before = OmegaConf.to_container(config)
-        result = search(config, SimpleNamespace(sampling=SimpleNamespace(row_shards=4)), memory)
+        result = search(config, "mesh", memory)
         assert OmegaConf.to_container(config) == before
         return result
 

@@ -204,7 +204,7 @@ def test_devices_report_memory_by_its_limit(stats, reports):
         (
             {"topology": "v6e:8", "dp": 1, "fsdp": -1, "sampling_tp": 4},
             {"dp": 1, "fsdp": 8, "tp": 1},
-            {"dp": 2, "fsdp": 1, "tp": 4},
+            {"dp": 2, "fsdp": 2, "tp": 2},
         ),
     ],
 )
@@ -212,8 +212,10 @@ def test_a_mesh_to_estimate_for_has_the_axes_of_its_slice_and_no_devices(options
     mesh = estimated(Mesh(**options))
     assert dict(mesh.devices.shape) == shape
     assert mesh.size == np.prod(list(shape.values()))
-    assert (mesh.sampling is mesh) == (sampling is None)
-    assert dict(mesh.sampling.devices.shape) == (sampling or shape)
+    other = mesh.for_sampling(2)  # KV heads
+    assert (other is mesh) == (sampling is None)
+    assert dict(other.devices.shape) == (sampling or shape)
+    assert other.product_axes == (("tp", "fsdp") if sampling else ("tp",))
     assert mesh.platform == ("tpu" if sampling else "gpu")
 
 
