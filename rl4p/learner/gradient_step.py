@@ -188,7 +188,7 @@ def forward_backward(
         segments_BT,
         mesh,
         together=together,
-        results=(collectives.parts(state.params), collectives.REPLICATED, collectives.REPLICATED),
+        results=(collectives.parts(mesh, state.params), *[collectives.REPLICATED] * 2),
     )
     return Gradient(gradient, sums | {"logprob_gap_max": gap_max}, state.step)
 

@@ -12,7 +12,7 @@ from jax.experimental import topologies
 
 from rl4p.configuration.chips import Chip, chip_of, slice_of
 from rl4p.configuration.slices import HOST
-from rl4p.distributed.mesh import AXES, Mesh
+from rl4p.distributed.mesh import Mesh
 from rl4p.errors import InputError
 from rl4p.experiment.planning.gpu import described_gpus
 
@@ -65,13 +65,13 @@ class EstimatedMesh(Mesh):
         assert self.topology is not None
         count = self.count or slice_of(self.topology).count - (self.rollout_devices or 0)
         sizes = self.sizes(count, min(count, HOST))
-        return jax.sharding.AbstractMesh(sizes, AXES)
+        return jax.sharding.AbstractMesh(tuple(sizes.values()), tuple(sizes))
 
     @cached_property
     def sampling(self) -> Mesh:
         if (tp := self.tp_while_sampling()) is None:
             return self
-        axes = {"dp": -1, "fsdp": 1, "tp": tp, "shape": None, "sampling_tp": None}
+        axes = {"dp": -1, "fsdp": 1, "tp": tp, "shape": None, "sampling_tp": None, "cp": 1}
         count = self.rollout_devices or self.size
         return replace(self, **axes, count=count, rollout_devices=None)
 
