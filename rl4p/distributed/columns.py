@@ -16,6 +16,7 @@ one device along `cp`, they change nothing.
 
 import math
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -46,6 +47,18 @@ def own(x: Array, axis: int = 1) -> Array:
         raise ValueError(f"{n} devices along cp cannot divide {size} columns evenly.")
     start = jax.lax.axis_index("cp") * (size // n)
     return jax.lax.dynamic_slice_in_dim(jnp.asarray(x), start, size // n, axis)
+
+
+def even(rows: Any) -> Any:
+    """Returns arrays [B, T, ...] with columns of zeros, so that the devices divide them evenly."""
+    n = devices()
+
+    def padded(x: Array) -> Array:
+        if x.ndim == 1 or x.shape[1] % n == 0:
+            return x
+        return jnp.pad(x, [(0, -x.shape[1] % n if axis == 1 else 0) for axis in range(x.ndim)])
+
+    return jax.tree.map(padded, rows)
 
 
 def whole(x: Array) -> Array:

@@ -1,0 +1,219 @@
+"""Tests that devices which divide the columns of a row compute what one device computes."""
+
+import subprocess
+import sys
+
+import jax.numpy as jnp
+import pytest
+
+from rl4p.distributed import columns
+
+
+def test_one_device_has_all_columns_and_heads():
+    x, heads = jnp.arange(12).reshape(2, 6), jnp.ones((2, 6, 4, 8))
+    assert columns.devices() == 1
+    for function in (columns.own, columns.whole, columns.to_columns, columns.own_heads):
+        assert function(x) is x
+    assert columns.to_heads(heads, heads, heads) == (heads, heads, heads)
+    assert columns.predicting(heads).shape == (2, 5, 4, 8)
+    assert columns.predicted(x).tolist() == x[:, 1:].tolist()
+    assert columns.at_tokens(x).tolist() == [[0, *row] for row in x.tolist()]
+
+
+DIVIDED = """
+import jax, jax.numpy as jnp, numpy as np
+from rl4p.distributed import columns
+from rl4p.distributed.collectives import on_rows
+from rl4p.distributed.mesh import Mesh
+from rl4p.model.attention import AttentionInputs, attend, visible
+
+random = np.random.default_rng(0)
+B, T, H, h = 2, 16, 8, 4
+
+def run(mesh, function, rows):
+    return jax.jit(lambda rows: on_rows(mesh, lambda _, x: function(*x), jnp.int32(0), rows,
+                                        results=jax.sharding.PartitionSpec()))(rows)
+
+# The parts are neighbours, and in order; a device has the part of its columns only.
+mesh, x = Mesh(dp=1, cp=4), jnp.arange(24.0).reshape(2, 12)
+np.testing.assert_array_equal(run(mesh, lambda x: columns.whole(columns.own(x)), (x,)), x)
+seen = run(mesh, lambda x: columns.whole(columns.own(x)[:, :1]), (x,))
+np.testing.assert_array_equal(seen, x[:, ::3])
+np.testing.assert_array_equal(
+    run(mesh, lambda x: columns.at_tokens(columns.predicted(x)), (x,)), x.at[:, 0].set(0)
+)
+try:
+    run(mesh, lambda x: columns.own(x[:, :10]), (x,))
+except ValueError as error:
+    assert str(error) == "4 devices along cp cannot divide 10 columns evenly."
+else:
+    raise AssertionError
+
+# All devices compute the same loss: the gradients of their parts add up to the gradient.
+def gradient(x):
+    def loss(x):
+        return jnp.sum(jnp.sin(columns.whole(columns.own(x))) * jnp.arange(12.0))
+    return jax.lax.psum(jax.grad(loss)(x), "cp")
+
+expected = jnp.cos(x) * jnp.arange(12.0)
+assert jnp.abs(expected).max() > 1
+np.testing.assert_allclose(run(mesh, gradient, (x,)), expected, rtol=1e-6)
+
+# Attention of own heads is attention, also beside tp and with copies of KV heads.
+def attention(q, k, v, sinks, exchanged=True):
+    if exchanged:
+        q, k, v = columns.to_heads(*(columns.own(x) for x in (q, k, v)))
+        sinks = columns.own_heads(sinks)
+    places = jnp.broadcast_to(jnp.arange(T), (B, T))
+    ones, angle = jnp.ones_like(places), jnp.zeros((1, 1, 1, 1))
+    view = AttentionInputs(angle, angle, visible(places, ones, places, ones), ones, ones)
+    k, v = k.transpose(0, 2, 3, 1), v.swapaxes(1, 2)
+    options = dict(query_scalar=4.0, softcap=None, in_order=True, sinks_H=sinks)
+    attended = attend(q, k, v, view, **options)
+    return columns.whole(columns.to_columns(attended)) if exchanged else attended
+
+for sizes, K in (({"cp": 4}, 4), ({"cp": 4}, 2), ({"cp": 8}, 2), ({"cp": 2, "tp": 2}, 4),
+                 ({"cp": 4, "tp": 2}, 2), ({"cp": 2, "tp": 4}, 4)):
+    q, k, v = (jnp.asarray(random.normal(size=(B, T, n, h)), jnp.float32) for n in (H, K, K))
+    sinks = jnp.asarray(random.normal(size=H), jnp.float32)
+    np.testing.assert_allclose(
+        run(Mesh(dp=1, **sizes), attention, (q, k, v, sinks)),
+        attention(q, k, v, sinks, exchanged=False),
+        atol=1e-6,
+    )
+"""
+
+
+def run(on_devices, script, *arguments):
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        env=on_devices(8),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_devices_exchange_columns_for_heads(on_devices):
+    run(on_devices, DIVIDED)
+
+
+# Scores and gradients of a family of models, on one device and on eight.
+FAMILIES = """
+import sys, jax, jax.numpy as jnp, numpy as np
+from dataclasses import replace
+from rl4p.distributed import placement
+from rl4p.distributed.mesh import Mesh
+from rl4p.learner.correction import none as correction
+from rl4p.learner.critic.separate import Separate
+from rl4p.learner.critic.shared import Shared
+from rl4p.learner.entropy.bonus import Bonus
+from rl4p.learner.gradient_step import forward_backward
+from rl4p.learner.kl import none as kl
+from rl4p.learner.logprobs import ScoreOptions, score_tokens
+from rl4p.learner.objective import Objective
+from rl4p.model.decoder import Decoder, DecoderConfig
+from rl4p.types import Microbatching, Sampling, TrainingBatch, Trajectories, TrainState
+from rl4p.update.gspo import GSPO
+
+B, T, V = 8, 53, 64
+FAMILIES = {
+    "dense": {"num_kv_heads": 8, "attention_bias": True},
+    "groups": {"num_kv_heads": 2, "query_key_norm": "head", "tied_embedding": False},
+    "sliding": {"sliding": (True, False), "window": 7, "attention_sinks": True,
+                "query_key_norm": "whole"},
+    "experts": {"experts": 4, "chosen_experts": 2},
+}
+name, *shapes = sys.argv[1:]
+config = DecoderConfig(**{
+    "vocabulary": V, "width": 32, "layers": 2, "heads": 8, "num_kv_heads": 4, "head_width": 4,
+    "feed_forward_width": 48, "max_positions": 64,
+} | FAMILIES[name])
+decoder = Decoder(config=config, remat="layer", experts="grouped" if name == "experts" else "dense")
+critic = Separate() if name == "dense" else Shared()
+start = decoder.init(jax.random.key(0))
+start["critic"] = critic.init(decoder, start)
+start["critic"]["value"]["kernel"] = start["critic"]["value"]["kernel"] + 0.1
+random = np.random.default_rng(0)
+first, last = random.integers(0, 9, B)[:, None], random.integers(20, T, B)[:, None]
+column = np.arange(T)[None]
+real = (column >= first) & (column <= last)
+zeros = np.zeros((B, T), np.float32)
+trajectories = Trajectories(
+    tokens_BT=random.integers(0, V, (B, T)).astype(np.int32),
+    response_mask_BT=real & (column >= first + 6),
+    positions_BT=np.where(real, column - first, 0).astype(np.int32),
+    segment_ids_BT=real.astype(np.int32),
+    behaviour_logprobs_BT=zeros - 4,
+    policy_version_BT=np.zeros((B, T), np.int32),
+    group_ids_B=np.arange(B, dtype=np.int32),
+    finish_B=np.zeros(B, np.int8),
+)
+mask = trajectories.response_mask_BT
+scores = {x: random.normal(size=(B, T)).astype(np.float32) for x in ("returns", "values")}
+advantages = random.normal(size=(B, T)).astype(np.float32) * mask
+
+def results(mesh, tokens, pack=False):
+    update = GSPO(tokens_per_microbatch=tokens, clip_high=10.0, clip_low=0.9)
+    model = {"decoder": decoder, "sampling": Sampling(temperature=0.8), "mesh": mesh}
+    terms = {"correction": correction.NONE(), "kl": kl.NONE()}
+    objective = Objective(
+        update=update, entropy=Bonus(alpha=0.1), critic=critic, **terms, **model
+    )
+    params = jax.device_put(start, placement.param_shardings(mesh, start))
+    parts = mesh.devices.size // mesh.devices.shape["dp"]
+    assert params["embedding"].addressable_shards[0].data.size * parts == params["embedding"].size
+    batch = mesh.shard_rows(TrainingBatch(
+        trajectories=trajectories, advantages_BT=advantages, loss_mask_BT=mask, scores=scores
+    ))
+    names = ("logprobs", "entropy", "collision")
+    options = ScoreOptions(
+        names=names, microbatching=Microbatching(tokens=tokens), values=critic.values, **model
+    )
+    scored = score_tokens(options, params, batch.trajectories)
+    state = TrainState(step=mesh.replicate(np.int32(0)), params=params, optimizer_state=(),
+                       key=mesh.replicate(jax.random.key(1)), memory={})
+    gradient = forward_backward(objective, {}, state, batch, {"entropy": jnp.float32(0.1)})
+    for x, like in zip(jax.tree.leaves(gradient.params), jax.tree.leaves(params), strict=True):
+        # Along tp the compiler chooses.
+        assert x.sharding.is_equivalent_to(like.sharding, x.ndim) or mesh.devices.shape["tp"] > 1
+    return jax.device_get((scored, gradient.params, gradient.sums))
+
+def alike(a, b, what, tolerance=1e-6):
+    norm = np.linalg.norm(a)
+    assert norm > 0, what
+    assert np.linalg.norm(a - b) <= tolerance * norm, (what, np.linalg.norm(a - b) / norm)
+
+def flat(tree):
+    return np.concatenate([x.ravel() for x in jax.tree.leaves(tree)])
+
+expected = results(Mesh(dp=1), 4 * T)
+for shape in shapes:
+    ours = results(Mesh(shape=shape), T)
+    for x in expected[0]:
+        alike(expected[0][x] * mask, ours[0][x] * mask, (shape, x))
+    alike(flat(expected[1]), flat(ours[1]), (shape, "gradient"))
+    pairs = zip(jax.tree.leaves_with_path(expected[1]), jax.tree.leaves(ours[1]), strict=True)
+    for (path, x), other in pairs:
+        place = jax.tree_util.keystr(path)
+        if "key']['bias" not in place:  # a softmax does not read it
+            alike(x, other, (shape, place), tolerance=1e-5)
+    for x in expected[2]:
+        np.testing.assert_allclose(expected[2][x], ours[2][x], rtol=1e-5, atol=1e-6, err_msg=x)
+"""
+
+
+@pytest.mark.parametrize(
+    ("family", "shapes"),
+    [
+        ("groups", ("1,1,8,1", "2,2,2,1")),
+        pytest.param("dense", ("1,1,8,1", "1,2,2,2"), marks=pytest.mark.slow),
+        pytest.param("groups", ("1,4,2,1", "2,1,2,2", "1,1,4,2"), marks=pytest.mark.slow),
+        pytest.param("sliding", ("1,2,4,1", "1,1,2,4"), marks=pytest.mark.slow),
+        pytest.param("experts", ("1,2,4,1", "2,1,4,1", "1,1,4,2"), marks=pytest.mark.slow),
+    ],
+    ids=lambda x: x if isinstance(x, str) else " ".join(x).replace(",", "x"),
+)
+def test_scores_and_gradients_are_those_of_one_device(on_devices, family, shapes):
+    run(on_devices, FAMILIES, family, *shapes)
