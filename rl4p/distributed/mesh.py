@@ -30,7 +30,8 @@ class Mesh(ProcessOptions):
       dp: data-parallel devices: each has its own rows, and their gradients are summed. -1 takes
         all devices that the other axes leave.
       fsdp: data-parallel devices that also divide the parameters, which are gathered layer by
-        layer. -1 takes all devices that the other axes leave, `host` the devices of one process.
+        layer. -1 takes all devices that the other axes leave, `host` the devices of one process
+        that `cp` and `tp` leave.
       cp: devices that share each row and divide its columns, in updates and in scores
         (`columns.py`). They also divide the parameters, as `fsdp` does. They sample other rows.
       tp: devices that share each row and divide heads, feed-forward and vocabulary.
@@ -144,7 +145,8 @@ class Mesh(ProcessOptions):
         axes: dict[str, Any] = {axis: getattr(self, axis) for axis in AXES}
         if self.shape is not None:
             axes = sizes_of(str(self.shape))
-        sizes = [local if size == "host" else size for size in axes.values()]
+        host = max(1, local // math.prod(max(1, axes[axis]) for axis in ("cp", "tp")))
+        sizes = [host if size == "host" else size for size in axes.values()]
         words = " ".join(f"mesh.{axis}={size}" for axis, size in axes.items() if size != 1)
         fixed = math.prod(size for size in sizes if size != -1)
         if min(sizes) < -1 or 0 in sizes or sizes.count(-1) > 1:

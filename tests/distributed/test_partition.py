@@ -159,6 +159,7 @@ def test_sizes_of_the_axes():
     assert sizes(8, 8) == (8, 1, 1)
     assert sizes(16, 4, fsdp="host") == (4, 4, 1)  # fsdp within a host, dp over hosts
     assert sizes(1, 1, fsdp="host") == (1, 1, 1)
+    assert sizes(16, 8, fsdp="host", cp=2, tp=2) == (2, 2, 2, 2)
     assert sizes(8, 8, dp=1, fsdp=-1, tp=2) == (1, 4, 2)
     assert sizes(8, 8, dp=2, tp=2) == (2, 1, 2)  # four devices are not used
     assert sizes(8, 8, shape="fsdp:4") == (1, 4, 1)
