@@ -12,7 +12,6 @@ import numpy as np
 
 from rl4p.configuration.bounds import AboveZero, Natural, Positive
 from rl4p.configuration.capability import ReadPath
-from rl4p.distributed import columns
 from rl4p.distributed.mesh import Mesh, OwnMesh
 from rl4p.errors import InputError
 from rl4p.learner.microbatches import MicrobatchRows, fold, spread
@@ -157,9 +156,7 @@ def last_scores(
         def score(scores_BL: Any, part: tuple[Array, Array], rows: MicrobatchRows) -> Array:
             tokens_BT, segment_ids_BT = part
             positions_BT = jnp.broadcast_to(jnp.arange(tokens_BT.shape[1]), tokens_BT.shape)
-            hidden_BTD = columns.whole(
-                decoder.hidden(params, tokens_BT, positions_BT, segment_ids_BT)
-            )
+            hidden_BTD = decoder.hidden(params, tokens_BT, positions_BT, segment_ids_BT)
             last_B = jnp.maximum(jnp.sum(segment_ids_BT, axis=1) - 1, 0)
             hidden_BD = jnp.take_along_axis(hidden_BTD, last_B[:, None, None], axis=1)[:, 0]
             return scores_BL.at[rows.rows_b].set(scores(params, hidden_BD), mode="drop")

@@ -217,3 +217,29 @@ for shape in shapes:
 )
 def test_scores_and_gradients_are_those_of_one_device(on_devices, family, shapes):
     run(on_devices, FAMILIES, family, *shapes)
+
+
+# The compiled update of rows that are longer than a microbatch.
+MEMORY = """
+from tests.experiment.planning.test_estimate import CPU, cost, estimate_of, update
+
+def planned(shape, *more):
+    words = (f"mesh.shape='{shape}'", "model.layers=2", "model.remat=layer")
+    run = estimate_of(
+        *words, "update.tokens_per_microbatch=128", "max_response_tokens=960", "group_size=2", *more
+    ).run
+    assert run.trajectories().tokens_BT.shape[1] == 1024
+    return cost(update(run), CPU, run.mesh)
+
+rows, columns = planned("1,8,1"), planned("1,2,4,1")
+exchanges = [kind for kind in columns.collectives if kind.startswith("all-to-all")]
+assert exchanges == ["all-to-all over cp"] and columns.collectives[exchanges[0]].count > 0
+assert not any(kind.startswith("all-to-all") for kind in rows.collectives)
+assert 0 < columns.temporaries < 0.4 * rows.temporaries
+assert 0.99 < columns.arguments / rows.arguments < 1.1  # parameters are divided by eight in both
+"""
+
+
+@pytest.mark.slow
+def test_an_update_of_long_rows_needs_a_share_of_the_memory(on_devices):
+    run(on_devices, MEMORY)
