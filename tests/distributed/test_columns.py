@@ -106,6 +106,7 @@ from dataclasses import replace
 from rl4p.distributed import placement
 from rl4p.distributed.mesh import Mesh
 from rl4p.learner.correction import none as correction
+from rl4p.learner.critic import none
 from rl4p.learner.critic.separate import Separate
 from rl4p.learner.critic.shared import Shared
 from rl4p.learner.entropy.bonus import Bonus
@@ -114,8 +115,10 @@ from rl4p.learner.kl import none as kl
 from rl4p.learner.logprobs import ScoreOptions, score_tokens
 from rl4p.learner.objective import Objective
 from rl4p.model.decoder import Decoder, DecoderConfig
+from rl4p.model.lora import LoRA, merge_trees
 from rl4p.types import Microbatching, Sampling, TrainingBatch, Trajectories, TrainState
 from rl4p.update.gspo import GSPO
+from rl4p.update.sft import SFT
 
 B, T, V = 8, 53, 64
 FAMILIES = {
@@ -124,6 +127,8 @@ FAMILIES = {
     "sliding": {"sliding": (True, False), "window": 7, "attention_sinks": True,
                 "query_key_norm": "whole"},
     "experts": {"experts": 4, "chosen_experts": 2},
+    "packed": {},
+    "adapters": {},
 }
 name, *shapes = sys.argv[1:]
 config = DecoderConfig(**{
@@ -131,10 +136,19 @@ config = DecoderConfig(**{
     "feed_forward_width": 48, "max_positions": 64,
 } | FAMILIES[name])
 decoder = Decoder(config=config, remat="layer", experts="grouped" if name == "experts" else "dense")
-critic = Separate() if name == "dense" else Shared()
-start = decoder.init(jax.random.key(0))
-start["critic"] = critic.init(decoder, start)
-start["critic"]["value"]["kernel"] = start["critic"]["value"]["kernel"] + 0.1
+start, frozen = decoder.init(jax.random.key(0)), {}
+if name == "packed":
+    critic = none.NONE()
+else:
+    critic = Separate() if name == "dense" else Shared()
+    head = critic.init(decoder, start)
+    head["value"]["kernel"] = head["value"]["kernel"] + 0.1
+    start["critic"] = head
+if name == "adapters":
+    decoder, lora = replace(decoder, lora=LoRA(rank=4)), LoRA(rank=4)
+    critic_params, frozen = {"critic": start.pop("critic")}, start
+    start = lora.init(jax.random.key(1), frozen)
+    start = jax.tree.map(lambda x: x + 0.02, start) | critic_params
 random = np.random.default_rng(0)
 first, last = random.integers(0, 9, B)[:, None], random.integers(20, T, B)[:, None]
 column = np.arange(T)[None]
@@ -154,27 +168,31 @@ mask = trajectories.response_mask_BT
 scores = {x: random.normal(size=(B, T)).astype(np.float32) for x in ("returns", "values")}
 advantages = random.normal(size=(B, T)).astype(np.float32) * mask
 
-def results(mesh, tokens, pack=False):
+def results(mesh, tokens):
     update = GSPO(tokens_per_microbatch=tokens, clip_high=10.0, clip_low=0.9)
+    if name == "packed":
+        update = SFT(tokens_per_microbatch=tokens, pack=True)
     model = {"decoder": decoder, "sampling": Sampling(temperature=0.8), "mesh": mesh}
     terms = {"correction": correction.NONE(), "kl": kl.NONE()}
     objective = Objective(
         update=update, entropy=Bonus(alpha=0.1), critic=critic, **terms, **model
     )
     params = jax.device_put(start, placement.param_shardings(mesh, start))
-    parts = mesh.devices.size // mesh.devices.shape["dp"]
-    assert params["embedding"].addressable_shards[0].data.size * parts == params["embedding"].size
+    base = jax.device_put(frozen, placement.param_shardings(mesh, frozen))
+    parts, merged = mesh.devices.size // mesh.devices.shape["dp"], merge_trees(base, params)
+    assert merged["embedding"].addressable_shards[0].data.size * parts == merged["embedding"].size
     batch = mesh.shard_rows(TrainingBatch(
         trajectories=trajectories, advantages_BT=advantages, loss_mask_BT=mask, scores=scores
     ))
     names = ("logprobs", "entropy", "collision")
+    values = critic.values if critic.active else None
     options = ScoreOptions(
-        names=names, microbatching=Microbatching(tokens=tokens), values=critic.values, **model
+        names=names, microbatching=Microbatching(tokens=tokens), values=values, **model
     )
-    scored = score_tokens(options, params, batch.trajectories)
+    scored = score_tokens(options, merged, batch.trajectories)
     state = TrainState(step=mesh.replicate(np.int32(0)), params=params, optimizer_state=(),
                        key=mesh.replicate(jax.random.key(1)), memory={})
-    gradient = forward_backward(objective, {}, state, batch, {"entropy": jnp.float32(0.1)})
+    gradient = forward_backward(objective, base, state, batch, {"entropy": jnp.float32(0.1)})
     for x, like in zip(jax.tree.leaves(gradient.params), jax.tree.leaves(params), strict=True):
         # Along tp the compiler chooses.
         assert x.sharding.is_equivalent_to(like.sharding, x.ndim) or mesh.devices.shape["tp"] > 1
@@ -211,6 +229,8 @@ for shape in shapes:
         pytest.param("dense", ("1,1,8,1", "1,2,2,2"), marks=pytest.mark.slow),
         pytest.param("groups", ("1,4,2,1", "2,1,2,2", "1,1,4,2"), marks=pytest.mark.slow),
         pytest.param("sliding", ("1,2,4,1", "1,1,2,4"), marks=pytest.mark.slow),
+        pytest.param("packed", ("1,2,4,1", "2,1,2,2"), marks=pytest.mark.slow),
+        pytest.param("adapters", ("1,2,4,1", "2,1,2,2"), marks=pytest.mark.slow),
         pytest.param("experts", ("1,2,4,1", "2,1,4,1", "1,1,4,2"), marks=pytest.mark.slow),
     ],
     ids=lambda x: x if isinstance(x, str) else " ".join(x).replace(",", "x"),

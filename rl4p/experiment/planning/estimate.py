@@ -270,7 +270,8 @@ class StepEstimate:
         tokens = run.sequences * R + run.prompts * run.prompt_columns
         slots = slots_of(run) or max((cache.rows for cache in rollout.caches(run)), default=1)
         steps, tp = R * -(-run.sequences // slots), mesh.devices.shape["tp"]
-        share = run.mesh.devices.shape["tp"] / tp  # of the operations that this device has
+        # Of the operations that a device of the update has.
+        share = run.mesh.devices.shape["tp"] * run.mesh.column_shards / tp
         # On average half of the response columns are written.
         columns = run.prompt_columns + R / 2
         read = run.bytes_per_decode_step(run.sampling_params())

@@ -135,6 +135,8 @@ def test_devices_along_cp_divide_activations_and_exchange_them():
         )
         assert guess.seconds["update"]["network"] > rows.seconds["update"]["network"]
         assert guess.sampling() == rows.sampling()
+        for name, seconds in rows.seconds["sampling"].items():
+            assert guess.seconds["sampling"][name] == pytest.approx(seconds), name
 
 
 def test_kernels_of_accelerators_store_no_scores():
