@@ -99,6 +99,48 @@ def test_devices_exchange_columns_for_heads(on_devices):
     run(on_devices, DIVIDED)
 
 
+# A kernel, which the compiler cannot divide, on the heads of each device.
+KERNEL = """
+import jax, jax.numpy as jnp, numpy as np
+from functools import partial
+from rl4p.distributed import columns
+from rl4p.distributed.collectives import REPLICATED, on_rows
+from rl4p.distributed.mesh import Mesh
+from rl4p.model.kernels import splash
+
+B, T, H, K, h = 1, 48, 4, 2, 16
+random = np.random.default_rng(0)
+shapes = (B, T, H, h), (B, T, K, h), (B, T, K, h)
+arrays = tuple(jnp.asarray(random.normal(size=shape), jnp.float32) for shape in shapes)
+ids = jnp.asarray(np.arange(T) < 41, jnp.int32)[None]
+run = partial(splash, query_scalar=16.0, softcap=None, interpret=True)
+
+def gradient(q, k, v):
+    def total(*arrays):
+        q, k, v = columns.to_heads(*map(columns.own, arrays))
+        attended = run(q, k.transpose(0, 2, 3, 1), v.swapaxes(1, 2), ids, ids)
+        attended = columns.whole(columns.to_columns(attended))
+        return jnp.sum(jnp.sin(attended) * ids[..., None])
+
+    gradient = jax.grad(total, argnums=(0, 1, 2))(q, k, v)
+    return jax.lax.psum(gradient, "cp") if columns.devices() > 1 else gradient
+
+expected = jax.jit(gradient)(*arrays)
+for mesh in (Mesh(dp=1, cp=4), Mesh(dp=1, cp=2, tp=2)):
+    ours = jax.jit(lambda rows, mesh=mesh: on_rows(
+        mesh, lambda _, rows: gradient(*rows), jnp.int32(0), rows, results=REPLICATED
+    ))(arrays)
+    for a, b in zip(ours, expected, strict=True):
+        assert np.linalg.norm(b) > 0.1
+        assert np.linalg.norm(a - b) <= 1e-6 * np.linalg.norm(b)
+"""
+
+
+@pytest.mark.slow
+def test_a_kernel_runs_the_heads_of_its_device(on_devices):
+    run(on_devices, KERNEL)
+
+
 # Scores and gradients of a family of models, on one device and on eight.
 FAMILIES = """
 import sys, jax, jax.numpy as jnp, numpy as np
