@@ -234,7 +234,9 @@ def run(
     optimizer = optimizer or AdamW()
     sampling = SimpleNamespace(row_shards=2)
     return SimpleNamespace(
-        mesh=SimpleNamespace(size=4, sampling=sampling, platform=platform, topology=topology),
+        mesh=SimpleNamespace(
+            size=4, sampling=sampling, platform=platform, topology=topology, column_shards=1
+        ),
         can_offload=platform != "cpu" and getattr(optimizer, "offload", None) is False,
         optimizer=optimizer,
         policy=SimpleNamespace(decoder=SimpleNamespace(remat=remat)),
