@@ -60,7 +60,7 @@ def options(name: str) -> dict[str, Any]:
         dp = max(1, chips.count // HOST)  # parameters are gathered only from the same host
     elif chips.chip.memory <= SMALL:
         tp = min(4, chips.count)
-    return {"dp": dp, "fsdp": chips.count // dp // tp, "tp": tp, "topology": topology}
+    return {"dp": dp, "fsdp": -1, "tp": tp, "topology": topology}
 
 
 def unknown_slice(name: str) -> InputError | None:

@@ -141,6 +141,10 @@ KEYS = (
     Key("temp temperature", "rollout.temperature={}"),
     Key("device devices num_gpus n_gpus_per_node", "mesh=auto", USES_ALL),
     Key("tensor_parallel_size tp_size", "mesh=fsdp_tp mesh.tp={}"),
+    Key(
+        "context_parallel_size cp_size ulysses_sequence_parallel_size sequence_parallel_size",
+        "mesh.cp={}",
+    ),
     # The folder and the events of a run.
     Key("out output_dir out_dir save_dir log_dir run_dir", "hydra.run.dir={}"),
     Key("eval_every eval_steps eval_interval eval_freq", "evaluation.every={}"),

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from rl4p.distributed.mesh import AXES, ROW_AXES, Mesh
+from rl4p.distributed.mesh import ROW_AXES, Mesh
 from rl4p.distributed.partition import specs
 from rl4p.types import Array, Params
 
@@ -17,28 +17,29 @@ def on_rows(mesh: Mesh, function: Callable, shared: Any, rows: Any, *, results: 
     """Calls function(shared, rows) on each device with that device's shard of the rows.
 
     Devices wait for one another only where the function reduces (`total`, `largest`) or gathers
-    parameters (`partition.gather`). Along `tp` the compiler divides the work.
+    parameters (`partition.gather`). Along `cp` they have the same rows, whose columns the function
+    divides (`columns.py`). Along `tp` the compiler divides the work.
 
     Args:
-      shared: scalars, and parameters sharded along `fsdp`.
-      results: partition specs of the result: `ROWS`, `REPLICATED`, or `parts(params)`.
+      shared: scalars, and parameters sharded along `fsdp` and `cp`.
+      results: partition specs of the result: `ROWS`, `REPLICATED`, or `parts(mesh, params)`.
     """
-    if mesh.row_shards == 1:
+    if mesh.row_shards * mesh.column_shards == 1:
         return function(shared, rows)
     return jax.shard_map(
         function,
         mesh=mesh.devices,
-        in_specs=(parts(shared), ROWS),
+        in_specs=(parts(mesh, shared), ROWS),
         out_specs=results,
         # With tp, its axis stays with the compiler; without, all axes must be manual.
-        axis_names=set(ROW_AXES if mesh.devices.shape["tp"] > 1 else AXES),
+        axis_names={x for x in mesh.devices.shape if x != "tp" or mesh.devices.shape[x] == 1},
         check_vma=False,
     )(shared, rows)
 
 
-def parts(params: Params) -> Any:
-    """Returns the partition specs of parameters, or their gradient, along `fsdp`."""
-    return specs(params, ("fsdp",))
+def parts(mesh: Mesh, params: Params) -> Any:
+    """Returns the partition specs of parameters, or their gradient, along `fsdp` and `cp`."""
+    return specs(params, tuple(axis for axis in mesh.param_axes if axis != "tp"))
 
 
 def gather_rows(mesh: Mesh, tree: Any) -> Any:
@@ -58,13 +59,15 @@ def total(mesh: Mesh, tree: Any) -> Any:
 
 
 def total_gradient(mesh: Mesh, gradient: Params) -> Params:
-    """Sums a gradient over devices, except along `fsdp` where gathering has summed it."""
+    """Sums a gradient over devices, except along the axes where gathering has summed it."""
+    along_cp = ("cp",) if mesh.column_shards > 1 else ()
 
     def summed(spec: PartitionSpec, x: Array) -> Array:
-        axes = row_axes(mesh, without="fsdp" if "fsdp" in spec else None)
+        divided = any(spec)
+        axes = row_axes(mesh, without="fsdp") if divided else row_axes(mesh) + along_cp
         return jax.lax.psum(x, axes) if axes else x
 
-    return jax.tree.map(summed, parts(gradient), gradient)
+    return jax.tree.map(summed, parts(mesh, gradient), gradient)
 
 
 def largest(mesh: Mesh, tree: Any) -> Any:

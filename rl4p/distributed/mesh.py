@@ -17,24 +17,27 @@ from rl4p.distributed.partition import RULES
 from rl4p.distributed.processes import ProcessOptions, place
 from rl4p.errors import InputError
 
-AXES = ("dp", "fsdp", "tp")
+AXES = ("dp", "fsdp", "cp", "tp")
 ROW_AXES = ("dp", "fsdp")  # these divide the rows of a batch
-AUTO = (jax.sharding.AxisType.Auto,) * len(AXES)
+AUTO = jax.sharding.AxisType.Auto
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mesh(ProcessOptions):
-    """A mesh of three axes: `dp` and `fsdp` divide rows, `fsdp` and `tp` divide parameters.
+    """A mesh: `dp` and `fsdp` divide rows, `cp` columns, and `fsdp`, `cp` and `tp` parameters.
 
     Attributes:
       dp: data-parallel devices: each has its own rows, and their gradients are summed. -1 takes
         all devices that the other axes leave.
       fsdp: data-parallel devices that also divide the parameters, which are gathered layer by
-        layer. -1 takes all devices that the other axes leave, `host` the devices of one process.
+        layer. -1 takes all devices that the other axes leave, `host` the devices of one process
+        that `cp` and `tp` leave.
+      cp: devices that share each row and divide its columns, in updates and in scores
+        (`columns.py`). They also divide the parameters, as `fsdp` does. They sample other rows.
       tp: devices that share each row and divide heads, feed-forward and vocabulary.
-      shape: all three axes at once, in place of the options above: [1,-1,1], {dp:2,fsdp:-1}, or
-        the strings "1,-1,1", "dp:2,fsdp:-1". Quote a string twice on a command line, since Hydra
-        takes a bare comma for a sweep.
+      shape: all axes at once, in place of the options above: [1,-1,1] for dp, fsdp and tp,
+        [1,2,4,1] for dp, fsdp, cp and tp, {dp:2,fsdp:-1}, or the strings "1,-1,1", "dp:2,fsdp:-1".
+        Quote a string twice on a command line, since Hydra takes a bare comma for a sweep.
       cpu_devices: the number of devices that a CPU is divided into; -1 is one for each core, and
         None leaves it at JAX's one. The cores of one device share large matrix products well, but
         decoding hardly at all. Without `fsdp` or `tp`, every device holds all parameters.
@@ -51,6 +54,7 @@ class Mesh(ProcessOptions):
     product_axes: ClassVar[tuple[str, ...]] = ("tp",)  # these divide the products of a row
     dp: int = -1
     fsdp: int | Literal["host"] = 1
+    cp: int = 1
     tp: int = 1
     shape: str | Sequence[int] | Mapping[str, int] | None = None
     cpu_devices: int | None = None
@@ -91,11 +95,12 @@ class Mesh(ProcessOptions):
         devices = self.available[: count - apart]
         local = sum(device.process_index == devices[0].process_index for device in devices)
         sizes = self.sizes(len(devices), local)
-        return self.arranged(sizes, devices[: math.prod(sizes)])
+        return self.arranged(sizes, devices[: math.prod(sizes.values())])
 
-    def arranged(self, sizes: Sequence[int], devices: Sequence[Any]) -> jax.sharding.Mesh:
-        """Returns a mesh of these sizes, in which JAX chooses the order of the devices."""
-        return jax.make_mesh(sizes, AXES, AUTO, devices=devices)
+    def arranged(self, sizes: Mapping[str, int], devices: Sequence[Any]) -> jax.sharding.Mesh:
+        """Returns a mesh of these axes, in which JAX chooses the order of the devices."""
+        types = (AUTO,) * len(sizes)
+        return jax.make_mesh(tuple(sizes.values()), tuple(sizes), types, devices=devices)
 
     @property
     def samples_apart(self) -> bool:
@@ -103,7 +108,7 @@ class Mesh(ProcessOptions):
         return bool(self.rollout_devices)
 
     def for_sampling(self, num_kv_heads: int) -> "Mesh":
-        """Returns the mesh that samples: this one, unless it has other devices or another `tp`.
+        """Returns the mesh that samples: this one without `cp`, `sampling_tp` or `rollout_devices`.
 
         Its `tp` divides the KV heads. Its `fsdp` is the number of devices with the same KV heads.
 
@@ -129,23 +134,26 @@ class Mesh(ProcessOptions):
                 "sample."
             )
         tp = self.sampling_tp or own
-        return tp if self.samples_apart or tp != own else None
+        return tp if self.samples_apart or tp != own or self.column_shards > 1 else None
 
     def key(self, seed: int) -> jax.Array:
         """Returns a random key, made after the check of the devices, which the first array uses."""
         _ = self.devices
         return jax.random.key(seed)
 
-    def sizes(self, devices: int, local: int) -> tuple[int, ...]:
-        """Returns the sizes of the three axes for `devices` devices, `local` of one process.
+    def sizes(self, devices: int, local: int) -> dict[str, int]:
+        """Returns the sizes of the axes for `devices` devices, `local` of one process.
+
+        `cp` is among them only if it is more than 1: a program without it does not depend on it.
 
         Raises:
           InputError: the sizes are invalid or do not fit the number of devices.
         """
-        axes: dict[str, Any] = {"dp": self.dp, "fsdp": self.fsdp, "tp": self.tp}
+        axes: dict[str, Any] = {axis: getattr(self, axis) for axis in AXES}
         if self.shape is not None:
             axes = sizes_of(str(self.shape))
-        sizes = [local if size == "host" else size for size in axes.values()]
+        host = max(1, local // math.prod(max(1, axes[axis]) for axis in ("cp", "tp")))
+        sizes = [host if size == "host" else size for size in axes.values()]
         words = " ".join(f"mesh.{axis}={size}" for axis, size in axes.items() if size != 1)
         fixed = math.prod(size for size in sizes if size != -1)
         if min(sizes) < -1 or 0 in sizes or sizes.count(-1) > 1:
@@ -154,7 +162,9 @@ class Mesh(ProcessOptions):
             )
         if fixed > devices or (-1 in sizes and devices % fixed):
             raise InputError(f"{words} needs {fixed} devices, but there are {devices}.")
-        return tuple(devices // fixed if size == -1 else size for size in sizes)
+        sizes = [devices // fixed if size == -1 else size for size in sizes]
+        named = dict(zip(axes, sizes, strict=True))
+        return {axis: size for axis, size in named.items() if axis != "cp" or size > 1}
 
     @property
     def size(self) -> int:
@@ -169,6 +179,16 @@ class Mesh(ProcessOptions):
     def devices_per_row(self) -> int:
         """The number of devices that divide the products of each row."""
         return math.prod(self.devices.shape[axis] for axis in self.product_axes)
+
+    @property
+    def column_shards(self) -> int:
+        """The number of shards that the columns of a row are divided into."""
+        return self.devices.shape.get("cp", 1)
+
+    @property
+    def param_axes(self) -> tuple[str, ...]:
+        """The axes that divide parameters."""
+        return tuple(axis for axis in self.devices.shape if axis != "dp")
 
     @property
     def row_multiple(self) -> int:
@@ -212,9 +232,12 @@ class Mesh(ProcessOptions):
         Raises:
           InputError: an axis of the mesh does not divide a dimension that it shards.
         """
+        shape = self.devices.shape
         for name, size in dimensions.items():
             axis = RULES[name]
-            check_divisible(f"mesh.{axis}", self.devices.shape[axis], name, size)
+            keys = [axis, "cp"] if name in ("width", "heads") and "cp" in shape else [axis]
+            parts = math.prod(shape[key] for key in keys)
+            check_divisible(" x ".join(f"mesh.{key}" for key in keys), parts, name, size)
 
     def check_divides_sampling(self, dimensions: Mapping[str, int]) -> None:
         """Checks that `sampling_tp` divides the dimensions of a policy.
@@ -246,11 +269,12 @@ class SamplingMesh(Mesh):
             return self.training.available[-apart:]
         return list(self.training.devices.devices.flat)
 
-    def arranged(self, sizes: Sequence[int], devices: Sequence[Any]) -> jax.sharding.Mesh:
+    def arranged(self, sizes: Mapping[str, int], devices: Sequence[Any]) -> jax.sharding.Mesh:
         if self.training.samples_apart:
             return super().arranged(sizes, devices)
         # Both meshes have one order: a program takes arrays of one and returns arrays of the other.
-        return jax.sharding.Mesh(np.reshape(devices, sizes), AXES, AUTO)
+        in_order = np.reshape(devices, tuple(sizes.values()))
+        return jax.sharding.Mesh(in_order, tuple(sizes), (AUTO,) * len(sizes))
 
     @property
     def platform(self) -> str:
@@ -269,13 +293,16 @@ class OwnMesh(Mesh):
 def sizes_of(shape: str) -> dict[str, int]:
     """Returns the axis sizes in "1,-1,1" (dp, fsdp, tp) or "dp:2,fsdp:-1" (the rest are 1).
 
+    Four sizes without names are dp, fsdp, cp and tp.
+
     Raises:
-      InputError: the text has neither form.
+      InputError: the text has no such form.
     """
     parts = [part.strip() for part in shape.split(",")]
     named = [part.partition(":")[::2] for part in parts]
-    if all(":" not in part for part in parts) and len(parts) == len(AXES):
-        named = list(zip(AXES, parts, strict=True))
+    if all(":" not in part for part in parts) and len(parts) in (3, 4):
+        axes = AXES if len(parts) == 4 else ("dp", "fsdp", "tp")
+        named = list(zip(axes, parts, strict=True))
     try:
         sizes = {axis.strip(): int(size) for axis, size in named}
     except ValueError:
@@ -283,7 +310,7 @@ def sizes_of(shape: str) -> dict[str, int]:
     if not sizes or len(sizes) < len(named) or not set(sizes) <= set(AXES):
         raise InputError(
             f"mesh.shape={shape} is not a valid shape: write three sizes, such as [1,-1,1] for dp, "
-            "fsdp and tp, or named sizes, such as {dp:2,fsdp:-1}."
+            "fsdp and tp, four for dp, fsdp, cp and tp, or named sizes, such as {dp:2,fsdp:-1}."
         )
     return dict.fromkeys(AXES, 1) | sizes
 

@@ -1,8 +1,9 @@
 """The sharding of parameters: one table from the names of their axes to axes of the mesh.
 
 A parameter sharded along `fsdp` is gathered where it is used, and its gradient is reduce-scattered
-to the shards. A parameter sharded along `tp` stays sharded: the compiler sums the partial results
-of matrix products.
+to the shards. The devices of `cp` divide the shards further, in the same way: their gradients, of
+different columns (`columns.py`), must be summed anyway. A parameter sharded along `tp` stays
+sharded: the compiler sums the partial results of matrix products.
 """
 
 from collections.abc import Callable
@@ -32,6 +33,7 @@ RULES = {
 def spec(path: tuple, ndim: int, axes: tuple[str, ...] = ("fsdp", "tp")) -> PartitionSpec:
     """Returns the partition spec of the parameter at `path` over these axes of the mesh.
 
+    `cp`, where it is one of the axes, divides what `fsdp` divides.
     Leading axes that the table does not name, such as the axis of stacked layers, are not divided.
     """
     named = declared(path).axes if ndim else ()  # trees of parameters may hold scalars too
@@ -42,6 +44,8 @@ def spec(path: tuple, ndim: int, axes: tuple[str, ...] = ("fsdp", "tp")) -> Part
     divided = [axis if axis in axes else None for axis in mesh_axes]
     if len(set(filter(None, divided))) < len([axis for axis in divided if axis]):
         raise ValueError(f"{keys(path)}: {named} would be divided as {divided}, one axis twice.")
+    if "cp" in axes:
+        divided = [("fsdp", "cp") if axis == "fsdp" else axis for axis in divided]
     return PartitionSpec(*[None] * front, *divided) if any(divided) else PartitionSpec()
 
 
@@ -50,7 +54,7 @@ def specs(tree: Any, axes: tuple[str, ...] = ("fsdp", "tp")) -> Any:
     return jax.tree.map_with_path(lambda path, x: spec(path, jnp.ndim(x), axes), tree)
 
 
-def specs_beside(tree: Any, params: Params) -> Any:
+def specs_beside(tree: Any, params: Params, axes: tuple[str, ...] = ("fsdp", "tp")) -> Any:
     """Returns the specs of an optimizer's state.
 
     A leaf with the name and shape of a parameter is sharded as it. A leaf whose shape differs in
@@ -64,7 +68,7 @@ def specs_beside(tree: Any, params: Params) -> Any:
         shape = next((shapes[end] for end in ends if end in shapes), ())
         if len(shape) != jnp.ndim(x) or shape[:-1] != jnp.shape(x)[:-1]:
             return PartitionSpec()
-        beside = spec(path, jnp.ndim(x))
+        beside = spec(path, jnp.ndim(x), axes)
         if shape == jnp.shape(x):
             return beside
         return PartitionSpec(*beside[:-1]) if any(beside[:-1]) else PartitionSpec()
@@ -137,14 +141,20 @@ def keys(path: tuple) -> str:
 # Within a function that `collectives.on_rows` runs on each device.
 
 
-def gathering() -> bool:
-    """Returns whether `fsdp` shards parameters here, so that devices must gather in step."""
+def gathered_axes() -> tuple[str, ...]:
+    """Returns the axes, `fsdp` and `cp`, along which devices gather parameters here."""
     mesh = jax.sharding.get_abstract_mesh()
-    return "fsdp" in mesh.manual_axes and mesh.shape["fsdp"] > 1
+    axes = ("fsdp", "cp")
+    return tuple(axis for axis in axes if axis in mesh.manual_axes and mesh.shape[axis] > 1)
+
+
+def gathering() -> bool:
+    """Returns whether parameters are sharded here, so that devices must gather in step."""
+    return bool(gathered_axes())
 
 
 def gather(params: Params, dtype: Any) -> Params:
-    """Gathers this device's shards of the parameters along `fsdp`, in the given dtype.
+    """Gathers this device's shards of the parameters along `fsdp` and `cp`, in the given dtype.
 
     Skips stacked layers: each layer is gathered when it runs, without `layers` in its path.
     """
@@ -169,9 +179,10 @@ def all_gathered(x: Array, axis: int, dtype: Any, place: PartitionSpec) -> Array
     Args:
       place: the partition spec along `tp`, which does not change.
     """
+    axes = gathered_axes()
 
     def gathered(x: Array) -> Array:
-        return jax.lax.all_gather(jnp.asarray(x).astype(dtype), "fsdp", axis=axis, tiled=True)
+        return jax.lax.all_gather(jnp.asarray(x).astype(dtype), axes, axis=axis, tiled=True)
 
     return along_tp(gathered, place)(x)
 
@@ -188,9 +199,11 @@ def gathered_backward(
     # makes an all-reduce and a slice of this. Reduce-scatters along one dimension after another
     # compile as such and send half the bytes, but over the links of one dimension at a time, where
     # the all-reduce uses all: on v5p 7/8 of the array over one link, against 14/8 over three.
+    axes = gathered_axes()
+
     def scattered(dy: Array) -> Array:
         dy = jnp.asarray(dy).astype(like.dtype)
-        return jax.lax.psum_scatter(dy, "fsdp", scatter_dimension=axis, tiled=True)
+        return jax.lax.psum_scatter(dy, axes, scatter_dimension=axis, tiled=True)
 
     return (along_tp(scattered, place)(dy),)
 

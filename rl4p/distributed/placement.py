@@ -22,7 +22,7 @@ from rl4p.types import Params
 
 def param_shardings(mesh: Mesh, params: Params) -> Any:
     """Returns the shardings (`partition.py`) of a tree of parameters, or of their shapes."""
-    return jax.tree.map(partial(NamedSharding, mesh.devices), specs(params))
+    return jax.tree.map(partial(NamedSharding, mesh.devices), specs(params, mesh.param_axes))
 
 
 def optimizer_state_shardings(
@@ -30,7 +30,7 @@ def optimizer_state_shardings(
 ) -> Any:
     """Returns the shardings of an optimizer's state, in the memory of the host if `offload`."""
     sharding = partial(NamedSharding, mesh.devices, memory_kind=HOST if offload else None)
-    return jax.tree.map(sharding, specs_beside(state, params))
+    return jax.tree.map(sharding, specs_beside(state, params, mesh.param_axes))
 
 
 def init(mesh: Mesh, function: Callable[..., Params], *arguments: Any) -> Params:

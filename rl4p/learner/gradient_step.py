@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from rl4p.distributed import collectives, placement
+from rl4p.distributed import collectives, columns, placement
 from rl4p.distributed.host_memory import as_before, on_device
 from rl4p.distributed.mesh import Mesh
 from rl4p.distributed.partition import gather
@@ -188,7 +188,7 @@ def forward_backward(
         segments_BT,
         mesh,
         together=together,
-        results=(collectives.parts(state.params), collectives.REPLICATED, collectives.REPLICATED),
+        results=(collectives.parts(mesh, state.params), *[collectives.REPLICATED] * 2),
     )
     return Gradient(gradient, sums | {"logprob_gap_max": gap_max}, state.step)
 
@@ -278,7 +278,7 @@ def device_gradient(
         return gather(merge_trees(frozen, params), decoder.dtype)
 
     prompts = SharedPrompts.of(decoder, rows[0].trajectories, microbatching, shared=shared)
-    rows = prompts.rest(rows)
+    rows = columns.even(prompts.rest(rows))
     prefixes = prompts.keys_and_values(merge(params))
 
     def loss(

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from rl4p.distributed import columns
 from rl4p.distributed.host_memory import on_device
 from rl4p.distributed.mesh import ONE_DEVICE, Mesh
 from rl4p.distributed.partition import gather
@@ -58,9 +59,9 @@ def token_scores(
     response tokens of each row are sorted to the front, and chunks without any response token are
     skipped.
     """
-    B, T, _ = hidden_BTD.shape
-    mask_BT = trajectories.response_mask_BT[:, 1:]
-    inputs = hidden_BTD[:, :-1], trajectories.tokens_BT[:, 1:]
+    mask_BT = columns.predicted(trajectories.response_mask_BT)
+    inputs = columns.predicting(hidden_BTD), columns.predicted(trajectories.tokens_BT)
+    B, T = mask_BT.shape
 
     head = decoder.head(params)
 
@@ -76,18 +77,18 @@ def token_scores(
             jnp.sum(jnp.square(probs_BCV), axis=-1),
         )
 
-    columns = columns_per_chunk(B, T - 1, decoder.config.vocabulary, decoder.platform)
-    if columns >= T - 1:
+    width = columns_per_chunk(B, T, decoder.config.vocabulary, decoder.platform)
+    if width >= T:
         scores = jax.checkpoint(score)(*inputs)
     else:
         order_BT = jnp.argsort(~mask_BT, axis=1)
 
         def chunks(x: Array) -> Array:
-            """Returns [B, T - 1, ...] sorted by `order_BT`, as [chunks, B, columns, ...]."""
+            """Returns [B, T, ...] sorted by `order_BT`, as [chunks, B, width, ...]."""
             order = order_BT.reshape(*order_BT.shape, *(1,) * (x.ndim - 2))
             x = jnp.take_along_axis(x, order, axis=1)
-            x = jnp.pad(x, ((0, 0), (0, -(T - 1) % columns), *((0, 0),) * (x.ndim - 2)))
-            return jnp.moveaxis(x.reshape(B, -1, columns, *x.shape[2:]), 1, 0)
+            x = jnp.pad(x, ((0, 0), (0, -T % width), *((0, 0),) * (x.ndim - 2)))
+            return jnp.moveaxis(x.reshape(B, -1, width, *x.shape[2:]), 1, 0)
 
         @jax.checkpoint  # around `cond`: inside it, each chunk would keep a copy of the head
         def score_chunk(chunk: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -96,11 +97,11 @@ def token_scores(
             return jax.lax.cond(jnp.any(mask_BC), score, lambda *_: nothing, *inputs)
 
         in_chunks = jax.lax.map(score_chunk, (*map(chunks, inputs), chunks(mask_BT)))
-        in_order = (jnp.moveaxis(x, 0, 1).reshape(B, -1)[:, : T - 1] for x in in_chunks)
+        in_order = (jnp.moveaxis(x, 0, 1).reshape(B, -1)[:, :T] for x in in_chunks)
         back_BT = jnp.argsort(order_BT, axis=1)
         scores = tuple(jnp.take_along_axis(x, back_BT, axis=1) for x in in_order)
     masked = (jnp.where(mask_BT, x, 0.0) for x in scores)
-    return TokenScores(*(jnp.pad(x, ((0, 0), (1, 0))) for x in masked))
+    return TokenScores(*map(columns.at_tokens, masked))
 
 
 def columns_per_chunk(B: int, T: int, V: int, platform: str) -> int:
@@ -114,11 +115,15 @@ def trunk(
 ) -> Array:
     """Returns the activations [B, T, D] that every head reads, of all tokens but the last.
 
+    Devices that divide the columns (`columns.py`) have their own, also of the last token.
+
     The last token predicts none, and its activations may be 0. A kernel does not run it: with the
     last token of the prompt, which predicts the first of R response tokens, there would be R + 1
     columns, which neither blocks of 512 nor even numbers divide.
     """
-    t, ours = trajectories, slice(None) if decoder.attention == "xla" else slice(-1)
+    t, ours = trajectories, slice(None)
+    if decoder.attention != "xla" and columns.devices() == 1:
+        ours = slice(-1)
     hidden_BTD = decoder.hidden(
         params,
         t.tokens_BT[:, ours],
@@ -126,7 +131,7 @@ def trunk(
         t.segment_ids_BT[:, ours],
         before,
     )
-    more = t.tokens_BT.shape[1] - hidden_BTD.shape[1]
+    more = 0 if ours == slice(None) else 1
     return jnp.pad(hidden_BTD, ((0, 0), (0, more), (0, 0)))
 
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from rl4p.distributed import columns
 from rl4p.distributed.collectives import ROWS, on_rows
 from rl4p.distributed.mesh import Mesh
 from rl4p.distributed.partition import in_step
@@ -46,7 +47,7 @@ def fold(
     A microbatch has one of a few widths (`widths`). Each width has its own loop, and only the
     number of its iterations depends on the lengths in the batch, so new lengths need no
     compilation. The rows of a microbatch begin at their first token, so columns of padding on
-    either side cost nothing.
+    either side cost nothing. Devices along `cp` divide the width of a microbatch evenly.
 
     Args:
       add: maps (value, microbatch, rows) to a new value; `fold` itself is not differentiable.
@@ -59,9 +60,10 @@ def fold(
     order_B = jnp.argsort(-longest)[:, None] * together + jnp.arange(together)[None]
     order_B = order_B.reshape(-1)
     carry = jnp.int32(0), start
-    all_widths = widths(T, microbatching.widths)
+    devices = columns.devices()
+    all_widths = tuple(-(-x // devices) * devices for x in widths(T, microbatching.widths))
     for width, narrower in zip(all_widths, (*all_widths[1:], 0), strict=True):
-        b = min(B, rows_in(width, microbatching.tokens, together))
+        b = min(B, rows_in(width // devices, microbatching.tokens, together))
         wide = in_step(jnp.sum(longest > narrower) * together)
 
         def turn(carry: Any, width: int = width, b: int = b) -> Any:
@@ -72,7 +74,7 @@ def fold(
             part = jax.tree.map(lambda x: rows.take(x, width), batch)
             return done + b, add(value, part, rows)
 
-        with jax.named_scope(f"microbatches_{width}of{T}x{-(-B // b)}"):
+        with jax.named_scope(f"microbatches_{width}of{all_widths[0]}x{-(-B // b)}"):
             carry = jax.lax.while_loop(lambda carry, end=wide: carry[0] < end, turn, carry)
     return carry[1]
 
@@ -118,7 +120,7 @@ def spread(
       The results; arrays [B, ...] in the order of the rows if `results` is `ROWS`.
     """
     if mesh.row_shards == 1:
-        return function(shared, rows)
+        return on_rows(mesh, function, shared, rows, results=results)
     B, rows_b = segment_ids_BT.shape[0], deal(segment_ids_BT, mesh.row_shards, together)
     spread_results = on_rows(mesh, function, shared, rows_of(rows, rows_b), results=results)
     return scattered(spread_results, rows_b, B) if results is ROWS else spread_results

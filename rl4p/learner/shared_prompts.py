@@ -25,10 +25,15 @@ KeysAndValues = tuple[Array, ...]  # stacked over layers: [L, P, K, h, S], [L, P
 
 
 def pays(trajectories: Trajectories, mesh: Mesh) -> bool:
-    """Returns whether prompts are long enough to share, and groups divide evenly over devices."""
+    """Returns whether prompts are long enough to share, and groups divide evenly over devices.
+
+    Devices that divide the columns of a row (`mesh.cp`) share no prompts: the keys and values of a
+    prompt are all columns of all heads.
+    """
     rows_of_devices = mesh.row_shards * trajectories.group_size
     return (
         trajectories.group_size > 1
+        and mesh.column_shards == 1
         and trajectories.prompt_columns >= FEWEST_COLUMNS
         and trajectories.tokens_BT.shape[0] % rows_of_devices == 0
     )

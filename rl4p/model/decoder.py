@@ -11,6 +11,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
+from rl4p.distributed import columns
 from rl4p.distributed.mesh import Mesh
 from rl4p.distributed.partition import GATHERED, gather, gathering
 from rl4p.errors import InputError
@@ -141,7 +142,10 @@ class Decoder:
         segment_ids_BT: Array,
         before: Prefix | None = None,
     ) -> Array:
-        """Returns final normed activations [B, T, D] of sequences, which may follow a prefix."""
+        """Returns final normed activations [B, T, D] of sequences, which may follow a prefix.
+
+        Where devices divide the columns (`columns.py`), they are those of this device's columns.
+        """
         tokens = tokens_BT, positions_BT, segment_ids_BT
         return self.final_norm(params, self.run_layers(params, *tokens, before=before)[0])
 
@@ -187,7 +191,8 @@ class Decoder:
         kinds_L = jnp.asarray([*map(index_of, c.kinds)]) if len(seen.kinds) > 1 else None
         caches = None if before is None else before.layers
         scanned = params["layers"], kinds_L, caches
-        return jax.lax.scan(run_layer, self.embed(params, tokens_BT), scanned, unroll=self.unroll)
+        x_BTD = self.embed(params, columns.own(tokens_BT))
+        return jax.lax.scan(run_layer, x_BTD, scanned, unroll=self.unroll)
 
     def final_norm(self, params: Params, x_BTD: Array) -> Array:
         norm: Any = RMSNorm(self.config.norm_epsilon, self.config.centered_norm, parent=None)

@@ -2,6 +2,7 @@
 
 import jax.numpy as jnp
 
+from rl4p.distributed import columns
 from rl4p.types import Array, Params
 
 
@@ -31,5 +32,5 @@ def values(params: Params, hidden_BTD: Array) -> Array:
     """
     head = params["value"]
     kernel_D, bias = (head[name].astype(jnp.float32) for name in ("kernel", "bias"))
-    before_BTD = hidden_BTD[:, :-1].astype(jnp.float32)
-    return jnp.pad(jnp.einsum("BTD,D->BT", before_BTD, kernel_D) + bias, ((0, 0), (1, 0)))
+    before_BTD = columns.predicting(hidden_BTD).astype(jnp.float32)
+    return columns.at_tokens(jnp.einsum("BTD,D->BT", before_BTD, kernel_D) + bias)

@@ -319,7 +319,11 @@ class Estimator(Protocol):
     def values(
         self, decoder: Decoder, params: Params, hidden_BTD: Array, trajectories: Trajectories
     ) -> Array:
-        """Returns float32 [B, T]; position t holds the value of the state before token t."""
+        """Returns float32 [B, T]; position t holds the value of the state before token t.
+
+        Under `mesh.cp`, activations are those of this device's columns, and the result is that of
+        all: `columns.predicting` and `columns.at_tokens` serve both cases (`model/heads.py`).
+        """
         ...
 
     def loss(self, values_BT: Array, old_values_BT: Array, returns_BT: Array) -> Array:

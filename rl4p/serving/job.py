@@ -60,6 +60,11 @@ def serve(lines: Sequence[str]) -> None:
             f"rl4p.serve only samples: write mesh.tp={config.mesh.sampling_tp} in place of "
             "mesh.sampling_tp (mesh.tp must divide the KV heads too)."
         )
+    if config.mesh.cp != 1:
+        raise InputError(
+            f"rl4p.serve only samples, and mesh.cp={config.mesh.cp} divides only updates and "
+            "scores: leave mesh.cp out."
+        )
     around = prompting_of(config) if options.prompting else list
     with closing(listening(options.host, options.port)) as bound:
         keep_programs()

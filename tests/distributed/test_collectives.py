@@ -71,7 +71,9 @@ def gradient(dtype):
 
 for dtype, tolerance in (("float32", 1e-5), ("bfloat16", 5e-2)):
     ours = jax.jit(
-        lambda p, r, dtype=dtype: on_rows(mesh, gradient(dtype), p, r, results=collectives.parts(p))
+        lambda p, r, dtype=dtype: on_rows(
+            mesh, gradient(dtype), p, r, results=collectives.parts(mesh, p)
+        )
     )(sharded, rows)
     expected = jax.grad(loss)(params, rows, "float32")
     for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(expected), strict=True):
@@ -92,7 +94,7 @@ def small(params, rows):
 
 ones = {"embedding": jnp.ones((2, 4))}
 added = jax.jit(
-    lambda p, r: on_rows(data, small, p, r, results=collectives.parts(p))
+    lambda p, r: on_rows(data, small, p, r, results=collectives.parts(data, p))
 )(jax.device_put(ones, param_shardings(data, ones)), pieces)
 np.testing.assert_array_equal(added["embedding"], np.full((2, 4), 1 + 2.0**-9, np.float32))
 

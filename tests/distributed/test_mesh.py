@@ -50,7 +50,7 @@ start = jax.tree.map(lambda x: np.asarray(x) * 3, start) | {"norm": jax.device_g
 def run(mesh, sampler, system_prompt=None, max_prompt_tokens=16):
     policy = dataclasses.replace(built, mesh=mesh)
     params = jax.device_put(start, placement.param_shardings(mesh, start))
-    parts = mesh.devices.shape["fsdp"] * mesh.devices.shape["tp"]
+    parts = mesh.devices.shape["fsdp"] * mesh.devices.shape["tp"] * mesh.column_shards
     for x in (params["embedding"], params["layers"]["up"]["kernel"]):
         assert x.addressable_shards[0].data.size * parts == x.size
     questions = Arithmetic(digits=2, train_size=4, held_out_size=0).train()
@@ -194,6 +194,10 @@ def test_a_cache_is_divided_by_rows_and_heads_which_must_divide(on_devices):
         ("separate", "1,2,2"),
         ("layouts", "1,8,1/2", "8,1,1/8"),
         ("layouts", "1,2,4/8", "2,2,2/4"),
+        ("continuous", "1,2,2,2", "2,1,4,1"),
+        ("naive", "1,1,8,1"),
+        ("separate", "1,1,4,1"),
+        ("layouts", "1,2,4,1/2"),
     ],
     ids=lambda names: " ".join(names).replace(",", "x"),
 )
@@ -295,6 +299,15 @@ assert (layout.row_multiple, layout.samples_apart, sampling.platform) == (8, Fal
 both = Mesh(dp=4, rollout_devices=4, sampling_tp=2)
 assert both.samples_apart and both.row_multiple == 4
 assert dict(both.for_sampling(4).devices.shape) == {"dp": 2, "fsdp": 1, "tp": 2}
+
+# Devices that divide columns sample rows of their own, and two along tp share a row.
+columns = Mesh(dp=1, fsdp=2, cp=2, tp=2)
+assert (columns.row_shards, columns.column_shards, columns.row_multiple) == (2, 2, 4)
+sampling = columns.for_sampling(4)
+assert dict(sampling.devices.shape) == {"dp": 4, "fsdp": 1, "tp": 2}
+assert list(sampling.devices.devices.flat) == list(columns.devices.devices.flat)
+assert sampling.column_shards == mesh.column_shards == 1
+assert parts(columns.shard_rows(rows)) == [(4, 2)] * 8
 same = Mesh(dp=4, tp=2, sampling_tp=2)
 assert same.for_sampling(4) is same and same.row_multiple == 4
 
@@ -336,6 +349,19 @@ def test_a_dimension_that_does_not_divide_is_named(monkeypatch, sizes, dimension
     with pytest.raises(InputError, match=sentence):
         Mesh().check_divides({dimension: parts})
     Mesh().check_divides({dimension: 60 * size})
+
+
+def test_devices_that_divide_columns_divide_width_and_heads(monkeypatch):
+    shape = {"dp": 1, "fsdp": 2, "cp": 4, "tp": 2}
+    monkeypatch.setattr(Mesh, "devices", SimpleNamespace(shape=shape))
+    Mesh().check_divides({"width": 8, "heads": 8, "num_kv_heads": 2, "feed_forward": 2})
+    for dimension, axis in (("width", "fsdp"), ("heads", "tp")):
+        sentence = (
+            rf"^mesh\.{axis} x mesh\.cp=8 does not divide the model's {dimension}, which is 12: "
+            r"the nearest that does is 6\.$"
+        )
+        with pytest.raises(InputError, match=sentence):
+            Mesh().check_divides({dimension: 12})
 
 
 def test_tp_of_sampling_divides_all_but_the_kv_heads():

@@ -50,6 +50,21 @@ def test_every_large_parameter_is_divided_along_both_axes(options):
         assert ({*spec} >= {"fsdp", "tp"}) is not small, name
 
 
+def test_devices_along_cp_divide_the_shards_of_fsdp():
+    axes = ("fsdp", "cp", "tp")
+    params = shapes()
+    before, specs = (by_name(partition.specs(params, *more)) for more in ((), (axes,)))
+    assert specs["embedding"] == PartitionSpec("tp", ("fsdp", "cp"))
+    assert specs["layers/down/kernel"] == PartitionSpec(None, "tp", ("fsdp", "cp"))
+    for name, spec in specs.items():
+        assert tuple("fsdp" if x == ("fsdp", "cp") else x for x in spec) == tuple(before[name])
+    moments = by_name(partition.specs_beside({"mu": params}, params, axes))
+    assert {name.removeprefix("mu/"): spec for name, spec in moments.items()} == specs
+    manual = by_name(partition.specs(params, ("fsdp", "cp")))
+    assert manual["layers/query/kernel"] == PartitionSpec(None, ("fsdp", "cp"), None)
+    assert manual["norm/scale"] == PartitionSpec()
+
+
 def test_products_are_divided_so_that_one_sum_ends_each_half_of_a_layer():
     specs = by_name(partition.specs(shapes()))
     assert specs["embedding"] == PartitionSpec("tp", "fsdp")
@@ -108,7 +123,13 @@ def test_the_scales_of_blocks_are_sharded_along_the_rows_of_their_parameter():
 
 @pytest.mark.parametrize(
     ("shape", "sizes"),
-    [("1,-1,1", (1, -1, 1)), ("dp:2,fsdp:-1", (2, -1, 1)), (" tp:4 ", (1, 1, 4))],
+    [
+        ("1,-1,1", (1, -1, 1, 1)),
+        ("1,-1,4,2", (1, -1, 4, 2)),
+        ("dp:2,fsdp:-1", (2, -1, 1, 1)),
+        ("cp:2", (1, 1, 2, 1)),
+        (" tp:4 ", (1, 1, 1, 4)),
+    ],
 )
 def test_shapes_of_meshes(shape, sizes):
     assert tuple(sizes_of(shape).values()) == sizes
@@ -130,12 +151,21 @@ def test_a_shape_that_is_none_is_refused(shape):
 
 
 def test_sizes_of_the_axes():
-    assert Mesh().sizes(8, 8) == (8, 1, 1)
-    assert Mesh(fsdp="host").sizes(16, 4) == (4, 4, 1)  # fsdp within a host, dp over hosts
-    assert Mesh(fsdp="host").sizes(1, 1) == (1, 1, 1)
-    assert Mesh(dp=1, fsdp=-1, tp=2).sizes(8, 8) == (1, 4, 2)
-    assert Mesh(dp=2, tp=2).sizes(8, 8) == (2, 1, 2)  # four devices are not used
-    assert Mesh(shape="fsdp:4").sizes(8, 8) == (1, 4, 1)
+    def sizes(devices, local, **options):
+        sizes = Mesh(**options).sizes(devices, local)
+        assert list(sizes) == [axis for axis in ("dp", "fsdp", "cp", "tp") if axis in sizes]
+        return tuple(sizes.values())
+
+    assert sizes(8, 8) == (8, 1, 1)
+    assert sizes(16, 4, fsdp="host") == (4, 4, 1)  # fsdp within a host, dp over hosts
+    assert sizes(1, 1, fsdp="host") == (1, 1, 1)
+    assert sizes(16, 8, fsdp="host", cp=2, tp=2) == (2, 2, 2, 2)
+    assert sizes(8, 8, dp=1, fsdp=-1, tp=2) == (1, 4, 2)
+    assert sizes(8, 8, dp=2, tp=2) == (2, 1, 2)  # four devices are not used
+    assert sizes(8, 8, shape="fsdp:4") == (1, 4, 1)
+    assert sizes(8, 8, cp=4) == (2, 1, 4, 1)
+    assert sizes(8, 8, shape="1,2,-1,2") == (1, 2, 2, 2)
+    assert sizes(4, 4, shape="1,2,-1,2") == (1, 2, 2)  # an axis of one device is none
     with pytest.raises(InputError, match=r"mesh\.dp=-1 mesh\.fsdp=3 needs 3 devices"):
         Mesh(fsdp=3).sizes(8, 8)
     for options, words in (
@@ -143,6 +173,8 @@ def test_sizes_of_the_axes():
         ({"dp": -1, "fsdp": -1}, "mesh.dp=-1 mesh.fsdp=-1 is not a valid shape"),
         ({"dp": 4, "tp": 4}, "needs 16 devices, but there are 8"),
         ({"dp": 3, "tp": 3}, "needs 9 devices, but there are 8"),
+        ({"cp": 3}, "mesh.dp=-1 mesh.cp=3 needs 3 devices"),
+        ({"cp": 0}, "mesh.dp=-1 mesh.cp=0 is not a valid shape"),
     ):
         with pytest.raises(InputError, match=words):
             Mesh(**options).sizes(8, 8)

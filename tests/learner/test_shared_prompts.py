@@ -172,3 +172,5 @@ def test_prompts_are_shared_only_where_it_pays_and_is_right(trajectories, make_o
 def test_devices_have_whole_groups(monkeypatch, trajectories, devices, whole):
     monkeypatch.setattr(Mesh, "row_shards", devices)
     assert pays(trajectories, Mesh()) is whole
+    monkeypatch.setattr(Mesh, "column_shards", 2)
+    assert not pays(trajectories, Mesh())

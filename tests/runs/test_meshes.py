@@ -1,5 +1,6 @@
 """Tests that a run on one device, on several, or resumed on others gives the same numbers."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -60,6 +61,25 @@ def test_a_run_goes_from_eight_devices_to_four_and_to_one(train_on, tmp_path):
     for folder in (eight, four):
         assert summary(folder)["resumed_from"] == 2
         assert_alike(alone, folder)
+
+
+def lines_of(folder: Path) -> list[str]:
+    return (folder / "samples.jsonl").read_text().splitlines()
+
+
+@pytest.mark.slow
+def test_a_run_that_divides_columns_draws_the_same_tokens(train_on, tmp_path):
+    shared = ("steps=3", "samples.every=1", "samples.count=99", *MODEL, *PHASES)
+    alone, four = (tmp_path / name for name in ("alone", "four"))
+    train_on(1, *shared, f"hydra.run.dir={alone}")
+    train_on(4, *shared, "mesh.dp=1", "mesh.fsdp=2", "mesh.cp=2", f"hydra.run.dir={four}")
+    assert_alike(alone, four)
+    texts = [
+        [(each["prompt"], each["response"]) for each in map(json.loads, lines_of(folder))]
+        for folder in (alone, four)
+    ]
+    assert texts[0] == texts[1]
+    assert len({response for _, response in texts[0]}) > 10
 
 
 @pytest.mark.slow

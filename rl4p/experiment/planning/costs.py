@@ -215,7 +215,7 @@ def advice(run: AbstractRun, costs: Sequence[Cost], memory: float) -> str:
         if worst.phase in ("update", "gradient") and decoder.remat != "layer":
             return "model.remat=layer"
         tokens = 2 ** int(math.log2(max(1, update.tokens_per_microbatch * share)))
-        if run.response_tokens <= tokens < update.tokens_per_microbatch:
+        if run.response_tokens // run.mesh.column_shards <= tokens < update.tokens_per_microbatch:
             return f"update.tokens_per_microbatch={tokens}"
         return chips
     slots = slots_of(run)

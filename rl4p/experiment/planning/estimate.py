@@ -25,6 +25,7 @@ from rl4p.experiment.planning.abstract import AbstractRun, bytes_of_chip, bytes_
 from rl4p.experiment.planning.flops import children, product_flops
 from rl4p.experiment.planning.programs import slots_of
 from rl4p.learner.gradient_step import microbatch_loss, prepared, shares_prompts
+from rl4p.learner.logprobs import columns_per_chunk
 from rl4p.learner.microbatches import rows_in
 from rl4p.model.decoder import Decoder, Prefix
 from rl4p.model.lora import merge_trees
@@ -135,7 +136,7 @@ class StepEstimate:
         # An offloaded reference is copied to the device to score the tokens, before the update.
         reference = 0 if run.reference is None else bytes_of_host(run.reference[1])
         parts["offloaded reference"] = max(0, reference - sum(parts.values()))
-        if run.mesh.devices.shape["fsdp"] > 1:  # one layer, embedding and head
+        if self.param_shards > 1:  # one layer, embedding and head
             parts["gathered parameters"] = bytes_in(first_layers(gathered(run), 1))
         return parts
 
@@ -154,6 +155,11 @@ class StepEstimate:
         return replace(decoder, config=own, attention="xla")
 
     @property
+    def param_shards(self) -> int:
+        """The devices that gather a parameter from one another."""
+        return self.run.mesh.devices.shape["fsdp"] * self.run.mesh.column_shards
+
+    @property
     def columns(self) -> int:
         """The columns of prompts that the rows of a group share."""
         run = self.run
@@ -168,7 +174,8 @@ class StepEstimate:
         T = run.prompt_columns + run.response_tokens - self.columns
         together = run.phases.rows_together(run.group_size)
         rows = -(-run.sequences // run.mesh.row_shards // update.minibatches)
-        return min(rows, rows_in(T, update.tokens_per_microbatch, together)), T
+        own = -(-T // run.mesh.column_shards)
+        return min(rows, rows_in(own, update.tokens_per_microbatch, together)), T
 
     @property
     def microbatches(self) -> int:
@@ -232,14 +239,19 @@ class StepEstimate:
         residuals = {id(x): x.aval for x in jaxpr.outvars if not isinstance(x, Literal)}
         stored = self.run.policy.decoder.attention == "xla"  # kernels store no scores
         logits = (bytes_in(x) for x in arrays(jaxpr) if x.shape[-1:] == (c.vocabulary,))
+        cp = run.mesh.column_shards  # devices that share the columns, or the heads in attention
+        chunk, own = (
+            columns_per_chunk(b, n, c.vocabulary, decoder.platform) for n in (T, -(-T // cp))
+        )
         return Trace(
             kept=sum(
                 bytes_in(x)
                 for name, x in residuals.items()
                 if name not in given and (stored or not is_scores(x.shape, decoder))
-            ),
-            logits=max(logits, default=0),
-            flops=product_flops(jaxpr),
+            )
+            // cp,
+            logits=max(logits, default=0) * min(own, -(-T // cp)) // min(chunk, T),
+            flops=product_flops(jaxpr) / cp,
         )
 
     @cached_property
@@ -256,7 +268,8 @@ class StepEstimate:
         tokens = run.sequences * R + run.prompts * run.prompt_columns
         slots = slots_of(run) or max((cache.rows for cache in rollout.caches(run)), default=1)
         steps, tp = R * -(-run.sequences // slots), mesh.devices.shape["tp"]
-        share = run.mesh.devices.shape["tp"] / tp  # of the operations that this device has
+        # Of the operations that a device of the update has.
+        share = run.mesh.devices.shape["tp"] * run.mesh.column_shards / tp
         # On average half of the response columns are written.
         columns = run.prompt_columns + R / 2
         read = run.bytes_per_decode_step(run.sampling_params())
@@ -289,12 +302,16 @@ class StepEstimate:
         prompts = run.prompts / run.mesh.row_shards * self.columns
         flops = rows * T * (1 + again + back) + prompts * (2 + back)
         whole, trained = bytes_in(gathered(run)), bytes_in(local(run, run.state.params))
-        dp, fsdp = (run.mesh.devices.shape[axis] for axis in ("dp", "fsdp"))
+        dp, shards, cp = run.mesh.devices.shape["dp"], self.param_shards, run.mesh.column_shards
         passes = self.microbatches * (2 + again)
         narrow = min(1.0, itemsize(decoder) / 4) if not run.policy.frozen else 1.0
-        sent = passes * whole * narrow * (fsdp - 1) / fsdp
-        sent += self.microbatches * trained * (fsdp - 1) / fsdp
-        sent += 2 * trained / fsdp * (dp - 1) / dp
+        sent = passes * whole * narrow * (shards - 1) / shards
+        sent += self.microbatches * trained * (shards - 1) / shards
+        sent += 2 * trained / shards * (dp - 1) / dp
+        # The exchange of columns for heads: queries, keys, values and results of attention.
+        c = decoder.config
+        exchanged = 2 * (c.heads + c.num_kv_heads) * c.head_width * c.layers * itemsize(decoder)
+        sent += (2 + again) * rows * T / cp * exchanged * (cp - 1) / cp
         return {
             "products": flops * self.flops_of_token / chip.flops,
             "memory": passes * whole * narrow / chip.bandwidth,

@@ -172,7 +172,7 @@ def smaller_update(estimate: StepEstimate) -> tuple[str, Any, AbstractRun] | Non
     if run.policy.decoder.remat != "layer":
         decoder = replace(run.policy.decoder, remat="layer", unroll=False)
         return "model.remat", "layer", replace(run, policy=replace(run.policy, decoder=decoder))
-    tokens = rows // 2 * columns
+    tokens = rows // 2 * -(-columns // run.mesh.column_shards)
     update: Any = replace(run.phases.update, tokens_per_microbatch=max(1, tokens))  # type: ignore
     fewer = replace(run, phases=replace(run.phases, update=update))
     if replace(estimate, run=fewer).rows[0] == rows:  # a row, or a group that stays together
@@ -190,10 +190,13 @@ def smaller_state(run: AbstractRun) -> tuple[str, str, AbstractRun] | None:
 
 
 def larger_change(estimate: StepEstimate, memory: float, phase: str) -> str:
-    """Returns larger changes: adapters, a base in 4 bits, shorter responses, or more devices."""
-    run = estimate.run
+    """Returns larger changes: a division of rows, adapters, shorter responses, or more devices."""
+    run, shape, cp = estimate.run, estimate.run.mesh.devices.shape, estimate.run.mesh.column_shards
     chips = math.ceil(run.mesh.size * estimate.total(phase) / memory)
     words = []
+    heads = run.policy.decoder.config.heads
+    if phase == "update" and shape["fsdp"] % 2 == heads % (2 * cp * shape["tp"]) == 0:
+        words.append(f"devices that share a row (mesh.cp={2 * cp})")
     if not run.policy.frozen:
         words.append("adapters (model.lora.rank=16, with model.param_dtype=bfloat16 or nf4)")
     elif not any(x.dtype == "uint8" for x in jax.tree.leaves(run.policy.frozen)):

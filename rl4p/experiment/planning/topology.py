@@ -12,7 +12,7 @@ from jax.experimental import topologies
 
 from rl4p.configuration.chips import Chip, chip_of, slice_of
 from rl4p.configuration.slices import HOST
-from rl4p.distributed.mesh import AXES, Mesh, SamplingMesh
+from rl4p.distributed.mesh import Mesh, SamplingMesh
 from rl4p.errors import InputError
 from rl4p.experiment.planning.gpu import described_gpus
 
@@ -65,7 +65,7 @@ class EstimatedMesh(Mesh):
         assert self.topology is not None
         count = self.count or slice_of(self.topology).count - (self.rollout_devices or 0)
         sizes = self.sizes(count, min(count, HOST))
-        return jax.sharding.AbstractMesh(sizes, AXES)
+        return jax.sharding.AbstractMesh(tuple(sizes.values()), tuple(sizes))
 
     def for_sampling(self, num_kv_heads: int) -> Mesh:
         mesh = super().for_sampling(num_kv_heads)

@@ -81,8 +81,9 @@ class RemoteSampler(PoolOptions, ABC):
         Raises:
           InputError: the run has several processes, or another mesh for sampling.
         """
-        if policy.sampling_mesh is not policy.mesh:
-            key = "rollout_devices" if policy.mesh.samples_apart else "sampling_tp"
+        mesh = policy.mesh
+        if mesh.samples_apart or mesh.sampling_tp not in (None, mesh.devices.shape["tp"]):
+            key = "rollout_devices" if mesh.samples_apart else "sampling_tp"
             raise InputError(
                 f"mesh.{key} would have no effect, because servers draw the tokens: leave it out."
             )

@@ -232,7 +232,7 @@ def run(
     optimizer = optimizer or AdamW()
     decoder, sampling_mesh = SimpleNamespace(remat=remat), SimpleNamespace(row_shards=2)
     return SimpleNamespace(
-        mesh=SimpleNamespace(size=4, platform=platform, topology=topology),
+        mesh=SimpleNamespace(size=4, platform=platform, topology=topology, column_shards=1),
         can_offload=platform != "cpu" and getattr(optimizer, "offload", None) is False,
         optimizer=optimizer,
         policy=SimpleNamespace(decoder=decoder, sampling_mesh=sampling_mesh),

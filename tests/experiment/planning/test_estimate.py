@@ -116,6 +116,29 @@ def test_tensor_parallelism_divides_what_a_device_keeps():
     assert two.seconds["sampling"]["network"] > 0
 
 
+def test_devices_along_cp_divide_activations_and_exchange_them():
+    small = tuple(word for word in SMALL if word != "mesh=single")
+    small += ("mesh=v5p_8", "update.tokens_per_microbatch=16", "model.attention=splash")
+    small += ("max_prompt_tokens=32",)  # too few to be shared
+    rows, columns, both = (
+        estimate_of(*words, small=small) for words in ((), ("mesh.cp=8",), ("mesh.cp=4",))
+    )
+    assert rows.rows == columns.rows == both.rows == (1, 224)
+    for guess, cp in ((columns, 8), (both, 4)):
+        assert guess.resident() == rows.resident()  # fsdp x cp divides the parameters
+        assert guess.traced.kept == pytest.approx(rows.traced.kept / cp, rel=0.01)
+        assert guess.traced.logits == pytest.approx(rows.traced.logits / cp, rel=0.02)
+        assert guess.flops_of_token == pytest.approx(rows.flops_of_token / cp)
+        assert guess.update()["gathered parameters"] == rows.update()["gathered parameters"]
+        assert guess.seconds["update"]["products"] == pytest.approx(
+            rows.seconds["update"]["products"]
+        )
+        assert guess.seconds["update"]["network"] > rows.seconds["update"]["network"]
+        assert guess.sampling() == rows.sampling()
+        for name, seconds in rows.seconds["sampling"].items():
+            assert guess.seconds["sampling"][name] == pytest.approx(seconds), name
+
+
 def test_kernels_of_accelerators_store_no_scores():
     small = tuple(word for word in SMALL if word != "mesh=single")
     stored, not_stored = (

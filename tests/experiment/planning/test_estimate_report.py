@@ -80,6 +80,19 @@ def test_the_named_change_fits():
     assert again["change"] is None
 
 
+@pytest.mark.slow
+def test_rows_of_131072_tokens_fit_if_devices_share_them():
+    words = ("mesh=v5p_8", "mesh.sampling_tp=4", "model.remat=layer", "model.attention=splash")
+    words += ("max_response_tokens=130560", "model.max_positions=131072", "group_size=4")
+    one, four = report_of(*words), report_of(*words, "mesh.cp=4")
+    assert not one["fits"]
+    assert one["change"].startswith("devices that share a row (mesh.cp=2), adapters")
+    assert four["fits"]
+    assert four["mesh"] == {"dp": 1, "fsdp": 2, "cp": 4, "tp": 1}
+    activations = [plan["phases"]["update"]["activations"] for plan in (one, four)]
+    assert activations[1] == pytest.approx(activations[0] / 4, rel=0.05)
+
+
 def test_an_estimate_of_absent_chips_needs_neither_them_nor_their_compiler():
     plan = report_of("mesh=v5p_64")
     assert plan["fits"]

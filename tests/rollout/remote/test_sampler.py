@@ -21,7 +21,9 @@ def test_several_processes_are_refused(protocol, policy, monkeypatch):
 @pytest.mark.parametrize(("apart", "key"), [(True, "rollout_devices"), (False, "sampling_tp")])
 def test_a_mesh_for_sampling_is_refused(protocol, apart, key):
     sampler = PROTOCOLS[protocol][0](servers=("http://127.0.0.1:1",), max_response_tokens=8)
-    policy = SimpleNamespace(mesh=SimpleNamespace(samples_apart=apart), sampling_mesh=None)
+    one = SimpleNamespace(shape={"tp": 1})
+    mesh = SimpleNamespace(samples_apart=apart, sampling_tp=None if apart else 2, devices=one)
+    policy = SimpleNamespace(mesh=mesh)
     with pytest.raises(InputError, match=rf"mesh\.{key} would have no effect"):
         sampler.open(policy)
 
