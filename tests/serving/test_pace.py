@@ -62,5 +62,5 @@ def test_small_models_prefill_the_same_number_of_contexts_always(policy):
 def test_several_devices_prefill_the_same_number_of_contexts_always():
     wide = SimpleNamespace(config=SimpleNamespace(width=WIDE))
     for size, few in ((1, FEW_TOKENS), (2, None)):
-        mesh = SimpleNamespace(sampling=SimpleNamespace(size=size))
-        assert few_tokens(SimpleNamespace(decoder=wide, mesh=mesh)) == few
+        mesh = SimpleNamespace(size=size)
+        assert few_tokens(SimpleNamespace(decoder=wide, sampling_mesh=mesh)) == few
