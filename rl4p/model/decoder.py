@@ -233,7 +233,7 @@ class Decoder:
         Args:
           params: parameters with one tree per layer (`partition.for_decoding`).
           slot: the first cache slot to write; or an array [B] of one slot per row.
-          mesh: the mesh that the rows of the cache are sharded over, if T is 1 (`cache.write`).
+          mesh: the mesh that the rows of the cache are sharded over, if T is small (`cache.write`).
 
         Returns:
           Final normed activations [B, T, D] and the new cache.

@@ -314,3 +314,22 @@ def test_a_chunk_takes_the_arrays_of_the_one_before(sample, monkeypatch, slots):
     sample(Continuous(max_response_tokens=R, slots=slots), group_size=8)
     assert len(caches) > 1
     assert all(all(gone) for gone in caches)
+
+
+@pytest.mark.parametrize("name", ["repetition_penalty", "presence_penalty"])
+def test_drafts_are_refused_where_a_penalty_ends_them(name):
+    with pytest.raises(ValueError, match=f"draft_tokens has no effect with {name}"):
+        Continuous(max_response_tokens=R, draft_tokens=3, **{name: 1.5})
+    Continuous(max_response_tokens=R, **{name: 1.5})
+
+
+def test_the_metrics_of_drafts_are_those_of_the_last_call(sample):
+    sampler = Continuous(max_response_tokens=R, draft_tokens=3, slots=8)
+    assert Continuous(max_response_tokens=R).metrics() == {}
+    for _ in range(2):
+        sample(sampler)
+        assert sampler.metrics() == {
+            "rollout/tokens_per_decode_step": 1.0,
+            "rollout/drafted": 0.0,
+        }
+        assert 0 < sampler.counts.tokens <= 8 * R

@@ -22,6 +22,8 @@ from rl4p.rollout.engine.distributions import Distribution
 from rl4p.rollout.engine.layout import Layout
 from rl4p.rollout.engine.sequence import TokenSequence
 from rl4p.rollout.engine.slots import Slots
+from rl4p.rollout.engine.speculate import speculate
+from rl4p.rollout.engine.speculation import Speculation
 from rl4p.types import Params
 
 EVERY = -1  # the shard of a cache whose rows are on all devices
@@ -37,12 +39,20 @@ class Batch:
 
     Args:
       kept: the caches of ended sequences, which contexts may begin with. They lack the last token.
+      speculation: chooses when to draft tokens; None for never.
     """
 
-    def __init__(self, policy: Policy, layout: Layout, kept: Kept | None = None) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        layout: Layout,
+        kept: Kept | None = None,
+        speculation: Speculation | None = None,
+    ) -> None:
         self.decoder, self.pad_id = policy.sampling_decoder, policy.pad_id
         self.mesh, self.layout = policy.mesh.sampling, layout
         self.kept: Kept = {} if kept is None else kept
+        self.speculation = speculation
         self.prefills = self.prefilled_tokens = self.calls = 0
         self.clear()
 
@@ -123,7 +133,8 @@ class Batch:
         self.small_calls = self.small_calls + 1 if size < n else 0
         if size < n and self.small_calls < layout.patience:
             size = n
-        used = max(layout.padding(x.context) + x.length for x in (*running, *new)) + 1
+        drafted = 0 if self.speculation is None else self.speculation.most
+        used = max(layout.padding(x.context) + x.length for x in (*running, *new)) + 1 + drafted
         widest = max((layout.width(x.tokens) for x in new), default=0)
         columns = layout.columns(max(used, widest))
         shrinks = layout.shrinks and (size != n or columns <= self.columns // 2)
@@ -282,21 +293,28 @@ class Batch:
         arrays = slots.state, slots.constants
         own = slots.distributions if distribution is None else None
         seen_nV: Any = slots.seen(self.decoder.config.vocabulary)
+        extras = any(x.needs_extras for x in running)
+        k, texts = 0, None
+        if self.speculation is not None and seen_nV is None and not extras:
+            k, texts, most = self.speculation.choose(slots.sequences)
+            steps = min(steps, most)
         if self.mesh.size > 1:
-            arrays, own, seen_nV = self.mesh.shard_rows((arrays, own, seen_nV))
-        self.cache, packed, drawn = decode(
-            self.decoder,
-            params,
-            self.cache,
-            *arrays,
-            own if distribution is None else distribution,
-            np.int32(steps),
-            np.int32(enough),
-            seen_nV,
-            extras=any(x.needs_extras for x in running),
-            mesh=self.mesh,
-        )
-        self.in_flight = packed, drawn, began
+            arrays, own, seen_nV, texts = self.mesh.shard_rows((arrays, own, seen_nV, texts))
+        arrays = *arrays, own if distribution is None else distribution
+        if texts is None:
+            numbers = np.int32(steps), np.int32(enough), seen_nV
+            self.cache, packed, drawn = decode(
+                *(self.decoder, params, self.cache, *arrays, *numbers),
+                extras=extras,
+                mesh=self.mesh,
+            )
+            steps_nT = None
+        else:
+            numbers = np.int32(steps), np.int32(enough)
+            self.cache, (packed, drawn, steps_nT) = speculate(
+                *(self.decoder, params, self.cache, *arrays, texts, *numbers), k=k, mesh=self.mesh
+            )
+        self.in_flight = packed, drawn, steps_nT, began
         self.calls += 1
 
     def end(self) -> Ended:
@@ -304,7 +322,7 @@ class Batch:
 
         `Ended.chunks` must be called before `admit`, if that places the same sequences again.
         """
-        (packed, drawn, began), self.in_flight = self.in_flight, None
+        (packed, drawn, steps_nT, began), self.in_flight = self.in_flight, None
         outcome = Outcome.of(packed)
         seconds = math.nan if self.untimed else time.perf_counter() - began
         counts, active = self.slots.advance(outcome).tolist(), outcome.active_n.tolist()
@@ -313,6 +331,8 @@ class Batch:
             for slot, sequence in enumerate(self.slots.sequences)
             if sequence is not None
         ]
+        if self.speculation is not None:
+            self.speculation.add(steps_nT, [slot[1:] for slot in slots])
         for slot, sequence, count, goes_on in slots:
             sequence.drawn += count
             if sequence.penalizes:
