@@ -262,6 +262,17 @@ def test_eight_devices_draw_the_same_tokens(on_devices):
         assert accepted > 1.2
 
 
+def test_the_first_response_to_a_prompt_is_the_draft_of_the_others(policy, params, prompts):
+    """Four slots first decode a response to each of four prompts. Greedy ones are all equal."""
+    sampler = Continuous(max_response_tokens=24, slots=4, draft_tokens=7)
+    several = dataclasses.replace(policy, end_ids=())
+    arguments = {"group_size": 4, "key": jax.random.key(0), "version": 0, "greedy": True}
+    sampler(several, params, prompts, **arguments)
+    decoded = sampler.metrics()
+    assert decoded["rollout/tokens_per_drafted_step"] > 7
+    assert decoded["rollout/drafted"] > 0.6
+
+
 def keys(*seeds):
     return np.stack([jax.random.key_data(jax.random.key(seed)) for seed in seeds])
 
