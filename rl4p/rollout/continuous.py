@@ -74,7 +74,10 @@ class Continuous(Sampler):
         return self.counts.metrics() if self.draft_tokens else {}
 
     def plan(self, run: Any) -> Generator[PlannedProgram, Any, None]:
-        """Yields `prefill`, `arrange` and `decode`, with the largest cache that may occur."""
+        """Yields `prefill`, `arrange` and `decode`, with the largest cache that may occur.
+
+        `decode` is planned without drafts, which serve few sequences.
+        """
         policy, mesh, params = run.policy, run.mesh.sampling, run.sampling_params()
         P, W, B, R = run.prompts, run.prompt_columns, run.sequences, run.response_tokens
         room = R + self.draft_tokens

@@ -295,8 +295,9 @@ class Batch:
         seen_nV: Any = slots.seen(self.decoder.config.vocabulary)
         extras = any(x.needs_extras for x in running)
         k, texts = 0, None
-        if self.speculation is not None and seen_nV is None and not extras:
-            k, texts, most = self.speculation.choose(slots.sequences)
+        if self.speculation is not None:
+            allowed = seen_nV is None and not extras
+            k, texts, most = self.speculation.choose(slots.sequences, allowed=allowed)
             steps = min(steps, most)
         if self.mesh.size > 1:
             arrays, own, seen_nV, texts = self.mesh.shard_rows((arrays, own, seen_nV, texts))
@@ -332,7 +333,7 @@ class Batch:
             if sequence is not None
         ]
         if self.speculation is not None:
-            self.speculation.add(steps_nT, [slot[1:] for slot in slots])
+            self.speculation.add(outcome.steps, steps_nT, [slot[1:] for slot in slots])
         for slot, sequence, count, goes_on in slots:
             sequence.drawn += count
             if sequence.penalizes:

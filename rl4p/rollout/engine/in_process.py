@@ -226,12 +226,13 @@ class ContinuousEngine(InProcess):
         unfinished = dict.fromkeys(sequences)
         params, _, kept = weights
         layout = self.layout(requests, stops=stop is not None)
-        batch = Batch(self.policy, layout, kept, self.speculation(params, layout))
+        batch = Batch(self.policy, *self.with_drafts(params, layout, kept))
         if self.policy.mesh.sampling.row_shards == 1:  # else slots say which device needs which
             contexts = [tuple(x.tokens) for x in requests]
             batch.prefill(params, contexts, [0] * len(contexts))
         waiting = deque(sequences)
-        if batch.speculation is not None:  # the first of each group is a draft for the others
+        if batch.speculation is not None and batch.speculation.likely(layout.sizes[-1]):
+            # The first response to a prompt is a draft for the others.
             numbers = [i for request in requests for i in range(len(request.keys_N))]
             waiting = deque(sequences[i] for i in np.argsort(numbers, kind="stable"))
         while unfinished:
@@ -265,14 +266,16 @@ class ContinuousEngine(InProcess):
             for x in sequences
         ]
 
-    def speculation(self, params: Params, layout: Layout) -> Speculation | None:
-        """Returns what chooses when to draft tokens in a batch."""
-        if not self.draft_tokens:
-            return None
-        mesh = self.policy.mesh.sampling
+    def with_drafts(
+        self, params: Params, layout: Layout, kept: Kept
+    ) -> tuple[Layout, Kept, Speculation | None]:
+        """Returns the options of a batch with room for drafts, if they may pay for any size."""
+        mesh, drafted = self.policy.mesh.sampling, self.draft_tokens
         cost = parameter_tokens(mesh.platform, params)
-        sizes = self.draft_tokens, layout.most, mesh.row_shards
-        return Speculation(*sizes, cost, self.counts)
+        speculation = Speculation(drafted, layout.most, mesh.row_shards, cost, self.counts)
+        if not any(map(speculation.likely, layout.sizes)):
+            return layout, kept, None
+        return replace(layout, most=layout.most + drafted), kept, speculation
 
     def is_stopped(self, request: Request, sequence: TokenSequence) -> bool:
         """Returns whether a sequence has a stop string."""
@@ -305,7 +308,7 @@ class ContinuousEngine(InProcess):
         distribution = self.distribution(version, greedy, ())
         longest = self.policy.decoder.config.max_positions
         layout = self.stream_layout(source)
-        batch = Batch(self.policy, layout, kept, self.speculation(params, layout))
+        batch = Batch(self.policy, *self.with_drafts(params, layout, kept))
         batch.slots = Slots(batch.layout.sizes[-1])
         requests: dict[TokenSequence, Request] = {}
         logprobs: dict[TokenSequence, list[float]] = {}
@@ -382,8 +385,7 @@ class ContinuousEngine(InProcess):
         width = padded_width(max(len(request.tokens) for request in requests))
         shards = self.policy.mesh.sampling.row_shards
         sizes = slot_counts(min(self.slots or B, B), shards, R)
-        most = width + R + self.draft_tokens
-        return Layout(sizes=sizes[::-1], begin=width, most=most, prefill_rows=P)
+        return Layout(sizes=sizes[::-1], begin=width, most=width + R, prefill_rows=P)
 
 
 def completion(tokens: Any, logprobs: Any, version: int, ended: Finish) -> Completion:

@@ -46,7 +46,7 @@ class Counts:
         `rollout/drafted` is the share of the tokens that these drew.
         """
         metrics = {
-            "rollout/tokens_per_decode_step": self.tokens / max(self.steps, 1),
+            "rollout/tokens_per_decode_step": self.tokens / self.steps if self.steps else 1.0,
             "rollout/drafted": self.speculated_tokens / max(self.tokens, 1),
         }
         if self.speculated_steps:
@@ -89,6 +89,7 @@ class Speculation:
         self.columns = (1 + RESPONSES) * padded_width(self.own)
         self.ended: list[TokenSequence] = []
         self.responses: dict[tuple[int, ...], deque[np.ndarray]] = {}
+        self.slots, self.pause, self.rest = 0, FEW_STEPS, 0  # steps until drafts are tried again
         self.forget()
 
     def forget(self) -> None:
@@ -101,27 +102,41 @@ class Speculation:
         read, n = self.parameter_tokens, slots / self.shards
         return (read + n * (k + 1)) / (read + n)
 
-    def choose(self, sequences: Sequence[TokenSequence | None]) -> NextCall:
+    def likely(self, slots: int) -> list[int]:
+        """Returns the numbers of drafted tokens that may pay for so many slots."""
+        lengths = sorted({k for k in (self.most, self.most // 2) if k})
+        return [k for k in lengths if self.cost(slots, k) < LIKELY * (k + 1)]
+
+    def choose(self, sequences: Sequence[TokenSequence | None], *, allowed: bool) -> NextCall:
         """Chooses for the sequences in slots.
 
         Drafts are worth it if the accepted tokens of a step are more than its cost. Without
         speculation just before, drafts are compared with the newest tokens afterwards, which
-        needs no decode step.
+        needs no decode step. After drafts that were not worth it come 16, 32, and then 64 steps
+        without.
+
+        Args:
+          allowed: whether all sequences may have drafts.
         """
+        self.keep_responses()
         slots = len(sequences)
-        lengths = sorted({k for k in (self.most, self.most // 2) if k})
-        likely = [k for k in lengths if self.cost(slots, k) < LIKELY * (k + 1)]
-        if not likely:
+        if slots != self.slots:
+            self.slots, self.pause, self.rest = slots, FEW_STEPS, 0
+        likely = self.likely(slots) if allowed else []
+        if not likely or self.rest > 0:
             self.forget()
-            return NextCall(0, None, MOST_STEPS)
+            return NextCall(0, None, min(self.rest, MOST_STEPS) if likely else MOST_STEPS)
         texts = self.texts(sequences)
         if not self.tried_k.any():
             self.learn(self.agreement(texts, sequences))
         gain, k = max((self.expected(k) / self.cost(slots, k), k) for k in likely)
-        if gain < LEAST_GAIN:
-            self.forget()
-            return NextCall(0, None, FEW_STEPS)
-        return NextCall(k, texts, FEW_STEPS)
+        if gain >= LEAST_GAIN:
+            self.pause = FEW_STEPS
+            return NextCall(k, texts, FEW_STEPS)
+        if self.tried_k.any():
+            self.rest, self.pause = self.pause, min(2 * self.pause, MOST_STEPS)
+        self.forget()
+        return NextCall(0, None, self.rest or FEW_STEPS)
 
     def expected(self, k: int) -> float:
         """Returns the expected tokens of a step with k drafted tokens."""
@@ -143,25 +158,29 @@ class Speculation:
             numbers_k[: len(new_k)] += new_k
 
     def add(
-        self, steps_nT: jax.Array | None, ended: Sequence[tuple[TokenSequence, int, bool]]
+        self,
+        steps: int,
+        steps_nT: jax.Array | None,
+        sequences: Sequence[tuple[TokenSequence, int, bool]],
     ) -> None:
         """Adds the tokens of a device call.
 
         Args:
+          steps: the number of decode steps.
           steps_nT: in how many steps each slot got 1, 2, ... T tokens; None without speculation.
-          ended: each sequence, the number of its new tokens, and whether it goes on.
+          sequences: each sequence, the number of its new tokens, and whether it goes on.
         """
-        self.ended += [sequence for sequence, _, goes_on in ended if not goes_on]
-        tokens = sum(count for _, count, _ in ended)
-        steps = tokens
+        self.ended += [sequence for sequence, _, goes_on in sequences if not goes_on]
+        self.rest -= steps
+        tokens = of_sequences = sum(count for _, count, _ in sequences)
         if steps_nT is not None:
             steps_T = np.asarray(to_host(steps_nT)).sum(axis=0)
-            steps = int(steps_T.sum())
+            of_sequences = int(steps_T.sum())
             self.counts.speculated_tokens += tokens
-            self.counts.speculated_steps += steps
+            self.counts.speculated_steps += of_sequences
             self.learn(steps_T)
         self.counts.tokens += tokens
-        self.counts.steps += steps
+        self.counts.steps += of_sequences
 
     def agreement(self, texts: Texts, sequences: Sequence[TokenSequence | None]) -> np.ndarray:
         """Returns at how many places of the newest tokens 1, 2, ... tokens would be accepted."""
@@ -174,7 +193,6 @@ class Speculation:
 
     def texts(self, sequences: Sequence[TokenSequence | None]) -> Texts:
         """Returns each slot's sequence behind the newest responses to the same context."""
-        self.keep_responses()
         tokens_nC = np.full((len(sequences), self.columns), NO_TOKEN, np.int32)
         begin_n = np.zeros(len(sequences), np.int32)
         for slot, sequence in enumerate(sequences):

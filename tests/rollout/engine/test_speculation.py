@@ -32,23 +32,23 @@ def test_the_cost_of_a_step_by_hand():
 
 def test_drafts_must_be_right_and_cost_little():
     right, wrong = [sequence([9, 8], PERIODIC)] * 4, [sequence([9, 8], COUNTING)] * 4
-    assert make().choose(right)[::2] == (3, FEW_STEPS)
-    assert make().choose(wrong)[::2] == (0, FEW_STEPS)
+    assert make().choose(right, allowed=True)[::2] == (3, FEW_STEPS)
+    assert make().choose(wrong, allowed=True)[::2] == (0, FEW_STEPS)
     # The parameters are read as fast as two tokens: a step of 4 tokens costs 3 steps.
-    assert make(parameters=2).choose(right)[::2] == (0, MOST_STEPS)
+    assert make(parameters=2).choose(right, allowed=True)[::2] == (0, MOST_STEPS)
     # A step of 4 tokens costs 1.75 steps, and of 2 tokens 1.25: if half of the drafts are right,
     # the shorter is better.
     several = make(parameters=12)
     several.learn(np.array([50, 0, 0, 50]))
-    assert several.choose(wrong).k == 3
+    assert several.choose(wrong, allowed=True).k == 3
     several.forget()
     several.learn(np.array([48, 50, 1, 1]))
-    assert several.choose(wrong).k == 1
+    assert several.choose(wrong, allowed=True).k == 1
 
 
 def test_sequences_without_new_tokens_show_nothing():
     """A context may repeat itself, and the response not."""
-    assert make().choose([sequence(PERIODIC), None]).k == 0
+    assert make().choose([sequence(PERIODIC), None], allowed=True).k == 0
 
 
 def test_expected_tokens_by_hand():
@@ -62,21 +62,37 @@ def test_expected_tokens_by_hand():
     assert chosen.expected(1) == 1 + 10 / 12
 
 
-def test_a_choice_that_did_not_pay_is_made_anew():
+def test_drafts_that_were_wrong_are_tried_again_after_more_and_more_steps():
     chosen = make()
-    right = [sequence([9, 8], PERIODIC)] * 4
-    assert chosen.choose(right).k == 3
-    chosen.add(jnp.int32([[90, 0, 0, 0]] * 4), [(each, 90, True) for each in right])
-    assert chosen.choose(right).k == 0
-    assert chosen.choose(right).k == 3
+    right, wrong = [sequence([9, 8], PERIODIC)] * 4, [sequence([9, 8], COUNTING)] * 4
+    assert chosen.choose(right, allowed=True).k == 3
+    chosen.add(16, jnp.int32([[90, 0, 0, 0]] * 4), [(each, 90, True) for each in right])
+    for steps in (16, 32, 64, 64):
+        assert chosen.choose(wrong, allowed=True) == (0, None, steps)
+        chosen.add(steps - 5, None, [])
+        assert chosen.choose(right, allowed=True) == (0, None, 5)
+        chosen.add(5, None, [])
+    assert chosen.choose(right, allowed=True).k == 3
+    chosen.forget()
+    assert chosen.choose(wrong, allowed=True) == (0, None, 16)
+    assert chosen.choose(right[:2], allowed=True).k == 3  # other sizes have other costs
+
+
+def test_drafts_that_are_not_allowed_are_not_looked_up():
+    chosen, right = make(), [sequence([9, 8], PERIODIC)] * 4
+    chosen.add(1, None, [(right[0], 1, False)])
+    assert chosen.choose(right, allowed=False) == (0, None, MOST_STEPS)
+    assert not chosen.ended  # they would keep their caches
+    assert chosen.choose(right, allowed=True).k == 3
 
 
 def test_a_text_begins_with_the_newest_responses_to_the_same_context():
     chosen, context = make(most=1, length=30), list(range(50, 62))
     others = [sequence(context, [1, 2]), sequence([9], [7, 7]), sequence(context, [3])]
-    chosen.add(None, [(each, len(each.tokens), False) for each in others])
+    chosen.add(1, None, [(each, len(each.tokens), False) for each in others])
     running = sequence(context, [1])
-    tokens_nC, begin_n = chosen.choose([running, None]).texts or chosen.texts([running, None])
+    chosen.keep_responses()
+    tokens_nC, begin_n = chosen.texts([running, None])
     tail = context[-LONGEST_MATCH:]
     text = [*tail, 3, NO_TOKEN, *tail, 1, 2, NO_TOKEN, *context, 1]
     assert tokens_nC[0, : len(text)].tolist() == text
@@ -87,7 +103,8 @@ def test_a_text_begins_with_the_newest_responses_to_the_same_context():
 
 def test_a_text_leaves_room_for_its_sequence():
     chosen = make(most=1, length=30)
-    chosen.add(None, [(sequence([5], range(i, i + 29)), 29, False) for i in range(9)])
+    chosen.add(1, None, [(sequence([5], range(i, i + 29)), 29, False) for i in range(9)])
+    chosen.keep_responses()
     tokens_nC, begin_n = chosen.texts([sequence([5])])
     assert begin_n[0] + chosen.own <= tokens_nC.shape[1]
     assert tokens_nC[0, begin_n[0]] == 5
@@ -97,19 +114,19 @@ def test_a_text_leaves_room_for_its_sequence():
 def test_responses_of_many_contexts_are_forgotten(monkeypatch):
     monkeypatch.setattr(speculation, "CONTEXTS", 3)
     chosen = make()
-    chosen.add(None, [(sequence([i], [i]), 1, False) for i in range(5)])
+    chosen.add(1, None, [(sequence([i], [i]), 1, False) for i in range(5)])
     chosen.keep_responses()
     assert list(chosen.responses) == [(2,), (3,), (4,)]
 
 
 def test_counts_by_hand():
     chosen = make()
-    chosen.add(None, [(sequence([1]), 6, True)])
+    chosen.add(1, None, [(sequence([1]), 6, True)])
     assert chosen.counts.metrics() == {
         "rollout/tokens_per_decode_step": 1.0,
         "rollout/drafted": 0.0,
     }
-    chosen.add(jnp.int32([[1, 0, 0, 1], [0, 2, 0, 0]]), [(sequence([1]), 5, True)] * 2)
+    chosen.add(1, jnp.int32([[1, 0, 0, 1], [0, 2, 0, 0]]), [(sequence([1]), 5, True)] * 2)
     assert chosen.counts.metrics() == {
         "rollout/tokens_per_decode_step": 1.6,
         "rollout/drafted": 10 / 16,
