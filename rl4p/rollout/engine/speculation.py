@@ -118,10 +118,10 @@ class Speculation:
         Args:
           allowed: whether all sequences may have drafts.
         """
-        self.keep_responses()
         slots = len(sequences)
-        if slots != self.slots:
+        if slots != self.slots or self.ended:  # other costs, or more texts
             self.slots, self.pause, self.rest = slots, FEW_STEPS, 0
+        self.keep_responses()
         likely = self.likely(slots) if allowed else []
         if not likely or self.rest > 0:
             self.forget()
@@ -171,7 +171,7 @@ class Speculation:
           sequences: each sequence, the number of its new tokens, and whether it goes on.
         """
         self.ended += [sequence for sequence, _, goes_on in sequences if not goes_on]
-        self.rest -= steps
+        self.rest = max(0, self.rest - steps)
         tokens = of_sequences = sum(count for _, count, _ in sequences)
         if steps_nT is not None:
             steps_T = np.asarray(to_host(steps_nT)).sum(axis=0)

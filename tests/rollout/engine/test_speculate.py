@@ -269,7 +269,7 @@ def test_the_first_response_to_a_prompt_is_the_draft_of_the_others(policy, param
     arguments = {"group_size": 4, "key": jax.random.key(0), "version": 0, "greedy": True}
     sampler(several, params, prompts, **arguments)
     decoded = sampler.metrics()
-    assert decoded["rollout/tokens_per_drafted_step"] > 7
+    assert decoded["rollout/tokens_per_drafted_step"] > 5
     assert decoded["rollout/drafted"] > 0.6
 
 

@@ -47,8 +47,11 @@ def test_drafts_must_be_right_and_cost_little():
 
 
 def test_sequences_without_new_tokens_show_nothing():
-    """A context may repeat itself, and the response not."""
-    assert make().choose([sequence(PERIODIC), None], allowed=True).k == 0
+    """A context may repeat itself, and the response not. The next call looks again."""
+    chosen = make()
+    for _ in range(3):
+        assert chosen.choose([sequence(PERIODIC), None], allowed=True) == (0, None, FEW_STEPS)
+        chosen.add(FEW_STEPS, None, [])
 
 
 def test_expected_tokens_by_hand():
@@ -76,6 +79,10 @@ def test_drafts_that_were_wrong_are_tried_again_after_more_and_more_steps():
     chosen.forget()
     assert chosen.choose(wrong, allowed=True) == (0, None, 16)
     assert chosen.choose(right[:2], allowed=True).k == 3  # other sizes have other costs
+    chosen.forget()
+    assert chosen.choose(wrong[:2], allowed=True) == (0, None, 16)
+    chosen.add(1, None, [(wrong[3], 1, False)])  # a response has ended
+    assert chosen.choose(right[:2], allowed=True).k == 3
 
 
 def test_drafts_that_are_not_allowed_are_not_looked_up():
