@@ -262,15 +262,21 @@ def test_eight_devices_draw_the_same_tokens(on_devices):
         assert accepted > 1.2
 
 
-def test_the_first_response_to_a_prompt_is_the_draft_of_the_others(policy, params, prompts):
-    """Four slots first decode a response to each of four prompts. Greedy ones are all equal."""
-    sampler = Continuous(max_response_tokens=24, slots=4, draft_tokens=7)
-    several = dataclasses.replace(policy, end_ids=())
-    arguments = {"group_size": 4, "key": jax.random.key(0), "version": 0, "greedy": True}
-    sampler(several, params, prompts, **arguments)
-    decoded = sampler.metrics()
-    assert decoded["rollout/tokens_per_drafted_step"] > 5
-    assert decoded["rollout/drafted"] > 0.6
+def test_the_first_response_to_each_prompt_is_drawn_before_the_others(policy, params, prompts):
+    """It is a draft for them."""
+    finished = []
+    for k in (3, 0):
+        sampler = Continuous(max_response_tokens=24, slots=4, draft_tokens=k)
+        engine = sampler.open(dataclasses.replace(policy, end_ids=()))
+        engine.publish(params, 0)
+        requests = [
+            Request(tokens=prompt.tokens, keys_N=keys(*range(4)), max_tokens=24)
+            for prompt in prompts
+        ]
+        seen = []
+        engine.complete(requests, greedy=True, stop=lambda done, seen=seen: seen.append(done))
+        finished.append(next(done for done in seen if done.any()).nonzero()[0].tolist())
+    assert finished == [[0, 4, 8, 12], [0, 1, 2, 3]]
 
 
 def keys(*seeds):
