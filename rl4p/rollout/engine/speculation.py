@@ -27,7 +27,7 @@ LIKELY = 0.75  # share of the tokens of a step that might be accepted
 
 # A decode step reads all parameters, and takes as long as the products of so many tokens. Caches of
 # a CPU hold few parameters, which it then reads faster.
-TOKENS_OF_PARAMETERS = {"cpu": 16, "gpu": 256, "tpu": 256}
+TOKENS_OF_PARAMETERS = {"cpu": 8, "gpu": 256, "tpu": 256}
 CACHED, TOKENS_OF_CACHED = 2**26, 3  # bytes
 
 
