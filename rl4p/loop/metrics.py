@@ -15,7 +15,7 @@ import numpy as np
 from rl4p.distributed.processes import to_host
 from rl4p.learner.masking import group_statistics
 from rl4p.protocols.collection import Collected
-from rl4p.protocols.engine import HoldsEpisodes
+from rl4p.protocols.engine import HasMetrics, HoldsEpisodes
 from rl4p.types import Array, Episode, Finish, Metrics, Rewards, Trajectories
 
 
@@ -178,6 +178,12 @@ def episode_times(rollout: Any) -> dict[str, float]:
     if not isinstance(rollout, HoldsEpisodes):
         return {}
     return {f"time/{name}": seconds for name, seconds in rollout.times().items()}
+
+
+def rollout_metrics(rollout: Any) -> dict[str, float]:
+    """Returns what a rollout measured in its last call."""
+    metrics = dict(rollout.metrics()) if isinstance(rollout, HasMetrics) else {}
+    return metrics | episode_times(rollout)
 
 
 def mean_grades(rewards: Rewards) -> dict[str, float]:

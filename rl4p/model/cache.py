@@ -12,6 +12,8 @@ from rl4p.distributed.mesh import Mesh, SamplingMesh
 from rl4p.model.column_kernel import write_columns
 from rl4p.types import Array
 
+FEW = 32  # columns of each row that a TPU writes one by one
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +92,10 @@ def write(
     """
     if jnp.ndim(slot) == 0:
         return jax.lax.dynamic_update_slice_in_dim(cache, new, slot, axis=axis)
-    if mesh is not None and mesh.platform == "tpu" and new.shape[axis] == 1:
-        return write_columns(cache, new, jnp.asarray(slot), axis, mesh)
+    if mesh is not None and mesh.platform == "tpu" and new.shape[axis] <= FEW:
+        for i in range(new.shape[axis]):
+            column = jax.lax.slice_in_dim(new, i, i + 1, axis=axis)
+            cache = write_columns(cache, column, jnp.asarray(slot) + i, axis, mesh)
+        return cache
     # Rows are mapped and not indexed, so that each device writes only its own rows.
     return jax.vmap(partial(jax.lax.dynamic_update_slice_in_dim, axis=axis - 1))(cache, new, slot)

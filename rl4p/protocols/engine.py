@@ -180,6 +180,15 @@ class Frees(Protocol):
 
 
 @runtime_checkable
+class HasMetrics(Protocol):
+    """A rollout with metrics of its own."""
+
+    def metrics(self) -> Mapping[str, float]:
+        """Returns the metrics of the last call, by their whole names."""
+        ...
+
+
+@runtime_checkable
 class HoldsEpisodes(Protocol):
     """A rollout whose rows are episodes of many turns (`rollout=environment`, `rollout=agent`).
 

@@ -1,23 +1,26 @@
 """The fast sampler: continuous batching, where waiting sequences take the slots of ended ones."""
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
+from annotated_types import Le
 
-from rl4p.configuration.bounds import Positive
+from rl4p.configuration.bounds import Natural, Positive
 from rl4p.distributed.placement import with_shardings
 from rl4p.model.policy import Policy
 from rl4p.protocols.planning import CacheSize, PlannedProgram
 from rl4p.rollout.engine.cache import cache_shardings, place, prefill, resized_layer
 from rl4p.rollout.engine.decode import decode
 from rl4p.rollout.engine.distributions import SharedDistribution
-from rl4p.rollout.engine.in_process import ContinuousEngine, slot_counts
-from rl4p.rollout.engine.layout import response_room
+from rl4p.rollout.engine.in_process import ContinuousEngine
+from rl4p.rollout.engine.layout import response_room, slot_counts
 from rl4p.rollout.engine.slots import Slots
+from rl4p.rollout.engine.speculation import MOST_DRAFTED, Counts
 from rl4p.rollout.sampler import Sampler
+from rl4p.types import Sampling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,23 +36,51 @@ class Continuous(Sampler):
     Attributes:
       slots: the number of sequences decoded at a time. None decodes all sequences of a step at
         once, which is fastest if their cache fits into memory.
+      draft_tokens: the most tokens that a decode step reads ahead of the next one (speculative
+        decoding). 0 is off. The tokens stay the same, and log-probabilities change by rounding. A
+        draft is what followed the sequence's last tokens earlier, in its own text or in a response
+        to the same prompt. Drafts are used where they are estimated to pay: for few sequences, so
+        that a step takes little longer, and if they are often right. Sequences with a penalty or
+        `least_tokens` have none. The engine of `rl4p.serve` has none either.
     """
 
     slots: Positive | None = None
+    draft_tokens: Annotated[Natural, Le(MOST_DRAFTED)] = 0
+    counts: Counts = field(default_factory=Counts, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("repetition_penalty", "presence_penalty"):
+            if self.draft_tokens and getattr(self, name) != getattr(Sampling(), name):
+                raise ValueError(
+                    f"draft_tokens has no effect with {name}, whose tokens are drawn one by one: "
+                    "leave one of them out."
+                )
 
     def open(self, policy: Policy) -> ContinuousEngine:
+        self.counts.clear()
         return ContinuousEngine(
             policy,
             self.options,
             self.temperature_at,
             slots=self.slots,
             max_response_tokens=self.max_response_tokens,
+            draft_tokens=self.draft_tokens,
+            counts=self.counts,
         )
 
+    def metrics(self) -> dict[str, float]:
+        """Returns the metrics of the engine that was opened last, if tokens may be drafted."""
+        return self.counts.metrics() if self.draft_tokens else {}
+
     def plan(self, run: Any) -> Generator[PlannedProgram, Any, None]:
-        """Yields `prefill`, `arrange` and `decode`, with the largest cache that may occur."""
+        """Yields `prefill`, `arrange` and `decode`, with the largest cache that may occur.
+
+        `decode` is planned without drafts, which serve few sequences.
+        """
         policy, mesh, params = run.policy, run.policy.sampling_mesh, run.sampling_params()
         P, W, B, R = run.prompts, run.prompt_columns, run.sequences, run.response_tokens
+        room = R + self.draft_tokens
         resident = run.resident_while_sampling()
         P += -P % mesh.row_shards
         counts_P = run.rows((P,), jnp.int32, mesh)
@@ -68,15 +99,15 @@ class Continuous(Sampler):
             return with_shardings(cache, cache_shardings(cache, mesh))
 
         row_n = run.rows((n,), jnp.int32, mesh)
-        cache, before = cache_of(W + R), response_room(R // 2, R)
-        if before < R:  # the cache grows, one layer after another: the last is here twice
+        cache, before = cache_of(W + room), response_room(room // 2, room)
+        if before < room:  # the cache grows, one layer after another: the last is here twice
             smaller = cache_of(W + before)
             layer = replace(smaller, layers=smaller.layers[:1])
-            traced = resized_layer.trace(layer, row_n, W + R, mesh)
+            traced = resized_layer.trace(layer, row_n, W + room, mesh)
             live = (resident, prefilled, layer, cache.layers[1:])
             read = run.bytes_of((smaller, cache))
         else:
-            traced = place.trace(None, prefilled, row_n, W + R, mesh)
+            traced = place.trace(None, prefilled, row_n, W + room, mesh)
             live, read = (resident, prefilled), None
         yield PlannedProgram(phase="arrange", traced=traced, live=live, read=read)
 
@@ -113,7 +144,8 @@ class Continuous(Sampler):
         """Returns the prefilled prompts, and the largest cache."""
         W, R, shards = run.prompt_columns, run.response_tokens, run.policy.sampling_mesh.row_shards
         n = slot_counts(self.slots_of(run.sequences), shards, R)[0]
-        return CacheSize(rows=run.prompts, columns=W), CacheSize(rows=n, columns=W + R)
+        columns = W + R + self.draft_tokens
+        return CacheSize(rows=run.prompts, columns=W), CacheSize(rows=n, columns=columns)
 
     def slots_of(self, sequences: int) -> int:
         """Returns how many of a step's sequences are decoded at a time."""

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 
 from rl4p.errors import InputError, RunError
-from rl4p.rollout.engine.batch import Chunk
+from rl4p.rollout.engine.chunk import Chunk
 from rl4p.rollout.engine.detokenizer import Detokenizer
 from rl4p.rollout.engine.sequence import TokenSequence
 from rl4p.serving.choice import Choice, CompletionOptions

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from rl4p.configuration.bounds import Positive
 from rl4p.model.policy import Policy
 from rl4p.protocols.agent import CallRefused, ModelCalls, OpenAgentServer
-from rl4p.rollout.engine.batch import Chunk
+from rl4p.rollout.engine.chunk import Chunk
 from rl4p.rollout.engine.detokenizer import Detokenizer
 from rl4p.rollout.engine.sequence import TokenSequence
 from rl4p.serving.active_request import ActiveRequest, ReadyQueue

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from rl4p.rollout.engine.batch import Chunk
+from rl4p.rollout.engine.chunk import Chunk
 from rl4p.rollout.engine.detokenizer import Detokenizer, IncrementalDetokenizer
 from rl4p.rollout.engine.stop_strings import StopStrings
 from rl4p.types import Finish, Sampling

@@ -16,7 +16,7 @@ from rl4p.configuration.folder import run_folder
 from rl4p.data.prompting import QuestionTemplate
 from rl4p.errors import InputError, RunError
 from rl4p.loop.compilation import keep_programs
-from rl4p.rollout.engine.batch import Chunk
+from rl4p.rollout.engine.chunk import Chunk
 from rl4p.rollout.engine.detokenizer import Detokenizer
 from rl4p.rollout.engine.sequence import TokenSequence
 from rl4p.runs.policy import load_policy

@@ -3,7 +3,7 @@
 import math
 
 from rl4p.model.policy import Policy, padded_width
-from rl4p.rollout.engine.batch import Ended
+from rl4p.rollout.engine.chunk import Ended
 from rl4p.rollout.engine.decode import MOST_STEPS
 from rl4p.rollout.engine.layout import Layout, few_tokens
 

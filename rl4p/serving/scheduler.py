@@ -14,7 +14,8 @@ import numpy as np
 
 from rl4p.errors import InputError, RunError
 from rl4p.model.policy import Policy
-from rl4p.rollout.engine.batch import Batch, Chunk, Ended, placed
+from rl4p.rollout.engine.batch import Batch, placed
+from rl4p.rollout.engine.chunk import Chunk, Ended
 from rl4p.rollout.engine.score import check_scored, scored_tokens
 from rl4p.rollout.engine.sequence import TokenSequence, check_request
 from rl4p.serving.pace import Pace, layout

@@ -8,7 +8,7 @@ from typing import Any
 
 from rl4p.errors import RunError
 from rl4p.model.policy import padded_width
-from rl4p.rollout.engine.batch import Chunk
+from rl4p.rollout.engine.chunk import Chunk
 from rl4p.rollout.engine.sequence import TokenSequence
 from rl4p.types import Finish
 

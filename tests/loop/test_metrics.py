@@ -5,7 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl4p.loop.metrics import batch_metrics, environment_metrics, task_metrics
+from rl4p.loop.metrics import (
+    batch_metrics,
+    environment_metrics,
+    rollout_metrics,
+    task_metrics,
+)
+from rl4p.rollout.continuous import Continuous
 from rl4p.types import Episode, Finish, Turn
 
 
@@ -178,3 +184,12 @@ def test_the_metrics_of_episodes_by_hand(make_prompt):
         "environment/tool_calls": 3 / 4,
         "time/environment_calls": 0.5,
     }
+
+
+def test_a_rollout_has_the_metrics_of_its_last_call():
+    drafting = Continuous(max_response_tokens=8, draft_tokens=2)
+    drafting.counts.tokens, drafting.counts.steps = 6, 4
+    metrics = rollout_metrics(drafting)
+    assert metrics == {"rollout/tokens_per_decode_step": 1.5, "rollout/drafted": 0.0}
+    assert rollout_metrics(Continuous(max_response_tokens=8)) == {}
+    assert rollout_metrics(object()) == {}

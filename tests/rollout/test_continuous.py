@@ -13,6 +13,7 @@ import pytest
 from rl4p.loop.checks import check_trajectories
 from rl4p.rollout.continuous import Continuous
 from rl4p.rollout.engine import batch as batches
+from rl4p.rollout.engine import speculation
 from rl4p.rollout.engine.cache import prefill
 from rl4p.rollout.engine.decode import Outcome, decode
 from rl4p.rollout.naive_sampler import NaiveSampler
@@ -314,3 +315,23 @@ def test_a_chunk_takes_the_arrays_of_the_one_before(sample, monkeypatch, slots):
     sample(Continuous(max_response_tokens=R, slots=slots), group_size=8)
     assert len(caches) > 1
     assert all(all(gone) for gone in caches)
+
+
+@pytest.mark.parametrize("name", ["repetition_penalty", "presence_penalty"])
+def test_drafts_are_refused_where_a_penalty_ends_them(name):
+    with pytest.raises(ValueError, match=f"draft_tokens has no effect with {name}"):
+        Continuous(max_response_tokens=R, draft_tokens=3, **{name: 1.5})
+    Continuous(max_response_tokens=R, **{name: 1.5})
+
+
+def test_the_metrics_of_drafts_are_those_of_the_last_call(sample, monkeypatch):
+    assert Continuous(max_response_tokens=R).metrics() == {}
+    none = {"rollout/tokens_per_decode_step": 1.0, "rollout/drafted": 0.0}
+    sampler = Continuous(max_response_tokens=R, draft_tokens=3, slots=8)
+    sample(sampler)
+    assert sampler.metrics() == none  # they cannot pay for so small a policy
+    monkeypatch.setattr(speculation, "TOKENS_OF_CACHED", 10**9)
+    for _ in range(2):
+        sample(sampler)
+        assert 0 < sampler.counts.tokens <= 8 * R
+        assert sampler.metrics()["rollout/tokens_per_decode_step"] >= 1

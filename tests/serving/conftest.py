@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 from rl4p.errors import InputError, RunError
-from rl4p.rollout.engine.batch import Chunk
+from rl4p.rollout.engine.chunk import Chunk
 from rl4p.rollout.engine.detokenizer import Detokenizer
 from rl4p.serving.active_request import ReadyQueue
 from rl4p.serving.app import ServedApp

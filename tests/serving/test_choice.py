@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from rl4p.rollout.engine.batch import Chunk
+from rl4p.rollout.engine.chunk import Chunk
 from rl4p.rollout.engine.detokenizer import Detokenizer
 from rl4p.rollout.engine.sequence import TokenSequence
 from rl4p.serving.choice import Choice, CompletionOptions

@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from rl4p.rollout.engine.batch import Chunk
+from rl4p.rollout.engine.chunk import Chunk
 from rl4p.serving.choice import Choice, CompletionOptions
 from rl4p.serving.sglang import GenerateRequest, GenerateResponse
 from rl4p.types import Finish, Sampling

@@ -14,7 +14,7 @@ from rl4p.distributed.processes import to_host
 from rl4p.loop.cache.success_cache import SuccessCache
 from rl4p.loop.grading import graded as grade
 from rl4p.loop.groups import check_filters, divided, joined
-from rl4p.loop.metrics import drawn_shares, episode_times
+from rl4p.loop.metrics import drawn_shares, rollout_metrics
 from rl4p.loop.source.quota import Quota
 from rl4p.loop.stopwatch import Stopwatch
 from rl4p.loop.synced_weights import SyncedWeights
@@ -126,7 +126,7 @@ class OpenDynamicSampling:
             rewards=rewards,
             memory=memory,
             metrics=watch.times()
-            | episode_times(self.phases.rollout)
+            | rollout_metrics(self.phases.rollout)
             | {f"collector/{name}": float(count) for name, count in counts.items()}
             | drawn_shares([group.episodes[0] for group in batch]),
         )

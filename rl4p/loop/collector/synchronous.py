@@ -7,7 +7,7 @@ import jax
 
 from rl4p.distributed.processes import to_host
 from rl4p.loop.grading import graded
-from rl4p.loop.metrics import drawn_shares, episode_times
+from rl4p.loop.metrics import drawn_shares, rollout_metrics
 from rl4p.loop.source.quota import Quota
 from rl4p.loop.stopwatch import Stopwatch
 from rl4p.loop.synced_weights import SyncedWeights
@@ -74,7 +74,7 @@ class OpenSynchronous:
             rewards=rewards,
             memory=memory,
             metrics=watch.times()
-            | episode_times(self.phases.rollout)
+            | rollout_metrics(self.phases.rollout)
             | drawn_shares(episodes[:: self.group_size]),
         )
 

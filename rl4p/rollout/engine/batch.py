@@ -7,7 +7,7 @@ sequences leave their slots, and new ones are placed in free slots.
 import math
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -15,78 +15,16 @@ import numpy as np
 from rl4p.distributed.mesh import Mesh
 from rl4p.model.cache import Cache
 from rl4p.model.policy import Policy
-from rl4p.model.sampling import Draws
 from rl4p.rollout.engine import cache as programs
-from rl4p.rollout.engine.decode import Outcome, decode, in_support
+from rl4p.rollout.engine.chunk import Ended
+from rl4p.rollout.engine.decode import Outcome, decode
 from rl4p.rollout.engine.distributions import Distribution
 from rl4p.rollout.engine.layout import Layout
 from rl4p.rollout.engine.sequence import TokenSequence
 from rl4p.rollout.engine.slots import Slots
-from rl4p.types import Finish, Params
-
-
-class Chunk(NamedTuple):
-    """New tokens of one sequence.
-
-    Attributes:
-      tokens, logprobs: the new tokens and their log-probabilities.
-      alternatives: for each token, the most probable tokens with their log-probabilities, the most
-        probable first; empty if the sequence wants none.
-      finish: the reason why the sequence ended; None if it goes on.
-      version: the weight version that drew the tokens.
-    """
-
-    sequence: TokenSequence
-    tokens: list[int]
-    logprobs: list[float]
-    alternatives: list[list[tuple[int, float]]]
-    finish: Finish | None
-    version: str = ""
-
-
-class Ended(NamedTuple):
-    """A device call that has ended.
-
-    Attributes:
-      slots: of each sequence that it decoded: the slot, the number of new tokens, and whether it
-        goes on.
-      size: the number of slots.
-      seconds: from the start of the call; nan if it had to wait for other calls.
-    """
-
-    outcome: Outcome
-    drawn: Draws
-    slots: list[tuple[int, TokenSequence, int, bool]]
-    size: int
-    seconds: float
-
-    def chunks(self, version: str = "") -> list[Chunk]:
-        """Returns the new tokens of each sequence, drawn by a weight version, and adds them to it.
-
-        It is called once.
-        """
-        shows = self.drawn.others_BA.size > 0
-        others = jax.device_get((self.drawn.others_BA, self.drawn.other_logprobs_BA))
-        chunks = []
-        for slot, sequence, count, goes_on in self.slots:
-            tokens = self.outcome.tokens_nM[slot, :count].tolist()
-            logprobs = self.outcome.logprobs_nM[slot, :count].tolist()
-            sequence.tokens += tokens
-            shown, finish = [], None
-            if shows and (wanted := sequence.alternatives):
-                shown = in_support(*(x[slot, :count, :wanted].tolist() for x in others))
-            if not goes_on:
-                finish = Finish.STOP if tokens[-1] in sequence.end_ids else Finish.LENGTH
-            chunks.append(Chunk(sequence, tokens, logprobs, shown, finish, version))
-        return chunks
-
-    def spoiled(self) -> list[TokenSequence]:
-        """Returns the sequences with a new log-probability that is not a number."""
-        nan_nM = np.isnan(self.outcome.logprobs_nM[:, : self.outcome.steps])
-        if not nan_nM.any():
-            return []
-        return [sequence for slot, sequence, count, _ in self.slots if nan_nM[slot, :count].any()]
-
+from rl4p.rollout.engine.speculate import speculate
+from rl4p.rollout.engine.speculation import Speculation
+from rl4p.types import Params
 
 EVERY = -1  # the shard of a cache whose rows are on all devices
 
@@ -101,12 +39,20 @@ class Batch:
 
     Args:
       kept: the caches of ended sequences, which contexts may begin with. They lack the last token.
+      speculation: chooses when to draft tokens; None for never.
     """
 
-    def __init__(self, policy: Policy, layout: Layout, kept: Kept | None = None) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        layout: Layout,
+        kept: Kept | None = None,
+        speculation: Speculation | None = None,
+    ) -> None:
         self.decoder, self.pad_id = policy.decoder, policy.pad_id
         self.mesh, self.layout = policy.sampling_mesh, layout
         self.kept: Kept = {} if kept is None else kept
+        self.speculation = speculation
         self.prefills = self.prefilled_tokens = self.calls = 0
         self.clear()
 
@@ -187,7 +133,8 @@ class Batch:
         self.small_calls = self.small_calls + 1 if size < n else 0
         if size < n and self.small_calls < layout.patience:
             size = n
-        used = max(layout.padding(x.context) + x.length for x in (*running, *new)) + 1
+        drafted = 0 if self.speculation is None else self.speculation.most
+        used = max(layout.padding(x.context) + x.length for x in (*running, *new)) + 1 + drafted
         widest = max((layout.width(x.tokens) for x in new), default=0)
         columns = layout.columns(max(used, widest))
         shrinks = layout.shrinks and (size != n or columns <= self.columns // 2)
@@ -346,21 +293,29 @@ class Batch:
         arrays = slots.state, slots.constants
         own = slots.distributions if distribution is None else None
         seen_nV: Any = slots.seen(self.decoder.config.vocabulary)
+        extras = any(x.needs_extras for x in running)
+        k, texts = 0, None
+        if self.speculation is not None:
+            allowed = seen_nV is None and not extras
+            k, texts, most = self.speculation.choose(slots.sequences, allowed=allowed)
+            steps = min(steps, most)
         if self.mesh.size > 1:
-            arrays, own, seen_nV = self.mesh.shard_rows((arrays, own, seen_nV))
-        self.cache, packed, drawn = decode(
-            self.decoder,
-            params,
-            self.cache,
-            *arrays,
-            own if distribution is None else distribution,
-            np.int32(steps),
-            np.int32(enough),
-            seen_nV,
-            extras=any(x.needs_extras for x in running),
-            mesh=self.mesh,
-        )
-        self.in_flight = packed, drawn, began
+            arrays, own, seen_nV, texts = self.mesh.shard_rows((arrays, own, seen_nV, texts))
+        arrays = *arrays, own if distribution is None else distribution
+        if texts is None:
+            numbers = np.int32(steps), np.int32(enough), seen_nV
+            self.cache, packed, drawn = decode(
+                *(self.decoder, params, self.cache, *arrays, *numbers),
+                extras=extras,
+                mesh=self.mesh,
+            )
+            steps_nT = None
+        else:
+            numbers = np.int32(steps), np.int32(enough)
+            self.cache, (packed, drawn, steps_nT) = speculate(
+                *(self.decoder, params, self.cache, *arrays, texts, *numbers), k=k, mesh=self.mesh
+            )
+        self.in_flight = packed, drawn, steps_nT, began
         self.calls += 1
 
     def end(self) -> Ended:
@@ -368,7 +323,7 @@ class Batch:
 
         `Ended.chunks` must be called before `admit`, if that places the same sequences again.
         """
-        (packed, drawn, began), self.in_flight = self.in_flight, None
+        (packed, drawn, steps_nT, began), self.in_flight = self.in_flight, None
         outcome = Outcome.of(packed)
         seconds = math.nan if self.untimed else time.perf_counter() - began
         counts, active = self.slots.advance(outcome).tolist(), outcome.active_n.tolist()
@@ -377,6 +332,8 @@ class Batch:
             for slot, sequence in enumerate(self.slots.sequences)
             if sequence is not None
         ]
+        if self.speculation is not None:
+            self.speculation.add(outcome.steps, steps_nT, [slot[1:] for slot in slots])
         for slot, sequence, count, goes_on in slots:
             sequence.drawn += count
             if sequence.penalizes:

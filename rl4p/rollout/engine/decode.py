@@ -174,12 +174,13 @@ class Outcome(NamedTuple):
     def of(packed: Array) -> "Outcome":
         """Waits for a packed array and returns its parts."""
         packed_nX = np.asarray(to_host(packed))
+        M = (packed_nX.shape[1] - 3) // 2
         return Outcome(
             steps=int(packed_nX[0, 0]),
             drawn_n=packed_nX[:, 1],
             active_n=packed_nX[:, 2] > 0,
-            tokens_nM=packed_nX[:, 3 : 3 + MOST_STEPS],
-            logprobs_nM=packed_nX[:, 3 + MOST_STEPS :].view(np.float32),
+            tokens_nM=packed_nX[:, 3 : 3 + M],
+            logprobs_nM=packed_nX[:, 3 + M :].view(np.float32),
         )
 
 

@@ -16,9 +16,10 @@ from rl4p.rollout.engine.batch import Batch, Kept
 from rl4p.rollout.engine.decode import MOST_STEPS
 from rl4p.rollout.engine.detokenizer import Detokenizer
 from rl4p.rollout.engine.distributions import SharedDistribution
-from rl4p.rollout.engine.layout import Layout, few_tokens
+from rl4p.rollout.engine.layout import Layout, few_tokens, slot_counts
 from rl4p.rollout.engine.sequence import TokenSequence, check_request
 from rl4p.rollout.engine.slots import Slots
+from rl4p.rollout.engine.speculation import Counts, Speculation, parameter_tokens
 from rl4p.rollout.engine.stop_strings import stopped_at
 from rl4p.types import Finish, Params, Sampling
 
@@ -180,6 +181,8 @@ class ContinuousEngine(InProcess):
     Args:
       slots: the most sequences that are decoded at a time; None decodes all of a call at once.
       max_response_tokens: the longest completion of a request of the rollout.
+      draft_tokens: the most drafted tokens of a decode step (`Speculation`); 0 for none.
+      counts: counts tokens and decode steps, if tokens may be drafted.
 
     Attributes:
       prefilled_tokens: the number of tokens of contexts that were computed so far.
@@ -195,9 +198,12 @@ class ContinuousEngine(InProcess):
         *,
         slots: int | None,
         max_response_tokens: int,
+        draft_tokens: int = 0,
+        counts: Counts | None = None,
     ) -> None:
         super().__init__(policy, options, temperature_at)
         self.slots, self.max_response_tokens = slots, max_response_tokens
+        self.draft_tokens, self.counts = draft_tokens, counts or Counts()
         self.prefilled_tokens = self.stream_columns = 0
 
     def decode(
@@ -219,11 +225,16 @@ class ContinuousEngine(InProcess):
         logprobs: dict[TokenSequence, list[float]] = {x: [] for x in sequences}
         unfinished = dict.fromkeys(sequences)
         params, _, kept = weights
-        batch = Batch(self.policy, self.layout(requests, stops=stop is not None), kept)
+        layout = self.layout(requests, stops=stop is not None)
+        batch = Batch(self.policy, *self.with_drafts(params, layout, kept))
         if self.policy.sampling_mesh.row_shards == 1:  # else slots say which device needs which
             contexts = [tuple(x.tokens) for x in requests]
             batch.prefill(params, contexts, [0] * len(contexts))
         waiting = deque(sequences)
+        if batch.speculation is not None and batch.speculation.likely(layout.sizes[-1]):
+            # The first response to a prompt is a draft for the others.
+            numbers = [i for request in requests for i in range(len(request.keys_N))]
+            waiting = deque(sequences[i] for i in np.argsort(numbers, kind="stable"))
         while unfinished:
             if stop is not None and stop(np.array([x not in unfinished for x in sequences])):
                 break
@@ -255,6 +266,17 @@ class ContinuousEngine(InProcess):
             for x in sequences
         ]
 
+    def with_drafts(
+        self, params: Params, layout: Layout, kept: Kept
+    ) -> tuple[Layout, Kept, Speculation | None]:
+        """Returns the options of a batch with room for drafts, if they may pay for any size."""
+        mesh, drafted = self.policy.sampling_mesh, self.draft_tokens
+        cost = parameter_tokens(mesh.platform, params)
+        speculation = Speculation(drafted, layout.most, mesh.row_shards, cost, self.counts)
+        if not any(map(speculation.likely, layout.sizes)):
+            return layout, kept, None
+        return replace(layout, most=layout.most + drafted), kept, speculation
+
     def is_stopped(self, request: Request, sequence: TokenSequence) -> bool:
         """Returns whether a sequence has a stop string."""
         new = sequence.tokens[len(sequence.context) :]
@@ -285,7 +307,8 @@ class ContinuousEngine(InProcess):
         params, version, kept = self.weights
         distribution = self.distribution(version, greedy, ())
         longest = self.policy.decoder.config.max_positions
-        batch = Batch(self.policy, self.stream_layout(source), kept)
+        layout = self.stream_layout(source)
+        batch = Batch(self.policy, *self.with_drafts(params, layout, kept))
         batch.slots = Slots(batch.layout.sizes[-1])
         requests: dict[TokenSequence, Request] = {}
         logprobs: dict[TokenSequence, list[float]] = {}
@@ -373,17 +396,3 @@ def completion(tokens: Any, logprobs: Any, version: int, ended: Finish) -> Compl
         versions=np.full(len(tokens), version, np.int32),
         finish=ended,
     )
-
-
-def slot_counts(most: int, devices: int, R: int) -> tuple[int, ...]:
-    """Returns falling slot counts: `most` rounded up to the devices, then up to R // 32 halves.
-
-    Each slot count compiles once, which only long responses are worth.
-    """
-    counts = [-(-most // devices) * devices]
-    for _ in range(R // 32):
-        half, odd = divmod(counts[-1], 2)
-        if odd or half < 8 or half % devices:
-            break
-        counts.append(half)
-    return tuple(counts)

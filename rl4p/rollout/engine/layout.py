@@ -83,3 +83,17 @@ def response_room(oldest: int, R: int) -> int:
     while places <= oldest:
         places = places * 3 // 2 if places.bit_count() == 1 else places * 4 // 3
     return min(R, places)
+
+
+def slot_counts(most: int, devices: int, R: int) -> tuple[int, ...]:
+    """Returns falling slot counts: `most` rounded up to the devices, then up to R // 32 halves.
+
+    Each slot count compiles once, which only long responses are worth.
+    """
+    counts = [-(-most // devices) * devices]
+    for _ in range(R // 32):
+        half, odd = divmod(counts[-1], 2)
+        if odd or half < 8 or half % devices:
+            break
+        counts.append(half)
+    return tuple(counts)

@@ -6,6 +6,7 @@ import numpy as np
 from rl4p.loop.collector.synchronous import Synchronous
 from rl4p.loop.source.stream import PromptStream
 from rl4p.reward.weighted import Weighted
+from rl4p.rollout.continuous import Continuous
 from rl4p.rollout.demonstrations import Demonstrations
 from rl4p.types import TrainState
 
@@ -92,3 +93,20 @@ def test_a_rollout_is_of_this_steps_parameters_key_and_version(policy, prompts, 
     assert options == {"group_size": 3, "version": 9, "greedy": False}
     assert collected.memory == {"rollout": 4, "kl": 2}
     assert len(collected.episodes) == 6
+
+
+def test_a_step_has_the_metrics_of_its_rollout(policy, params, prompts, make_phases):
+    state = TrainState(
+        step=jax.numpy.int32(0),
+        params=params,
+        optimizer_state=None,
+        key=jax.random.key(0),
+        memory={},
+    )
+    phases = make_phases(
+        rollout=Continuous(max_response_tokens=4, draft_tokens=2),
+        reward=Weighted(terms={"length": Length()}),
+    )
+    stream = PromptStream(prompts, seed=0)
+    collector = Synchronous().open(phases, policy, stream, prompts_per_step=2, group_size=2)
+    assert collector.collect(state).metrics["rollout/tokens_per_decode_step"] == 1

@@ -4,7 +4,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
 from rl4p.model.tokenizer import byte_tokenizer
-from rl4p.rollout.engine.batch import Chunk
+from rl4p.rollout.engine.chunk import Chunk
 from rl4p.rollout.engine.detokenizer import LONG, Detokenizer, IncrementalDetokenizer
 from rl4p.serving.choice import Choice, CompletionOptions
 from rl4p.types import Finish, Sampling

@@ -15,7 +15,6 @@ from rl4p.rollout.engine import batch as batches
 from rl4p.rollout.engine import in_process
 from rl4p.rollout.engine.cache import prefill
 from rl4p.rollout.engine.decode import decode
-from rl4p.rollout.engine.in_process import slot_counts
 from rl4p.rollout.naive_sampler import NaiveSampler
 from rl4p.types import Finish
 
@@ -263,20 +262,3 @@ def test_another_temperature_compiles_nothing(ending, params, requests):
     engine.publish(params, 3)
     engine.complete(requests)
     assert compilation().since(before).programs == 0
-
-
-@pytest.mark.parametrize(
-    ("most", "devices", "limit", "counts"),
-    [
-        (64, 1, 256, (64, 32, 16, 8)),
-        (64, 8, 256, (64, 32, 16, 8)),
-        (64, 1, 64, (64, 32, 16)),
-        (64, 1, 31, (64,)),
-        (20, 1, 256, (20, 10)),
-        (12, 8, 256, (16, 8)),
-        (24, 8, 256, (24,)),
-        (1, 1, 256, (1,)),
-    ],
-)
-def test_slots_are_halved_while_it_pays_and_they_divide(most, devices, limit, counts):
-    assert slot_counts(most, devices, limit) == counts

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from rl4p.rollout.engine.layout import response_room
+from rl4p.rollout.engine.layout import response_room, slot_counts
 
 
 def test_the_cache_has_room_for_the_next_token_and_few_sizes():
@@ -22,3 +22,20 @@ def test_the_cache_has_room_for_the_next_token_and_few_sizes():
 def test_the_room_of_a_response_by_hand(age, room):
     assert response_room(age, 1000) == room
     assert response_room(age, 100) == min(room, 100)
+
+
+@pytest.mark.parametrize(
+    ("most", "devices", "limit", "counts"),
+    [
+        (64, 1, 256, (64, 32, 16, 8)),
+        (64, 8, 256, (64, 32, 16, 8)),
+        (64, 1, 64, (64, 32, 16)),
+        (64, 1, 31, (64,)),
+        (20, 1, 256, (20, 10)),
+        (12, 8, 256, (16, 8)),
+        (24, 8, 256, (24,)),
+        (1, 1, 256, (1,)),
+    ],
+)
+def test_slots_are_halved_while_it_pays_and_they_divide(most, devices, limit, counts):
+    assert slot_counts(most, devices, limit) == counts
