@@ -158,7 +158,7 @@ def on_each(params, rows):
     return collectives.total_gradient(mesh, jax.grad(gathered)(params, rows))
 
 def run(params, rows):
-    return collectives.on_rows(mesh, on_each, params, rows, results=collectives.parts(params))
+    return collectives.on_rows(mesh, on_each, params, rows, results=collectives.parts(mesh, params))
 
 sharded = jax.device_put(params, param_shardings(mesh, params))
 ours = jax.device_get(jax.jit(run)(sharded, mesh.shard_rows((rows, places, ones))))

@@ -160,7 +160,7 @@ def on_each(both, rows):
     return collectives.total_gradient(mesh, jax.grad(gathered)(adapters, rows))
 
 def run(frozen, adapters, rows):
-    both, parts = (frozen, adapters), collectives.parts(adapters)
+    both, parts = (frozen, adapters), collectives.parts(mesh, adapters)
     return collectives.on_rows(mesh, on_each, both, rows, results=parts)
 
 both = rows, places, ones
