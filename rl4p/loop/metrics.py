@@ -18,6 +18,8 @@ from rl4p.protocols.collection import Collected
 from rl4p.protocols.engine import HasMetrics, HoldsEpisodes
 from rl4p.types import Array, Episode, Finish, Metrics, Rewards, Trajectories
 
+compiled_statistics = jax.jit(group_statistics)  # one program; without it, each operation is one
+
 
 def collection_metrics(step: int, collected: Collected, advantages_BT: Array) -> dict[str, float]:
     """Returns the metrics of the collection of `step`, of its batch and of its speed."""
@@ -34,7 +36,7 @@ def batch_metrics(
     step: int, trajectories: Trajectories, rewards: Rewards, advantages_BT: Array
 ) -> dict[str, float]:
     """Returns metrics of the trajectories of `step`: rewards, lengths, staleness in steps, ..."""
-    group = group_statistics(rewards.total_B, rewards.valid_B, trajectories.group_ids_B)
+    group = compiled_statistics(rewards.total_B, rewards.valid_B, trajectories.group_ids_B)
     rewards, mask_BT, finish_B, version_BT, groups_B, equal_B, advantages_BT = to_host(
         (
             rewards,

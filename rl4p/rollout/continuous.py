@@ -1,7 +1,8 @@
 """The fast sampler: continuous batching, where waiting sequences take the slots of ended ones."""
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Annotated, Any
 
 import jax
@@ -46,7 +47,6 @@ class Continuous(Sampler):
 
     slots: Positive | None = None
     draft_tokens: Annotated[Natural, Le(MOST_DRAFTED)] = 0
-    counts: Counts = field(default_factory=Counts, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -56,6 +56,11 @@ class Continuous(Sampler):
                     f"draft_tokens has no effect with {name}, whose tokens are drawn one by one: "
                     "leave one of them out."
                 )
+
+    @cached_property
+    def counts(self) -> Counts:
+        """The counts of the engine that was opened last."""
+        return Counts()
 
     def open(self, policy: Policy) -> ContinuousEngine:
         self.counts.clear()

@@ -25,6 +25,7 @@ from rl4p.runs.run import (
     may_start_again,
     refuse_what_only_a_plan_reads,
 )
+from tests.runs.conftest import summary
 
 pytestmark = pytest.mark.mixed_dtypes
 
@@ -217,3 +218,16 @@ def test_a_run_refuses_what_only_a_plan_reads(overrides, sentence):
         refuse_what_only_a_plan_reads(compose(overrides))
     for accepted in ((), ("plan.check=true", "plan.memory_gib=4")):
         refuse_what_only_a_plan_reads(compose(accepted))
+
+
+@pytest.mark.slow
+def test_no_program_is_compiled_after_the_second_step(train, tmp_path):
+    """The hooks of every step run in the first two, too."""
+    often = [f"{hook}.every=1" for hook in ("samples", "evaluation", "checkpoint")]
+    programs = []
+    for steps in (2, 6):
+        folder = tmp_path / str(steps)
+        done = train(*often, f"steps={steps}", f"hydra.run.dir={folder}")
+        assert done.returncode == 0, done.stderr[-3000:]
+        programs.append(summary(folder)["compilation"]["programs"])
+    assert programs[0] == programs[1] > 10

@@ -60,7 +60,8 @@ def samples_of(
         "advantages_BT": info.advantages_BT,
         "loss_mask_BT": info.loss_mask_BT,
     }
-    host, rewards = to_host(jax.tree.map(lambda x: x[:count], (arrays, info.rewards)))
+    # On the host, where taking rows compiles nothing.
+    host, rewards = jax.tree.map(lambda x: x[:count], to_host((arrays, info.rewards)))
     samples, seen = [], Counter()
     for row, grades in enumerate(grades_of(rewards)):
         episode, group = info.episodes[row], int(host["group_ids_B"][row])
