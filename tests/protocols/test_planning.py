@@ -14,7 +14,7 @@ RUN = SimpleNamespace(
     sequences=8,
     prompt_columns=16,
     response_tokens=32,
-    mesh=SimpleNamespace(sampling=SimpleNamespace(row_shards=1)),
+    policy=SimpleNamespace(sampling_mesh=SimpleNamespace(row_shards=1)),
 )
 
 
