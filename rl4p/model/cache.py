@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -56,7 +56,7 @@ class Prefix(NamedTuple):
 
 
 class Writer(NamedTuple):
-    """Writes keys and values to a cache, and divides what it is used with as the cache is.
+    """Writes keys and values to a cache, whose rows devices with the same KV heads may divide.
 
     Attributes:
       slot: the first slot to write; or an array [B] of one slot per row.
@@ -70,16 +70,14 @@ class Writer(NamedTuple):
         return write(cache, new.astype(cache.dtype), self.slot, axis, self.mesh)
 
     def for_products(self, x_BTD: Array) -> Array:
-        """Returns attended values with the heads on each device whose parameters it has."""
-        return divided_as(x_BTD, self.mesh, "dp", None, ("tp", "fsdp"))
+        """Returns the results of attention, each head on the device that multiplies it next.
 
-
-def divided_as(x: Array, mesh: Mesh | None, *spec: Any) -> Array:
-    """Returns an array with this sharding, if devices with the same KV heads divide the cache."""
-    if not isinstance(mesh, SamplingMesh) or mesh.devices.shape["fsdp"] == 1:
-        return x
-    sharding = NamedSharding(mesh.devices, PartitionSpec(*spec[: x.ndim]))  # x may be a scalar
-    return jax.lax.with_sharding_constraint(x, sharding)
+        That is the exchange before attention, reversed. The compiler would gather all heads.
+        """
+        if not isinstance(self.mesh, SamplingMesh) or self.mesh.devices.shape["fsdp"] == 1:
+            return x_BTD
+        spec = PartitionSpec("dp", None, self.mesh.product_axes)
+        return jax.lax.with_sharding_constraint(x_BTD, NamedSharding(self.mesh.devices, spec))
 
 
 def write(
