@@ -49,16 +49,16 @@ def own(x: Array, axis: int = 1) -> Array:
     return jax.lax.dynamic_slice_in_dim(jnp.asarray(x), start, size // n, axis)
 
 
-def even(rows: Any) -> Any:
-    """Returns arrays [B, T, ...] with columns of zeros, so that the devices divide them evenly."""
+def padded(rows: Any) -> Any:
+    """Returns arrays [B, T, ...] with more columns, of zeros, that the devices divide evenly."""
     n = devices()
 
-    def padded(x: Array) -> Array:
+    def pad(x: Array) -> Array:
         if x.ndim == 1 or x.shape[1] % n == 0:
             return x
         return jnp.pad(x, [(0, -x.shape[1] % n if axis == 1 else 0) for axis in range(x.ndim)])
 
-    return jax.tree.map(padded, rows)
+    return jax.tree.map(pad, rows)
 
 
 def whole(x: Array) -> Array:

@@ -69,6 +69,11 @@ class Mesh(ProcessOptions):
         elif shape is not None and not isinstance(shape, str):
             shape = ",".join(map(str, shape))
         object.__setattr__(self, "shape", shape)  # a string, since a mesh must be hashable
+        if shape is not None and self.cp != 1:
+            raise InputError(
+                f"mesh.cp={self.cp} has no effect beside mesh.shape: write cp there, such as "
+                f"mesh.shape={{fsdp:-1,cp:{self.cp}}}."
+            )
 
     @cached_property
     def available(self) -> Sequence[Any]:
@@ -107,8 +112,10 @@ class Mesh(ProcessOptions):
         """Whether other devices sample than those of this mesh."""
         return bool(self.rollout_devices)
 
-    def for_sampling(self, num_kv_heads: int) -> "Mesh":
-        """Returns the mesh that samples: this one without `cp`, `sampling_tp` or `rollout_devices`.
+    def sampling_mesh(self, num_kv_heads: int) -> "Mesh":
+        """Returns the mesh that samples: this one, unless an option asks for another.
+
+        The options are `sampling_tp`, `rollout_devices` and `cp`.
 
         Its `tp` divides the KV heads. Its `fsdp` is the number of devices with the same KV heads.
 
@@ -118,8 +125,8 @@ class Mesh(ProcessOptions):
         tp = self.tp_while_sampling()
         if tp is None:
             return self
-        whole = math.gcd(tp, num_kv_heads)
-        return SamplingMesh(fsdp=tp // whole, tp=whole, topology=self.topology, training=self)
+        shards = math.gcd(tp, num_kv_heads)  # of the KV heads
+        return SamplingMesh(fsdp=tp // shards, tp=shards, topology=self.topology, training=self)
 
     def tp_while_sampling(self) -> int | None:
         """Returns the number of devices that share a row while sampling, if the mesh is another.
@@ -141,6 +148,16 @@ class Mesh(ProcessOptions):
         _ = self.devices
         return jax.random.key(seed)
 
+    def asked_sizes(self) -> dict[str, Any]:
+        """Returns the sizes of all axes as they are configured: -1 and `host` are not replaced.
+
+        Raises:
+          InputError: `shape` is invalid.
+        """
+        if self.shape is not None:
+            return sizes_of(str(self.shape))
+        return {axis: getattr(self, axis) for axis in AXES}
+
     def sizes(self, devices: int, local: int) -> dict[str, int]:
         """Returns the sizes of the axes for `devices` devices, `local` of one process.
 
@@ -149,9 +166,7 @@ class Mesh(ProcessOptions):
         Raises:
           InputError: the sizes are invalid or do not fit the number of devices.
         """
-        axes: dict[str, Any] = {axis: getattr(self, axis) for axis in AXES}
-        if self.shape is not None:
-            axes = sizes_of(str(self.shape))
+        axes = self.asked_sizes()
         host = max(1, local // math.prod(max(1, axes[axis]) for axis in ("cp", "tp")))
         sizes = [host if size == "host" else size for size in axes.values()]
         words = " ".join(f"mesh.{axis}={size}" for axis, size in axes.items() if size != 1)
@@ -189,17 +204,6 @@ class Mesh(ProcessOptions):
     def param_axes(self) -> tuple[str, ...]:
         """The axes that divide parameters."""
         return tuple(axis for axis in self.devices.shape if axis != "dp")
-
-    @property
-    def row_multiple(self) -> int:
-        """The number that a row count must be a multiple of, on this and the sampling mesh.
-
-        With `sampling_tp`, any device that samples may have rows of its own (`for_sampling`).
-        """
-        tp, count = self.tp_while_sampling(), self.rollout_devices or self.size
-        if tp is None:
-            return self.row_shards
-        return math.lcm(self.row_shards, count if self.sampling_tp else count // tp)
 
     @property
     def platform(self) -> str:
@@ -242,7 +246,7 @@ class Mesh(ProcessOptions):
     def check_divides_sampling(self, dimensions: Mapping[str, int]) -> None:
         """Checks that `sampling_tp` divides the dimensions of a policy.
 
-        It need not divide the KV heads (`for_sampling`).
+        It need not divide the KV heads (`sampling_mesh`).
 
         Raises:
           InputError: it does not divide a dimension.

@@ -342,10 +342,10 @@ def check_rows(config: DictConfig, phases: Phases, mesh: Mesh) -> int:
             f"mesh uses {mesh.size} devices, but {jax.process_count()} processes have "
             f"{jax.device_count()}: with several processes it must use all."
         )
-    if rows % mesh.row_multiple:
+    if rows % mesh.row_shards:
         raise InputError(
             f"prompts_per_step x group_size = {rows} sequences must be a multiple of "
-            f"{mesh.row_multiple}, so that the mesh can divide them over its devices."
+            f"{mesh.row_shards}, so that the mesh can divide them over its devices."
         )
     together = phases.rows_together(config.group_size)
     if rows % (phases.update.minibatches * together):

@@ -110,9 +110,9 @@ def build_evaluation(
         check_own_sampling("evaluation.rollout", phases.rollout, tasks)
     if options.rows is not None:
         rows = options.rows
-        if rows % policy.mesh.row_multiple:
+        if rows % policy.mesh.row_shards:
             raise InputError(
-                f"evaluation.rows={rows} must be a multiple of {policy.mesh.row_multiple}, so that "
+                f"evaluation.rows={rows} must be a multiple of {policy.mesh.row_shards}, so that "
                 "the mesh can divide them over its devices."
             )
     evaluation = Evaluation(

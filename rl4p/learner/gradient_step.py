@@ -278,7 +278,7 @@ def device_gradient(
         return gather(merge_trees(frozen, params), decoder.dtype)
 
     prompts = SharedPrompts.of(decoder, rows[0].trajectories, microbatching, shared=shared)
-    rows = columns.even(prompts.rest(rows))
+    rows = columns.padded(prompts.rest(rows))
     prefixes = prompts.keys_and_values(merge(params))
 
     def loss(

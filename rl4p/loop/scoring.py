@@ -103,7 +103,7 @@ def baselines(
     Each distinct prompt is answered once.
     """
     prompts = list({each.prompt.id: each.prompt for each in episodes}.values())
-    rows = len(prompts) + -len(prompts) % policy.mesh.row_multiple
+    rows = len(prompts) + -len(prompts) % policy.mesh.row_shards
     *_, rewards = greedy_answers(phases, policy, state.params, state, prompts, rows=rows)
     total, valid = to_host((rewards.total_B, rewards.valid_B))
     by_id = {prompt.id: total[row] if valid[row] else np.nan for row, prompt in enumerate(prompts)}

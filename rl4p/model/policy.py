@@ -53,14 +53,14 @@ class Policy:
 
     @cached_property
     def sampling_mesh(self) -> Mesh:
-        """The mesh that samples (`Mesh.for_sampling`).
+        """The mesh that samples (`Mesh.sampling_mesh`).
 
         Raises:
           InputError: `mesh.sampling_tp` does not divide a dimension of the policy.
         """
         config = self.decoder.config
         self.mesh.check_divides_sampling(config.dimensions)
-        return self.mesh.for_sampling(config.num_kv_heads)
+        return self.mesh.sampling_mesh(config.num_kv_heads)
 
     def for_sampling(self, trained: Params) -> Params:
         """Returns the merged parameters without a critic, on the sampling mesh.

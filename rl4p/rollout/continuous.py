@@ -38,11 +38,11 @@ class Continuous(Sampler):
       slots: the number of sequences decoded at a time. None decodes all sequences of a step at
         once, which is fastest if their cache fits into memory.
       draft_tokens: the most tokens that a decode step reads ahead of the next one (speculative
-        decoding). 0 is off. The tokens stay the same, and log-probabilities change by rounding. A
-        draft is what followed the sequence's last tokens earlier, in its own text or in a response
-        to the same prompt. Drafts are used where they are estimated to pay: for few sequences, so
-        that a step takes little longer, and if they are often right. Sequences with a penalty or
-        `least_tokens` have none. The engine of `rl4p.serve` has none either.
+        decoding). 0 is off. The same tokens are drawn, up to rounding. A draft is what followed the
+        sequence's last tokens earlier, in its own text or in a response to the same prompt. Drafts
+        are used where they are estimated to pay: for few sequences, so that a step takes little
+        longer, and if they are often right. While a sequence has a penalty or fewer than
+        `least_tokens`, no sequence has drafts. There are none in episodes and in `rl4p.serve`.
     """
 
     slots: Positive | None = None

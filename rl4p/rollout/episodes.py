@@ -96,6 +96,11 @@ class EpisodeRollout(ABC):
                 f"rollout.engine.{names[0]} cannot act in an episode, where a response has "
                 "several parts that end with the template's end token: leave it out."
             )
+        if getattr(self.engine, "draft_tokens", 0):
+            raise InputError(
+                "rollout.engine.draft_tokens cannot act in episodes: which of them are decoded "
+                "together depends on time, and with drafts their digits would too. Leave it out."
+            )
 
     @property
     def sampling(self) -> Sampling:

@@ -43,6 +43,7 @@ class NaiveSampler(Sampler):
         """Yields one program, `decode`, which includes the prefill."""
         policy, mesh, params = run.policy, run.policy.sampling_mesh, run.sampling_params()
         B, W, R = run.sequences, run.prompt_columns, run.response_tokens
+        B += -B % mesh.row_shards
         tokens_BT, mask_BT = (run.rows((B, W), dtype, mesh) for dtype in (jnp.int32, jnp.bool_))
         shapes = jax.eval_shape(lambda: StaticBatch.empty(B))
         sequences = jax.tree.map(lambda x: run.rows(x.shape, x.dtype, mesh), shapes)

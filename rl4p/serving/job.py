@@ -60,10 +60,10 @@ def serve(lines: Sequence[str]) -> None:
             f"rl4p.serve only samples: write mesh.tp={config.mesh.sampling_tp} in place of "
             "mesh.sampling_tp (mesh.tp must divide the KV heads too)."
         )
-    if config.mesh.cp != 1:
+    if (cp := instantiate(config.mesh).asked_sizes()["cp"]) != 1:
         raise InputError(
-            f"rl4p.serve only samples, and mesh.cp={config.mesh.cp} divides only updates and "
-            "scores: leave mesh.cp out."
+            f"rl4p.serve only samples, and mesh.cp={cp} divides only updates and scores: leave "
+            "cp out."
         )
     around = prompting_of(config) if options.prompting else list
     with closing(listening(options.host, options.port)) as bound:

@@ -127,7 +127,7 @@ if kind == "shared":  # prompts that pay for it: four groups of four, on four de
         assert_alike(alone, run(Mesh(shape=shape), samplers[1], **long))
 elif kind == "separate":  # the last four of eight sample, and the others train
     mesh = Mesh(shape=shapes[0], rollout_devices=4)
-    assert not {*mesh.devices.devices.flat} & {*mesh.for_sampling(4).devices.devices.flat}
+    assert not {*mesh.devices.devices.flat} & {*mesh.sampling_mesh(4).devices.devices.flat}
     for sampler in samplers:
         assert_alike(run(one, sampler), run(mesh, sampler))
 elif kind == "layouts":  # a layout of training, and the size of tp while sampling
@@ -207,6 +207,42 @@ def test_one_device_and_eight_sample_and_train_alike(on_devices, arguments):
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+UNEVEN = """
+import dataclasses
+import jax, numpy as np
+from rl4p.distributed.mesh import Mesh
+from rl4p.model.scratch import Scratch
+from rl4p.rollout.continuous import Continuous
+from rl4p.rollout.naive_sampler import NaiveSampler
+from rl4p.types import Prompt
+
+model = Scratch(width=32, layers=2, heads=4, num_kv_heads=2)
+rows = np.random.default_rng(0).integers(1, 200, (5, 9)).tolist()
+fields = {"question": "", "answer": "", "task": ""}
+prompts = [Prompt(id=str(i), tokens=row, **fields) for i, row in enumerate(rows)]
+for kind in (Continuous, NaiveSampler):
+    drawn = []
+    for mesh in (Mesh(dp=1), Mesh(rollout_devices=3), Mesh(dp=1, fsdp=2, cp=4)):
+        policy, params = model.build(mesh, jax.random.key(0))
+        policy = dataclasses.replace(policy, end_ids=tuple(range(0, 264, 6)))
+        options = {"group_size": 2, "key": jax.random.key(1), "version": 0}
+        batch, _ = kind(max_response_tokens=24)(policy, params, prompts, **options)
+        batch = jax.device_get(batch)
+        drawn.append(np.where(batch.response_mask_BT, batch.tokens_BT, -1))
+    assert 10 % policy.sampling_mesh.row_shards
+    for other in drawn[1:]:
+        np.testing.assert_array_equal(drawn[0], other)
+"""
+
+
+@pytest.mark.slow
+def test_devices_that_sample_need_not_divide_the_rows(on_devices):
+    """Ten rows are sampled on three devices, and on eight."""
+    command = [sys.executable, "-c", UNEVEN]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=on_devices(8))
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 def test_a_mesh_of_devices_that_are_not_there_is_refused():
     there = jax.device_count()
     with pytest.raises(
@@ -258,7 +294,7 @@ def test_one_device_has_all_rows():
     for place in (mesh.shard_rows, mesh.replicate):
         jax.tree.map(np.testing.assert_array_equal, place(tree), tree)
     assert mesh.replicated.is_fully_replicated
-    assert mesh.row_shards == mesh.row_multiple == mesh.size == 1
+    assert mesh.row_shards == mesh.size == 1
 
 
 SEVERAL = """
@@ -270,7 +306,7 @@ def parts(x):
     return [shard.data.shape for shard in x.addressable_shards]
 
 mesh = Mesh(dp=2, fsdp=2, tp=2)
-assert (mesh.size, mesh.row_shards, mesh.row_multiple, mesh.platform) == (8, 4, 4, "cpu")
+assert (mesh.size, mesh.row_shards, mesh.platform) == (8, 4, "cpu")
 
 # Rows are split along dp and fsdp, and each part is on both devices along tp.
 rows = np.arange(16).reshape(8, 2)
@@ -282,44 +318,43 @@ np.testing.assert_array_equal(split["a"], rows)
 # The last devices sample, and the first train.
 apart = Mesh(rollout_devices=3)
 assert [d.id for d in apart.devices.devices.flat] == [0, 1, 2, 3, 4]
-sampling = apart.for_sampling(4)
+sampling = apart.sampling_mesh(4)
 assert [d.id for d in sampling.devices.devices.flat] == [5, 6, 7]
-assert (apart.row_shards, sampling.row_shards, apart.row_multiple) == (5, 3, 15)
+assert (apart.row_shards, sampling.row_shards) == (5, 3)
 divided = Mesh(fsdp=2, tp=2, dp=1, rollout_devices=4)
-assert divided.for_sampling(4).devices.shape["tp"] == divided.row_multiple == 2
-assert Mesh(dp=2, tp=2).size == 4 and mesh.for_sampling(4) is mesh
+assert divided.sampling_mesh(4).devices.shape["tp"] == divided.sampling_mesh(4).row_shards == 2
+assert Mesh(dp=2, tp=2).size == 4 and mesh.sampling_mesh(4) is mesh
 assert (mesh.devices_per_row, mesh.product_axes) == (2, ("tp",))
 
 # The same devices sample with another tp, in the same order.
 layout = Mesh(dp=1, fsdp=8, sampling_tp=4)
-sampling = layout.for_sampling(12)
+sampling = layout.sampling_mesh(12)
 assert dict(sampling.devices.shape) == {"dp": 2, "fsdp": 1, "tp": 4}
 assert list(sampling.devices.devices.flat) == list(layout.devices.devices.flat)
-assert (layout.row_multiple, layout.samples_apart, sampling.platform) == (8, False, "cpu")
+assert (layout.row_shards, layout.samples_apart, sampling.platform) == (8, False, "cpu")
 both = Mesh(dp=4, rollout_devices=4, sampling_tp=2)
-assert both.samples_apart and both.row_multiple == 4
-assert dict(both.for_sampling(4).devices.shape) == {"dp": 2, "fsdp": 1, "tp": 2}
+assert both.samples_apart and both.row_shards == 4
+assert dict(both.sampling_mesh(4).devices.shape) == {"dp": 2, "fsdp": 1, "tp": 2}
 
 # Devices that divide columns sample rows of their own, and two along tp share a row.
 columns = Mesh(dp=1, fsdp=2, cp=2, tp=2)
-assert (columns.row_shards, columns.column_shards, columns.row_multiple) == (2, 2, 4)
-sampling = columns.for_sampling(4)
+assert (columns.row_shards, columns.column_shards) == (2, 2)
+sampling = columns.sampling_mesh(4)
 assert dict(sampling.devices.shape) == {"dp": 4, "fsdp": 1, "tp": 2}
 assert list(sampling.devices.devices.flat) == list(columns.devices.devices.flat)
 assert sampling.column_shards == mesh.column_shards == 1
 assert parts(columns.shard_rows(rows)) == [(4, 2)] * 8
 same = Mesh(dp=4, tp=2, sampling_tp=2)
-assert same.for_sampling(4) is same and same.row_multiple == 4
+assert same.sampling_mesh(4) is same
 
 # Devices that hold the same KV head divide the rows.
 for heads, fsdp, tp in ((4, 1, 4), (2, 2, 2), (6, 2, 2), (1, 4, 1)):
-    sampling = layout.for_sampling(heads)
+    sampling = layout.sampling_mesh(heads)
     assert dict(sampling.devices.shape) == {"dp": 2, "fsdp": fsdp, "tp": tp}
     assert (sampling.devices_per_row, sampling.row_shards) == (4, 8 // tp)
-    assert layout.row_multiple % sampling.row_shards == 0
 
 try:
-    Mesh(dp=8, sampling_tp=3).for_sampling(3)
+    Mesh(dp=8, sampling_tp=3).sampling_mesh(3)
 except InputError as error:
     assert str(error) == "mesh.sampling_tp=3 does not divide the 8 devices that sample."
 else:
@@ -362,6 +397,13 @@ def test_devices_that_divide_columns_divide_width_and_heads(monkeypatch):
         )
         with pytest.raises(InputError, match=sentence):
             Mesh().check_divides({dimension: 12})
+
+
+def test_cp_beside_a_shape_is_refused():
+    sentence = r"^mesh\.cp=4 has no effect beside mesh\.shape: write cp there, such as mesh\.shape="
+    with pytest.raises(InputError, match=sentence):
+        Mesh(shape="1,-1,1", cp=4)
+    assert Mesh(shape={"fsdp": -1, "cp": 4}).asked_sizes()["cp"] == 4
 
 
 def test_tp_of_sampling_divides_all_but_the_kv_heads():

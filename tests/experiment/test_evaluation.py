@@ -140,7 +140,7 @@ def test_every_task_of_the_data_needs_a_reward_and_its_term(four_tasks):
 def test_rows_are_divided_by_the_devices(monkeypatch):
     from rl4p.distributed.mesh import Mesh
 
-    monkeypatch.setattr(Mesh, "row_multiple", 4)
+    monkeypatch.setattr(Mesh, "row_shards", 4)
     assert "evaluation.rows=6 must be a multiple of 4" in refusal("evaluation.rows=6")
     built("evaluation.rows=12")
 

@@ -229,7 +229,7 @@ def test_nothing_runs_that_nobody_asked_for(
 class Four(Mesh):
     """A mesh of one device that pretends to have four."""
 
-    row_multiple = 4
+    row_shards = 4
 
 
 def test_each_prompt_is_answered_once_by_the_most_probable_tokens(

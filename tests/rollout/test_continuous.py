@@ -44,7 +44,7 @@ def turns(monkeypatch):
 
 
 def assert_same(ours, theirs):
-    """Every token, mask, position; the log-probabilities but for rounding."""
+    """Checks that tokens, masks and positions are equal, and log-probabilities up to rounding."""
     ours, theirs = (jax.device_get(x) for x in (ours, theirs))
     for name in (field.name for field in dataclasses.fields(ours)):
         a, b = (np.asarray(getattr(x, name)) for x in (ours, theirs))

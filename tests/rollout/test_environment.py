@@ -299,3 +299,10 @@ def test_it_is_refused_without_an_engine_or_with_something_else_as_an_environmen
         Environment(engine=object(), environment=Counting(), max_response_tokens=8)
     with pytest.raises(InputError, match=r"rollout.environment: the class .* has no method open"):
         rollout(object())
+
+
+def test_drafts_are_refused():
+    """What episodes decode together depends on time."""
+    engine = Continuous(max_response_tokens=R, draft_tokens=3)
+    with pytest.raises(InputError, match=r"rollout\.engine\.draft_tokens cannot act in episodes"):
+        Environment(engine=engine, environment=Counting(), max_response_tokens=R)

@@ -47,8 +47,9 @@ def test_a_layout_for_sampling_alone_is_refused():
 
 
 def test_it_has_no_columns_to_divide():
-    with pytest.raises(InputError, match=r"mesh\.cp=2 divides only updates and scores: leave"):
-        job.serve(["model=tiny", "mesh.cp=2", "port=0"])
+    for words in ("mesh.cp=2", "mesh.shape={cp:2}", "mesh.shape=[1,-1,2,1]"):
+        with pytest.raises(InputError, match=r"mesh\.cp=2 divides only updates and scores: leave"):
+            job.serve(["model=tiny", words, "port=0"])
 
 
 def test_a_missing_token_is_said_first(monkeypatch):

@@ -278,7 +278,7 @@ class StepEstimate:
         exchanges = 2 * decoder.config.layers  # of each kind
         rows = slots / (mesh.size // count)
         sent = rows * decoder.config.width * 2 * (count - 1) / count
-        # Those with the same KV head exchange rows and heads before and after attention.
+        # Devices with the same KV head exchange rows and heads before and after attention.
         queries = decoder.config.heads * decoder.config.head_width / count
         sent += rows * queries * (sharing - 1) / sharing
         sent *= exchanges * itemsize(decoder)

@@ -86,8 +86,7 @@ def faster_sampling(estimate: StepEstimate, memory: float) -> tuple[int, float] 
         other = replace(run, mesh=mesh, policy=replace(run.policy, mesh=mesh))
         seconds = max(estimate.of_sampling(other).values())
         held = sum(replace(estimate, run=other).while_sampling().values())
-        fits = run.sequences % mesh.row_multiple == 0 and (memory == 0 or held <= memory)
-        if seconds < fastest and fits:
+        if seconds < fastest and (memory == 0 or held <= memory):
             best, fastest = (tp, seconds), seconds
     return best
 

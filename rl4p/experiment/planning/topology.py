@@ -67,8 +67,8 @@ class EstimatedMesh(Mesh):
         sizes = self.sizes(count, min(count, HOST))
         return jax.sharding.AbstractMesh(tuple(sizes.values()), tuple(sizes))
 
-    def for_sampling(self, num_kv_heads: int) -> Mesh:
-        mesh = super().for_sampling(num_kv_heads)
+    def sampling_mesh(self, num_kv_heads: int) -> Mesh:
+        mesh = super().sampling_mesh(num_kv_heads)
         if mesh is self:
             return self
         count, axes = self.rollout_devices or self.size, {"fsdp": mesh.fsdp, "tp": mesh.tp}

@@ -133,7 +133,7 @@ class OpenDynamicSampling:
 
     def next_prompts(self, missing: int, step: int, quota: Quota) -> list[Prompt]:
         """Returns the prompts of a round: first those that wait, then new ones."""
-        count, rows = ceil(self.options.over_sampling * missing), self.policy.mesh.row_multiple
+        count, rows = ceil(self.options.over_sampling * missing), self.policy.mesh.row_shards
         while count * self.group_size % rows:
             count += 1
         prompts, self.waiting = quota.choose(self.waiting, count)

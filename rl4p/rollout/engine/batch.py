@@ -85,6 +85,8 @@ class Batch:
     def remove(self, sequences: Sequence[TokenSequence]) -> None:
         """Frees the slots of sequences."""
         leaving = set(map(id, sequences))
+        if self.speculation is not None:
+            self.speculation.ended += sequences
         for slot, sequence in enumerate(self.slots.sequences):
             if id(sequence) in leaving:
                 self.slots.clear(slot)

@@ -68,7 +68,9 @@ class Ended(NamedTuple):
 
     def spoiled(self) -> list[TokenSequence]:
         """Returns the sequences with a new log-probability that is not a number."""
-        nan_nM = np.isnan(self.outcome.logprobs_nM[:, : self.outcome.steps])
-        if not nan_nM.any():
-            return []
-        return [sequence for slot, sequence, count, _ in self.slots if nan_nM[slot, :count].any()]
+        logprobs_nM = self.outcome.logprobs_nM
+        return [
+            sequence
+            for slot, sequence, count, _ in self.slots
+            if np.isnan(logprobs_nM[slot, :count]).any()
+        ]

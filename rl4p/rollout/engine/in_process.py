@@ -19,7 +19,7 @@ from rl4p.rollout.engine.distributions import SharedDistribution
 from rl4p.rollout.engine.layout import Layout, few_tokens, slot_counts
 from rl4p.rollout.engine.sequence import TokenSequence, check_request
 from rl4p.rollout.engine.slots import Slots
-from rl4p.rollout.engine.speculation import Counts, Speculation, parameter_tokens
+from rl4p.rollout.engine.speculation import Counts, Speculation
 from rl4p.rollout.engine.stop_strings import stopped_at
 from rl4p.types import Finish, Params, Sampling
 
@@ -271,8 +271,7 @@ class ContinuousEngine(InProcess):
     ) -> tuple[Layout, Kept, Speculation | None]:
         """Returns the options of a batch with room for drafts, if they may pay for any size."""
         mesh, drafted = self.policy.sampling_mesh, self.draft_tokens
-        cost = parameter_tokens(mesh.platform, params)
-        speculation = Speculation(drafted, layout.most, mesh.row_shards, cost, self.counts)
+        speculation = Speculation.of(drafted, layout, mesh, params, self.counts)
         if not any(map(speculation.likely, layout.sizes)):
             return layout, kept, None
         return replace(layout, most=layout.most + drafted), kept, speculation
@@ -303,12 +302,12 @@ class ContinuousEngine(InProcess):
         """Completes the requests of a source (`Streams`).
 
         The cache of a completion with `Request.keep` is kept until another request continues it.
+        There are no drafts: what runs together depends on time, and so would their digits.
         """
         params, version, kept = self.weights
         distribution = self.distribution(version, greedy, ())
         longest = self.policy.decoder.config.max_positions
-        layout = self.stream_layout(source)
-        batch = Batch(self.policy, *self.with_drafts(params, layout, kept))
+        batch = Batch(self.policy, self.stream_layout(source), kept)
         batch.slots = Slots(batch.layout.sizes[-1])
         requests: dict[TokenSequence, Request] = {}
         logprobs: dict[TokenSequence, list[float]] = {}

@@ -2,9 +2,9 @@
 
 A step reads the newest token of a sequence and a draft of the next ones (`drafts.py`). The logits
 after each of them draw a token, with the key that this token has anyway. The draws up to the first
-one that differs from the draft are therefore the tokens that `decode` draws one by one, and no
-token has to be rejected by chance, as in speculative sampling (2211.17192). Log-probabilities
-differ by rounding.
+one that differs from the draft are therefore the tokens that `decode` draws one by one, up to
+rounding of the logits, and no token has to be rejected by chance, as in speculative sampling
+(2211.17192).
 
 The keys and values of rejected drafts stay in the cache, in columns behind the newest token. No
 token sees them: the next step writes its own from the newest token on, before any of its tokens

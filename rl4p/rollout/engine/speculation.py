@@ -1,7 +1,7 @@
 """The choice of when to speculate, and the texts of drafts, on the host.
 
-Speculation changes no token, but log-probabilities by rounding. Two equal runs must have equal
-digits, so the choice depends on tokens and sizes alone, and never on measured times.
+Speculation changes tokens and log-probabilities by rounding alone. Two equal runs must have equal
+digits, so the choice depends on tokens and sizes, and never on measured times.
 """
 
 from collections import deque
@@ -11,15 +11,19 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from rl4p.distributed.mesh import Mesh
 from rl4p.distributed.processes import to_host
+from rl4p.model.cache import FEW
 from rl4p.model.policy import padded_width
 from rl4p.rollout.engine.decode import MOST_STEPS
 from rl4p.rollout.engine.drafts import LONGEST_MATCH, NO_TOKEN, Texts, agreement
+from rl4p.rollout.engine.layout import Layout
 from rl4p.rollout.engine.sequence import TokenSequence
 from rl4p.rollout.engine.speculate import FEW_STEPS
 from rl4p.types import Params
 
-MOST_DRAFTED = 31  # with the next token, at most as many columns as a TPU writes one by one
+MOST_DRAFTED = FEW - 1  # with the next token, the most columns that a TPU writes one by one
+MOST_POSITIONS = 128  # of a step on a device, unless it has more slots: each position has logits
 RESPONSES, MOST_RESPONSES = 3, 16  # of a context: there is room for 3 of the largest length
 CONTEXTS = 4096  # whose responses are kept
 LEAST_GAIN = 1.1  # tokens per unit of cost, of which a step without a draft has 1
@@ -75,22 +79,44 @@ class Speculation:
     Args:
       most: the most drafted tokens.
       length: the most tokens of a sequence.
-      shards: the number of devices that the slots are divided over.
+      slots: the largest number of slots.
+      shards: the number of parts that the slots are divided into, each of which some devices
+        process together.
       parameter_tokens: the cost of reading the parameters, as a number of tokens
         (`parameter_tokens`).
     """
 
     def __init__(
-        self, most: int, length: int, shards: int, parameter_tokens: int, counts: Counts
+        self,
+        most: int,
+        *,
+        length: int,
+        slots: int,
+        shards: int,
+        parameter_tokens: int,
+        counts: Counts,
     ) -> None:
         self.most, self.shards, self.counts = most, shards, counts
         self.parameter_tokens = parameter_tokens
+        self.positions = max(slots, MOST_POSITIONS * shards)  # the most of a step
         self.own = length + most + 1  # columns, with those of rejected drafts
         self.columns = (1 + RESPONSES) * padded_width(self.own)
         self.ended: list[TokenSequence] = []
         self.responses: dict[tuple[int, ...], deque[np.ndarray]] = {}
         self.slots, self.pause, self.rest = 0, FEW_STEPS, 0  # steps until drafts are tried again
         self.forget()
+
+    @staticmethod
+    def of(most: int, layout: Layout, mesh: Mesh, params: Params, counts: Counts) -> "Speculation":
+        """Returns the choice for a batch of this layout, on a mesh with these parameters."""
+        return Speculation(
+            most,
+            length=layout.most,
+            slots=max(layout.sizes),
+            shards=mesh.size // mesh.devices_per_row,
+            parameter_tokens=parameter_tokens(mesh.platform, params),
+            counts=counts,
+        )
 
     def forget(self) -> None:
         """Forgets which drafts were accepted."""
@@ -103,8 +129,9 @@ class Speculation:
         return (read + n * (k + 1)) / (read + n)
 
     def likely(self, slots: int) -> list[int]:
-        """Returns the numbers of drafted tokens that may pay for so many slots."""
+        """Returns the numbers of drafted tokens that may pay for so many slots, and have room."""
         lengths = sorted({k for k in (self.most, self.most // 2) if k})
+        lengths = [k for k in lengths if slots * (k + 1) <= self.positions]
         return [k for k in lengths if self.cost(slots, k) < LIKELY * (k + 1)]
 
     def choose(self, sequences: Sequence[TokenSequence | None], *, allowed: bool) -> NextCall:

@@ -42,7 +42,7 @@ class Probe:
         Args:
           params: the trained parameters.
         """
-        rows, T = self.policy.mesh.row_multiple, len(self.tokens)
+        rows, T = self.policy.mesh.row_shards, len(self.tokens)
         tokens_BT = np.tile(np.array(self.tokens, np.int32), (rows, 1))
         numbers_BT = np.tile(np.arange(T, dtype=np.int32), (rows, 1))
         trajectories = Trajectories(

@@ -181,7 +181,7 @@ def test_prompts_that_were_not_needed_come_first_in_the_next_step(run):
 
 def test_rounds_are_as_large_as_the_mesh_divides(run, monkeypatch):
     collector, state, _, order, rollout = run([MIXED] * 9, over_sampling=1.5)
-    monkeypatch.setattr(type(collector.policy.mesh), "row_multiple", 8)
+    monkeypatch.setattr(type(collector.policy.mesh), "row_shards", 8)
     collector.collect(state)
     assert rollout.calls[0][0] == order[:4]
 

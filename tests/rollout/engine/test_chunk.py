@@ -11,10 +11,10 @@ from rl4p.types import Finish
 
 
 def call(logprobs_nM):
-    """Returns a call of two slots, whose sequences drew three tokens and one."""
+    """Returns a call of two steps and two slots, whose sequences drew three tokens and one."""
     tokens_nM = np.arange(2 * MOST_STEPS, dtype=np.int32).reshape(2, -1)
     none_nM0 = jnp.zeros((2, MOST_STEPS, 0), jnp.int32)
-    outcome = Outcome(3, np.int32([3, 1]), np.array([True, False]), tokens_nM, logprobs_nM)
+    outcome = Outcome(2, np.int32([3, 1]), np.array([True, False]), tokens_nM, logprobs_nM)
     first, second = (
         TokenSequence(context=(5,), key=np.uint32([0, i]), max_tokens=9, end_ids=(MOST_STEPS,))
         for i in range(2)

@@ -17,6 +17,8 @@ from rl4p.rollout.engine import batch as batches
 from rl4p.rollout.engine import speculation
 from rl4p.rollout.engine.distributions import SharedDistribution
 from rl4p.rollout.engine.drafts import NO_TOKEN, Texts
+from rl4p.rollout.engine.layout import Layout
+from rl4p.rollout.engine.sequence import TokenSequence
 from rl4p.rollout.engine.slots import Slots
 from rl4p.rollout.engine.speculate import speculate
 from rl4p.rollout.naive_sampler import NaiveSampler
@@ -41,7 +43,7 @@ def free(monkeypatch):
 
 
 def assert_same(ours, theirs):
-    """Every token, mask, position; the log-probabilities but for rounding."""
+    """Checks that tokens, masks and positions are equal, and log-probabilities up to rounding."""
     ours, theirs = (jax.device_get(x) for x in (ours, theirs))
     for name in (field.name for field in dataclasses.fields(ours)):
         a, b = (np.asarray(getattr(x, name)) for x in (ours, theirs))
@@ -67,7 +69,7 @@ def drafted(sampler):
     ],
 )
 def test_the_tokens_are_those_of_the_naive_sampler(sample, slots, k, options):
-    """Some responses end within a draft by an end token, and some by their limit."""
+    """Some responses end with an end token inside a draft, and some at their limit."""
     options = {"max_response_tokens": R, **options}
     sampler = Continuous(**options, slots=slots, draft_tokens=k)
     ours, our_episodes = sample(sampler, group_size=8)
@@ -263,7 +265,7 @@ def test_eight_devices_draw_the_same_tokens(on_devices):
 
 
 def test_the_first_response_to_each_prompt_is_drawn_before_the_others(policy, params, prompts):
-    """It is a draft for them."""
+    """Its tokens are drafts for the other responses."""
     finished = []
     for k in (3, 0):
         sampler = Continuous(max_response_tokens=24, slots=4, draft_tokens=k)
@@ -316,15 +318,21 @@ def test_a_kept_sequence_continues_as_if_nothing_had_been_rejected(ending, param
         np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-5)
 
 
-def test_conversations_of_a_stream_are_the_same(policy, params):
-    """Every turn continues the cache of the turn before."""
-    held = []
-    for k in (0, 3):
-        sampler = Continuous(max_response_tokens=64, temperature=LOW, draft_tokens=k)
-        engine = sampler.open(dataclasses.replace(policy, end_ids=()))
-        engine.publish(params, 0)
-        source = Conversations(6, MOST)
-        engine.stream(source)
-        held.append(source.tokens)
-    assert held[0] == held[1]
-    assert drafted(sampler) > 1
+def test_a_stream_has_no_drafts(policy, params, monkeypatch):
+    """Requests come at any time, and the digits of a response may not depend on it."""
+    calls = drafts_of_calls(monkeypatch)
+    sampler = Continuous(max_response_tokens=64, temperature=LOW, draft_tokens=3)
+    engine = sampler.open(dataclasses.replace(policy, end_ids=()))
+    engine.publish(params, 0)
+    engine.stream(Conversations(6, MOST))
+    assert not calls
+
+
+def test_a_response_that_is_removed_is_a_draft_for_others(policy):
+    shape = {"length": 9, "slots": 4, "shards": 1, "parameter_tokens": 9}
+    drafting = speculation.Speculation(3, **shape, counts=speculation.Counts())
+    layout = Layout(sizes=(4,), most=32, prefill_rows=4)
+    batch = batches.Batch(policy, layout, speculation=drafting)
+    ended = TokenSequence(context=[1, 2], key=np.uint32([0, 0]), max_tokens=9, end_ids=())
+    batch.remove([ended])
+    assert drafting.ended == [ended]

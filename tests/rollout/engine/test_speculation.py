@@ -18,8 +18,9 @@ def sequence(context, new=()):
     return made
 
 
-def make(most=3, length=100, shards=1, parameters=100):
-    return Speculation(most, length, shards, parameters, Counts())
+def make(most=3, length=100, shards=1, parameters=100, slots=1):
+    options = {"length": length, "slots": slots, "shards": shards, "counts": Counts()}
+    return Speculation(most, parameter_tokens=parameters, **options)
 
 
 PERIODIC, COUNTING = [1, 2, 3, 4] * 8, list(range(5, 37))
@@ -28,6 +29,20 @@ PERIODIC, COUNTING = [1, 2, 3, 4] * 8, list(range(5, 37))
 def test_the_cost_of_a_step_by_hand():
     assert make(parameters=20).cost(10, 3) == (20 + 40) / (20 + 10)
     assert make(parameters=20, shards=2).cost(20, 3) == (20 + 40) / (20 + 10)
+
+
+@pytest.mark.parametrize(
+    ("slots", "shards", "largest", "lengths"),
+    [
+        (16, 1, 16, [3, 7]),  # 128 positions
+        (17, 1, 17, [3]),
+        (33, 1, 33, []),
+        (34, 2, 34, [3]),
+        (33, 1, 132, [3]),  # as many as without drafts in the largest number of slots
+    ],
+)
+def test_a_step_has_no_more_positions_than_there_is_memory_for(slots, shards, largest, lengths):
+    assert make(most=7, shards=shards, parameters=10**6, slots=largest).likely(slots) == lengths
 
 
 def test_drafts_must_be_right_and_cost_little():

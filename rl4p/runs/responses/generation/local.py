@@ -50,7 +50,7 @@ def sample_locally(
             "prompt: set group_size=1."
         )
     count = min(prompts_at_a_time, len(prompts))
-    while count * samples % policy.mesh.row_multiple:
+    while count * samples % policy.mesh.row_shards:
         count += 1
     with closing(sampler.open(policy)) as engine:
         engine.publish(params, 0)
