@@ -24,7 +24,7 @@ def on_rows(mesh: Mesh, function: Callable, shared: Any, rows: Any, *, results: 
       shared: scalars, and parameters sharded along `fsdp` and `cp`.
       results: partition specs of the result: `ROWS`, `REPLICATED`, or `parts(mesh, params)`.
     """
-    if mesh.row_shards * mesh.column_shards == 1:
+    if mesh.size == 1:
         return function(shared, rows)
     return jax.shard_map(
         function,

@@ -55,13 +55,13 @@ DECLARED: dict[str, Parameter] = {
     "up/kernel": Parameter(("width", "feed_forward")),
     "down/kernel": Parameter(("feed_forward", "width")),
     "experts/router": Parameter((None, None)),
-    "experts/gate": Parameter((None, "width", "feed_forward")),
-    "experts/up": Parameter((None, "width", "feed_forward")),
-    "experts/down": Parameter((None, "feed_forward", "width")),
+    "experts/gate": Parameter(("experts", "width", None)),
+    "experts/up": Parameter(("experts", "width", None)),
+    "experts/down": Parameter(("experts", None, "width")),
     "experts/router_bias": vector(None),
-    "experts/gate_bias": vector(None, "feed_forward"),
-    "experts/up_bias": vector(None, "feed_forward"),
-    "experts/down_bias": vector(None, None),
+    "experts/gate_bias": vector("experts", None),
+    "experts/up_bias": vector("experts", None),
+    "experts/down_bias": vector("experts", None),
 }
 
 

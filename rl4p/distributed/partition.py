@@ -27,6 +27,7 @@ RULES = {
     "heads": "tp",  # the attention of one head needs no other head
     "num_kv_heads": "tp",  # on the devices of the query heads that use them
     "feed_forward": "tp",  # elementwise between two matrix products: one sum per layer
+    "experts": "tp",  # whole experts, whose results are summed: one sum per layer
 }
 
 

@@ -19,8 +19,9 @@ from rl4p.model.attention import AttentionInputs, softcapped, views
 from rl4p.model.cache import Cache, Prefix, Writer
 from rl4p.model.decoder_config import DecoderConfig
 from rl4p.model.kernels import Kernel
-from rl4p.model.layer import PRODUCT, Layer, RMSNorm
+from rl4p.model.layer import Layer, RMSNorm
 from rl4p.model.lora import LoRA
+from rl4p.model.products import PRODUCT
 from rl4p.model.vocabulary import Head, head_product, rows_of_table
 from rl4p.types import Array, Params
 
@@ -45,7 +46,7 @@ class Decoder:
       unroll: unrolls the layers in training instead of scanning over them. On a CPU this runs
         faster, since a scan slices and stacks, but compiles longer. It requires `remat=none`:
         without a loop, a CPU's compiler keeps the activations that it should recompute.
-      experts: the dispatch of tokens to experts (`layer.Experts`), if the model has experts.
+      experts: the dispatch of tokens to experts (`experts.Experts`), if the model has experts.
       attention: the attention kernel for full sequences (`kernels.py`).
       lora: the options of adapters, if the parameters contain any.
       platform: what the decoder is compiled for: cpu, gpu or tpu.

@@ -103,13 +103,15 @@ class DecoderConfig:
     @property
     def dimensions(self) -> dict[str, int]:
         """The sizes that a mesh may divide, by the names of `partition.RULES`."""
-        return {
+        sizes = {
             "width": self.width,
             "vocabulary": self.vocabulary,
             "heads": self.heads,
             "num_kv_heads": self.num_kv_heads,
-            "feed_forward": self.feed_forward_width,
         }
+        if self.experts:
+            return sizes | {"experts": self.experts}
+        return sizes | {"feed_forward": self.feed_forward_width}
 
     @property
     def kinds(self) -> tuple[LayerKind, ...]:

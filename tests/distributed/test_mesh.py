@@ -41,8 +41,17 @@ terms = dict(
     entropy=entropy.NONE(), critic=critic.NONE(),
 )
 
+kind, *shapes = sys.argv[1:]
 model = Scratch(width=32, layers=2, heads=8, num_kv_heads=4, feed_forward_width=48)
 built, start = model.build(Mesh(dp=1), jax.random.key(0))
+if kind == "experts":
+    config = dataclasses.replace(built.decoder.config, experts=8, chosen_experts=3)
+    decoder = dataclasses.replace(built.decoder, config=config, experts="grouped")
+    built, start = dataclasses.replace(built, decoder=decoder), decoder.init(jax.random.key(0))
+
+def fed(layer):
+    return layer["experts"]["up"] if kind == "experts" else layer["up"]["kernel"]
+
 # Far enough from uniform that the order of a sum does not choose the token; at 10 times, logits are
 # rounded by 2e-5, and that is what gradients would differ by.
 start = jax.tree.map(lambda x: np.asarray(x) * 3, start) | {"norm": jax.device_get(start["norm"])}
@@ -51,7 +60,7 @@ def run(mesh, sampler, system_prompt=None, max_prompt_tokens=16):
     policy = dataclasses.replace(built, mesh=mesh)
     params = jax.device_put(start, placement.param_shardings(mesh, start))
     parts = mesh.devices.shape["fsdp"] * mesh.devices.shape["tp"] * mesh.column_shards
-    for x in (params["embedding"], params["layers"]["up"]["kernel"]):
+    for x in (params["embedding"], fed(params["layers"])):
         assert x.addressable_shards[0].data.size * parts == x.size
     questions = Arithmetic(digits=2, train_size=4, held_out_size=0).train()
     prompts, _ = encode_prompts(
@@ -118,7 +127,6 @@ def assert_alike(one, several):
     for name in one[5]:
         np.testing.assert_allclose(one[5][name], several[5][name], atol=2e-5)
 
-kind, *shapes = sys.argv[1:]
 one = Mesh(dp=1)
 if kind == "shared":  # prompts that pay for it: four groups of four, on four devices
     long = {"system_prompt": "Add the two numbers, digit by digit.", "max_prompt_tokens": 64}
@@ -130,7 +138,7 @@ elif kind == "separate":  # the last four of eight sample, and the others train
     assert not {*mesh.devices.devices.flat} & {*mesh.sampling_mesh(4).devices.devices.flat}
     for sampler in samplers:
         assert_alike(run(one, sampler), run(mesh, sampler))
-elif kind == "layouts":  # a layout of training, and the size of tp while sampling
+elif kind in ("layouts", "experts"):  # a layout of training, and the size of tp while sampling
     alone = [run(one, sampler) for sampler in samplers]
     for shape, tp in (each.split("/") for each in shapes):
         mesh, tp = Mesh(shape=shape, sampling_tp=int(tp)), int(tp)
@@ -138,8 +146,10 @@ elif kind == "layouts":  # a layout of training, and the size of tp while sampli
         sizes = {"dp": 8 // tp, "fsdp": max(1, tp // 4), "tp": min(tp, 4)}
         assert dict(policy.sampling_mesh.devices.shape) == sizes
         layer = policy.for_sampling(start)["layers"][0]
-        for name, size in (("key", max(1, 4 // tp) * 4), ("query", 8 // tp * 4), ("up", 48 // tp)):
+        for name, size in (("key", max(1, 4 // tp) * 4), ("query", 8 // tp * 4)):
             assert layer[name]["kernel"].addressable_shards[0].data.shape == (32, size)
+        part = (8 // tp, 32, 48) if kind == "experts" else (32, 48 // tp)
+        assert fed(layer).addressable_shards[0].data.shape == part
         for sampler, expected in zip(samplers, alone, strict=True):
             assert_alike(expected, run(mesh, sampler))
 else:
@@ -198,6 +208,8 @@ def test_a_cache_is_divided_by_rows_and_heads_which_must_divide(on_devices):
         ("naive", "1,1,8,1"),
         ("separate", "1,1,4,1"),
         ("layouts", "1,2,4,1/2"),
+        ("experts", "1,8,1/8", "2,2,2/4"),
+        ("experts", "1,2,4/2", "1,2,2,2/2", "8,1,1/1"),
     ],
     ids=lambda names: " ".join(names).replace(",", "x"),
 )

@@ -255,10 +255,11 @@ def test_the_rules_by_name():
         "heads": "tp",
         "num_kv_heads": "tp",
         "feed_forward": "tp",
+        "experts": "tp",
     }
     specs = by_name(partition.specs(shapes(experts=4, labels=0)))
-    assert specs["layers/experts/gate"] == PartitionSpec(None, None, "fsdp", "tp")
-    assert specs["layers/experts/down"] == PartitionSpec(None, None, "tp", "fsdp")
+    assert specs["layers/experts/gate"] == PartitionSpec(None, "tp", "fsdp", None)
+    assert specs["layers/experts/down"] == PartitionSpec(None, "tp", None, "fsdp")
     along_tp = by_name(partition.specs(shapes(), ("tp",)))
     assert along_tp["layers/down/kernel"] == PartitionSpec(None, "tp", None)
     assert along_tp["norm/scale"] == PartitionSpec()

@@ -52,6 +52,10 @@ def test_its_dimensions_are_those_that_devices_divide():
         "num_kv_heads": 2,
         "feed_forward": 20,
     }
+    config = dataclasses.replace(config, experts=6, chosen_experts=2)
+    assert config.dimensions.keys() == {
+        "width", "vocabulary", "heads", "num_kv_heads", "experts"
+    }  # fmt: skip
 
 
 def test_a_plain_decoder_is_that_of_qwen2():

@@ -76,7 +76,7 @@ def test_it_begins_as_its_base(adapted, policy, params, make_trajectories):
 
 def test_a_projection_by_hand(adapted, trained):
     """The gate of layer 1 computes y = x W + b + (6 / 2) (x A) B."""
-    from rl4p.model.layer import Projection
+    from rl4p.model.products import Projection
 
     gate = jax.tree.map(lambda x: x[1], adapted[0].merged(trained)["layers"]["gate"])
     x = np.random.default_rng(0).normal(size=(3, 32)).astype(np.float32)

@@ -9,11 +9,11 @@ from typing import Any
 from rl4p.errors import InputError
 from rl4p.model import mxfp4
 from rl4p.model.decoder import DecoderConfig
+from rl4p.model.experts import LIMIT, SLOPE
 from rl4p.model.families import qwen2
 from rl4p.model.families.family import Family, Tensor, TensorPart
 from rl4p.model.families.keys import Keys, write_layer_types, write_shape
 from rl4p.model.families.names import names
-from rl4p.model.layer import LIMIT, SLOPE
 
 NAMES = {path: name for path, name in qwen2.NAMES.items() if not name.startswith("mlp.")} | {
     ("output", "bias"): "self_attn.o_proj.bias",

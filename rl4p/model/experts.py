@@ -1,0 +1,187 @@
+"""The gated feed-forward, and mixtures of several, of which each token uses a few."""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from rl4p.distributed.mesh import ROW_AXES, Mesh
+from rl4p.model.decoder_config import DecoderConfig
+from rl4p.model.products import INIT, plus
+from rl4p.types import Array
+
+ACTIVATIONS = {"silu": nn.silu, "gelu_tanh": partial(nn.gelu, approximate=True)}
+LIMIT, SLOPE = 7.0, 1.702  # of `clamped_swish`
+
+
+def gated(activation: str, gate: Array, up: Array) -> jax.Array:
+    """Returns the product of a gated feed-forward (`DecoderConfig.activation`)."""
+    if activation == "clamped_swish":
+        gate, up = jnp.minimum(gate, LIMIT), jnp.clip(up, -LIMIT, LIMIT)
+        return (gate * nn.sigmoid(SLOPE * gate)) * (up + 1)
+    return ACTIVATIONS[activation](gate) * up
+
+
+class Experts(nn.Module):
+    """A mixture of gated feed-forwards, of which each token uses a few (2101.03961, 2505.09388).
+
+        p = softmax(x R); y = sum over the chosen e of p_e (act(x G_e) * x U_e) D_e
+
+    If `normalized_experts` is set, p of the chosen experts is divided by its sum. If `expert_bias`
+    is set, each of the four products has a bias. The dispatch changes results only by rounding:
+
+    * dense: every expert runs on every token, with weight 0 for experts that were not chosen.
+    * grouped: pairs of a token and its chosen expert are sorted by expert, and each expert runs on
+      its own range (`ragged_dot`). Experts have no capacity limit, so no pair is dropped. This
+      saves work only where `ragged_dot` is native: on a CPU every expert runs on every pair.
+
+    Devices that divide the experts (`partition.RULES`) have whole experts and the same tokens. Each
+    runs its own experts, and the sum over the devices is y.
+    """
+
+    config: DecoderConfig
+    dtype: Any
+    dispatch: Literal["dense", "grouped"] = "dense"
+
+    @nn.compact
+    def __call__(self, x_BTD: Array, mesh: Mesh | None = None) -> Array:
+        """Returns y.
+
+        Args:
+          mesh: the mesh that samples; None within `collectives.on_rows`, or on one device.
+        """
+        c = self.config
+        E, D, F = c.experts, c.width, c.feed_forward_width
+        router_DE, *kernels = (
+            self.param(name, INIT, shape).astype(self.dtype)
+            for name, shape in (
+                ("router", (D, E)),
+                ("gate", (E, D, F)),
+                ("up", (E, D, F)),
+                ("down", (E, F, D)),
+            )
+        )
+        router_bias_E, *biases = (
+            self.param(name, nn.initializers.zeros, shape).astype(self.dtype)
+            if c.expert_bias
+            else None
+            for name, shape in (
+                ("router_bias", (E,)),
+                ("gate_bias", (E, F)),
+                ("up_bias", (E, F)),
+                ("down_bias", (E, D)),
+            )
+        )
+        scores_BTE = plus(jnp.einsum("BTD,DE->BTE", x_BTD, router_DE), router_bias_E)
+        inputs = x_BTD, scores_BTE.astype(jnp.float32)
+        if self.dispatch == "dense":
+            return self.dense(*inputs, kernels, biases)
+        return with_own_experts(self.grouped, inputs, (kernels, biases), mesh)
+
+    def choose(self, scores_BTE: Array) -> tuple[Array, Array]:
+        """Returns the weights and the numbers of the chosen experts of each token: [B, T, C]."""
+        c = self.config
+        weights_BTC, chosen_BTC = jax.lax.top_k(jax.nn.softmax(scores_BTE), c.chosen_experts)
+        if c.normalized_experts:
+            weights_BTC = weights_BTC / jnp.sum(weights_BTC, axis=-1, keepdims=True)
+        return weights_BTC.astype(self.dtype), chosen_BTC
+
+    def dense(
+        self,
+        x_BTD: Array,
+        scores_BTE: Array,
+        kernels: Sequence[Array],
+        biases: Sequence[Array | None],
+    ) -> Array:
+        weights_BTC, chosen_BTC = self.choose(scores_BTE)
+        (gate_EDF, up_EDF, down_EFD), (gate_bias_EF, up_bias_EF, down_bias_ED) = kernels, biases
+        chosen_BTCE = jax.nn.one_hot(chosen_BTC, self.config.experts, dtype=self.dtype)
+        weights_BTE = jnp.einsum("BTC,BTCE->BTE", weights_BTC, chosen_BTCE)
+        gate_BTEF = plus(jnp.einsum("BTD,EDF->BTEF", x_BTD, gate_EDF), gate_bias_EF)
+        up_BTEF = plus(jnp.einsum("BTD,EDF->BTEF", x_BTD, up_EDF), up_bias_EF)
+        hidden_BTEF = gated(self.config.activation, gate_BTEF, up_BTEF)
+        y_BTD = jnp.einsum("BTEF,EFD->BTD", hidden_BTEF * weights_BTE[..., None], down_EFD)
+        if down_bias_ED is None:
+            return y_BTD
+        return y_BTD + jnp.einsum("BTE,ED->BTD", weights_BTE, down_bias_ED)
+
+    def grouped(
+        self,
+        x_BTD: Array,
+        scores_BTE: Array,
+        kernels: Sequence[jax.Array],
+        biases: Sequence[Array | None],
+        first: Array | int = 0,
+    ) -> Array:
+        """Runs the pairs, of N = B x T x C, whose expert is one of the E from `first` on.
+
+        Pairs of other experts come last and add nothing. Sorting permutes, so no gradient adds
+        atomically.
+        """
+        gate_EDF, up_EDF, down_EFD = kernels
+        E = len(gate_EDF)
+        weights_BTC, chosen_BTC = self.choose(scores_BTE)
+        experts_N = chosen_BTC.reshape(-1) - first
+        experts_N = jnp.where((experts_N >= 0) & (experts_N < E), experts_N, E)
+        sorted_N = jnp.argsort(experts_N)
+        unsorted_N = jnp.argsort(sorted_N)
+        sizes_E = jnp.bincount(experts_N, length=E + 1)[:E]
+        here_N1 = (experts_N[sorted_N] < E)[:, None]
+        # As a product, whose gradient adds in a fixed order.
+        which_NE = jax.nn.one_hot(experts_N[sorted_N], E, dtype=self.dtype)
+        gate_bias_NF, up_bias_NF, down_bias_ND = (
+            None if bias is None else which_NE @ bias for bias in biases
+        )
+        x_BTCD = jnp.broadcast_to(x_BTD[:, :, None], (*chosen_BTC.shape, x_BTD.shape[-1]))
+        # `ragged_dot` and its gradient leave rows of other experts undefined: none may be read.
+        x_ND = jnp.where(here_N1, permuted(x_BTCD.reshape(-1, x_BTD.shape[-1]), sorted_N), 0)
+        gate_NF = plus(jax.lax.ragged_dot(x_ND, gate_EDF, sizes_E), gate_bias_NF)
+        up_NF = plus(jax.lax.ragged_dot(x_ND, up_EDF, sizes_E), up_bias_NF)
+        weights_N1 = jnp.where(here_N1, permuted(weights_BTC.reshape(-1), sorted_N)[:, None], 0)
+        hidden_NF = gated(self.config.activation, gate_NF, up_NF) * weights_N1
+        bias_ND = None if down_bias_ND is None else weights_N1 * down_bias_ND
+        y_ND = plus(jax.lax.ragged_dot(hidden_NF, down_EFD, sizes_E), bias_ND)
+        y_ND = jnp.where(here_N1, y_ND, 0)
+        return jnp.sum(permuted(y_ND, unsorted_N).reshape(x_BTCD.shape), axis=2)
+
+
+def with_own_experts(
+    run: Callable[..., Array], inputs: tuple[Array, ...], experts: Any, mesh: Mesh | None
+) -> Array:
+    """Returns run(*inputs, *experts, first), summed over the devices that divide the experts.
+
+    Args:
+      inputs: arrays [B, T, ...], whose rows other devices may divide.
+      experts: arrays [E, ...].
+      mesh: as of `Experts`.
+    """
+    rows, axes, devices = PartitionSpec(), ("tp",), jax.sharding.get_abstract_mesh()
+    if mesh is not None and mesh.size > 1:
+        axes, devices = mesh.product_axes, mesh.devices
+        of_rows = tuple(axis for axis in ROW_AXES if axis not in axes)
+        if len(inputs[0]) % math.prod(devices.shape[axis] for axis in of_rows) == 0:
+            rows = PartitionSpec(of_rows)
+    elif devices.shape.get("tp", 1) == 1:
+        return run(*inputs, *experts)
+
+    def of_device(inputs: tuple[Array, ...], experts: Any) -> Array:
+        first = jax.lax.axis_index(axes) * len(experts[0][0])
+        return jax.lax.psum(run(*inputs, *experts, first), axes)
+
+    return jax.shard_map(
+        of_device,
+        mesh=devices,
+        in_specs=(rows, PartitionSpec(axes)),
+        out_specs=rows,
+        axis_names={*devices.shape} if mesh is not None else {"tp"},
+        check_vma=False,
+    )(inputs, experts)
+
+
+def permuted(x: Array, order_N: Array) -> jax.Array:
+    return jnp.asarray(x).at[order_N].get(unique_indices=True, mode="promise_in_bounds")
