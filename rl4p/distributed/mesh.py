@@ -34,7 +34,7 @@ class Mesh(ProcessOptions):
         that `cp` and `tp` leave.
       cp: devices that share each row and divide its columns, in updates and in scores
         (`columns.py`). They also divide the parameters, as `fsdp` does. They sample other rows.
-      tp: devices that share each row and divide heads, feed-forward and vocabulary.
+      tp: devices that share each row and divide heads, feed-forward (or experts) and vocabulary.
       shape: all axes at once, in place of the options above: [1,-1,1] for dp, fsdp and tp,
         [1,2,4,1] for dp, fsdp, cp and tp, {dp:2,fsdp:-1}, or the strings "1,-1,1", "dp:2,fsdp:-1".
         Quote a string twice on a command line, since Hydra takes a bare comma for a sweep.
@@ -260,8 +260,8 @@ class Mesh(ProcessOptions):
 class SamplingMesh(Mesh):
     """The mesh that samples: the last devices of another mesh, or all of them with another `tp`.
 
-    `tp` divides heads, feed-forward and vocabulary. So does `fsdp`, except KV heads: the devices
-    along `fsdp` have the same KV heads, and each has its own rows of the cache.
+    `tp` divides heads, feed-forward (or experts) and vocabulary. So does `fsdp`, except KV heads:
+    the devices along `fsdp` have the same KV heads, and each has its own rows of the cache.
     """
 
     product_axes: ClassVar = ("tp", "fsdp")

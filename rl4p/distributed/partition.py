@@ -81,7 +81,7 @@ def sampling_specs(tree: Any, product_axes: tuple[str, ...]) -> Any:
     """Returns the spec of each leaf while sampling; KV heads are divided along `tp` alone.
 
     Args:
-      product_axes: the axes that divide all other heads, feed-forward and vocabulary
+      product_axes: the axes that divide all other heads, feed-forward, experts and vocabulary
         (`Mesh.product_axes`).
     """
 

@@ -129,7 +129,7 @@ def undefined(x, sizes):
 
 @jax.custom_vjp
 def ragged_dot(x, kernels, sizes):
-    """Is `jax.lax.ragged_dot` where rows without an expert have any value, as do their gradients."""
+    """Is `jax.lax.ragged_dot`, where rows without an expert and their gradients are undefined."""
     return undefined(LAX(x, kernels, sizes), sizes)
 
 
