@@ -1,6 +1,7 @@
 """The gated feed-forward, and mixtures of several, of which each token uses a few."""
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
@@ -169,9 +170,13 @@ def with_own_experts(
     elif devices.shape.get("tp", 1) == 1:
         return run(*inputs, *experts)
 
+    count = math.prod(devices.shape[axis] for axis in axes)
+
     def of_device(inputs: tuple[Array, ...], experts: Any) -> Array:
         first = jax.lax.axis_index(axes) * len(experts[0][0])
-        return jax.lax.psum(run(*inputs, *experts, first), axes)
+        with jax.named_scope(f"experts_of_{count}_devices"):
+            y_BTD = run(*inputs, *experts, first)
+        return jax.lax.psum(y_BTD, axes)
 
     return jax.shard_map(
         of_device,
@@ -181,6 +186,12 @@ def with_own_experts(
         axis_names={*devices.shape} if mesh is not None else {"tp"},
         check_vma=False,
     )(inputs, experts)
+
+
+def devices_of_experts(scope: str) -> int:
+    """Returns how many devices divide the experts that an operation with this scope runs."""
+    match = re.search(r"experts_of_(\d+)_devices", scope)
+    return int(match[1]) if match else 1
 
 
 def permuted(x: Array, order_N: Array) -> jax.Array:

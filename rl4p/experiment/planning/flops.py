@@ -7,6 +7,7 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from rl4p.learner.microbatches import max_iterations
+from rl4p.model.experts import devices_of_experts
 
 
 def product_flops(jaxpr: Jaxpr, iterations: int = 1) -> float:
@@ -21,13 +22,15 @@ def product_flops(jaxpr: Jaxpr, iterations: int = 1) -> float:
     total = 0.0
     for equation in jaxpr.eqns:
         name, params = equation.primitive.name, equation.params
+        scope = str(equation.source_info.name_stack)
         if name == "dot_general":
             total += of_dot(equation)
         elif name in ("ragged_dot", "ragged_dot_general"):  # each row is multiplied by one matrix
-            total += of_ragged_dot(equation)
+            # A device has the rows of all experts, and multiplies those of its own.
+            total += of_ragged_dot(equation) / devices_of_experts(scope)
         inner = [product_flops(child, iterations) for child in children(params)]
         if name == "while":
-            most = max_iterations(str(equation.source_info.name_stack))
+            most = max_iterations(scope)
             total += sum(inner) * (iterations if most is None else most)
         elif name == "cond":
             total += max(inner)

@@ -1,5 +1,8 @@
 """Tests that matrix products are counted by their shapes and by the turns of their loops."""
 
+from functools import partial
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -8,6 +11,8 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from rl4p.experiment.planning.flops import product_flops
 from rl4p.learner.microbatches import fold
+from rl4p.model.decoder_config import DecoderConfig
+from rl4p.model.experts import Experts
 from rl4p.types import Microbatching
 from tests.experiment.planning.conftest import KERNELS, LAYERS, WIDTH
 
@@ -101,6 +106,28 @@ def test_each_row_of_a_ragged_product_meets_one_of_the_matrices():
     x, matrices = jnp.ones((6, 4)), jnp.ones((3, 4, 5))
     sizes = jnp.array([1, 2, 3], jnp.int32)
     assert count(jax.lax.ragged_dot, x, matrices, sizes) == 2 * 6 * 4 * 5
+
+
+def test_devices_that_divide_experts_divide_their_products():
+    """Both of two devices sort all pairs, and the products of a pair are run by one of them."""
+    config = DecoderConfig(
+        vocabulary=8, width=4, layers=1, heads=1, num_kv_heads=1, head_width=4, max_positions=8,
+        feed_forward_width=6, experts=4, chosen_experts=2,
+    )  # fmt: skip
+    module = Experts(config, jnp.dtype("float32"), "grouped")
+    x_BTD = jnp.ones((3, 5, 4))
+    params = module.init(jax.random.key(0), x_BTD)
+    devices = AbstractMesh((1, 1, 2), ("dp", "fsdp", "tp"), axis_types=(AxisType.Auto,) * 3)
+    mesh = SimpleNamespace(size=2, product_axes=("tp",), devices=devices)
+
+    def total(params, mesh=None):
+        return jnp.sum(module.apply(params, x_BTD, mesh))
+
+    tokens, kernel = 3 * 5, 4 * 6
+    expected = 2 * tokens * 4 * 4 + 3 * 2 * (2 * tokens) * kernel  # the router, and three kernels
+    assert count(total, params) == count(partial(total, mesh=mesh), params) == expected
+    gradient = jax.grad(total)
+    assert count(gradient, params) == count(partial(gradient, mesh=mesh), params) > 2 * expected
 
 
 def test_what_each_device_does_for_itself_is_done_by_all():
