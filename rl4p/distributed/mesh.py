@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 
 import jax
 import numpy as np
+from jax.experimental.mesh_utils import create_device_mesh
 from jax.sharding import NamedSharding, PartitionSpec
 
 from rl4p.configuration.bounds import Positive
@@ -104,20 +105,27 @@ class Mesh(ProcessOptions):
 
     def arranged(self, sizes: Mapping[str, int], devices: Sequence[Any]) -> jax.sharding.Mesh:
         """Returns a mesh of these axes, in which JAX chooses the order of the devices."""
-        types = (AUTO,) * len(sizes)
-        return jax.make_mesh(tuple(sizes.values()), tuple(sizes), types, devices=devices)
+        shape, names, types = tuple(sizes.values()), tuple(sizes), (AUTO,) * len(sizes)
+        try:
+            return jax.make_mesh(shape, names, types, devices=devices)
+        except NotImplementedError:  # an axis has a part of a dimension of the wiring
+            order = create_device_mesh(shape, devices, allow_split_physical_axes=True)
+            return jax.sharding.Mesh(order, names, types)
 
     @property
     def samples_apart(self) -> bool:
         """Whether other devices sample than those of this mesh."""
         return bool(self.rollout_devices)
 
-    def sampling_mesh(self, num_kv_heads: int) -> "Mesh":
+    def sampling_mesh(self, heads: int, num_kv_heads: int) -> "Mesh":
         """Returns the mesh that samples: this one, unless an option asks for another.
 
         The options are `sampling_tp`, `rollout_devices` and `cp`.
 
         Its `tp` divides the KV heads. Its `fsdp` is the number of devices with the same KV heads.
+
+        Args:
+          heads: the number of query heads.
 
         Raises:
           InputError: `sampling_tp` does not divide the devices that sample.
@@ -126,7 +134,8 @@ class Mesh(ProcessOptions):
         if tp is None:
             return self
         shards = math.gcd(tp, num_kv_heads)  # of the KV heads
-        return SamplingMesh(fsdp=tp // shards, tp=shards, topology=self.topology, training=self)
+        options = {"topology": self.topology, "training": self, "divides_heads": heads % tp == 0}
+        return SamplingMesh(fsdp=tp // shards, tp=shards, **options)
 
     def tp_while_sampling(self) -> int | None:
         """Returns the number of devices that share a row while sampling, if the mesh is another.
@@ -206,6 +215,11 @@ class Mesh(ProcessOptions):
         return tuple(axis for axis in self.devices.shape if axis != "dp")
 
     @property
+    def head_axes(self) -> tuple[str, ...]:
+        """The axes that divide query heads."""
+        return self.product_axes
+
+    @property
     def platform(self) -> str:
         """The platform of the devices: cpu, gpu or tpu."""
         return self.devices.devices.flat[0].platform
@@ -246,13 +260,13 @@ class Mesh(ProcessOptions):
     def check_divides_sampling(self, dimensions: Mapping[str, int]) -> None:
         """Checks that `sampling_tp` divides the dimensions of a policy.
 
-        It need not divide the KV heads (`sampling_mesh`).
+        It need not divide the heads (`SamplingMesh`).
 
         Raises:
           InputError: it does not divide a dimension.
         """
         for name, size in dimensions.items():
-            if self.sampling_tp and RULES[name] == "tp" and name != "num_kv_heads":
+            if self.sampling_tp and RULES[name] == "tp" and not name.endswith("heads"):
                 check_divisible("mesh.sampling_tp", self.sampling_tp, name, size)
 
 
@@ -262,10 +276,19 @@ class SamplingMesh(Mesh):
 
     `tp` divides heads, feed-forward (or experts) and vocabulary. So does `fsdp`, except KV heads:
     the devices along `fsdp` have the same KV heads, and each has its own rows of the cache.
+
+    Attributes:
+      divides_heads: whether `fsdp` divides the query heads too. If `tp` x `fsdp` does not divide
+        their number, it is false, and the devices along `fsdp` have the same query heads.
     """
 
     product_axes: ClassVar = ("tp", "fsdp")
     training: Mesh
+    divides_heads: bool
+
+    @property
+    def head_axes(self) -> tuple[str, ...]:
+        return self.product_axes if self.divides_heads else ("tp",)
 
     @cached_property
     def available(self) -> Sequence[Any]:

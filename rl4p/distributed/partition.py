@@ -77,19 +77,23 @@ def specs_beside(tree: Any, params: Params, axes: tuple[str, ...] = ("fsdp", "tp
     return jax.tree.map_with_path(leaf_spec, tree)
 
 
-def sampling_specs(tree: Any, product_axes: tuple[str, ...]) -> Any:
+def sampling_specs(tree: Any, product_axes: tuple[str, ...], head_axes: tuple[str, ...]) -> Any:
     """Returns the spec of each leaf while sampling; KV heads are divided along `tp` alone.
 
     Args:
-      product_axes: the axes that divide all other heads, feed-forward, experts and vocabulary
+      product_axes: the axes that divide feed-forward, experts and vocabulary
         (`Mesh.product_axes`).
+      head_axes: the axes that divide query heads (`Mesh.head_axes`).
     """
 
     def leaf_spec(path: tuple, x: Any) -> PartitionSpec:
         along_tp = spec(path, jnp.ndim(x), ("tp",))
-        if jnp.ndim(x) and "num_kv_heads" in declared(path).axes:
+        if not any(along_tp):
             return along_tp
-        return PartitionSpec(*(product_axes if axis == "tp" else axis for axis in along_tp))
+        axes = {"num_kv_heads": "tp", "heads": head_axes}
+        named = (None,) * jnp.ndim(x) + declared(path).axes
+        pairs = zip(along_tp, named[-jnp.ndim(x) :], strict=True)
+        return PartitionSpec(*(axis and axes.get(name or "", product_axes) for axis, name in pairs))
 
     return jax.tree.map_with_path(leaf_spec, tree)
 

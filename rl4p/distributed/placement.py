@@ -68,7 +68,7 @@ def for_sampling(mesh: Mesh, params: Params, dtype: str) -> Params:
 
 def sampling_shardings(mesh: Mesh, params: Params) -> Any:
     """Returns the shardings of a tree of parameters on the sampling mesh."""
-    specs = sampling_specs(params, mesh.product_axes)
+    specs = sampling_specs(params, mesh.product_axes, mesh.head_axes)
     return jax.tree.map(partial(NamedSharding, mesh.devices), specs)
 
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from rl4p.distributed.mesh import Mesh, SamplingMesh
+from rl4p.distributed.mesh import ROW_AXES, Mesh, SamplingMesh
 from rl4p.model.column_kernel import write_columns
 from rl4p.types import Array
 
@@ -76,7 +76,8 @@ class Writer(NamedTuple):
         """
         if not isinstance(self.mesh, SamplingMesh) or self.mesh.devices.shape["fsdp"] == 1:
             return x_BTD
-        spec = PartitionSpec("dp", None, self.mesh.product_axes)
+        rows = tuple(axis for axis in ROW_AXES if axis not in self.mesh.head_axes)
+        spec = PartitionSpec(rows, None, self.mesh.head_axes)
         return jax.lax.with_sharding_constraint(x_BTD, NamedSharding(self.mesh.devices, spec))
 
 

@@ -60,7 +60,7 @@ class Policy:
         """
         config = self.decoder.config
         self.mesh.check_divides_sampling(config.dimensions)
-        return self.mesh.sampling_mesh(config.num_kv_heads)
+        return self.mesh.sampling_mesh(config.heads, config.num_kv_heads)
 
     def for_sampling(self, trained: Params) -> Params:
         """Returns the merged parameters without a critic, on the sampling mesh.

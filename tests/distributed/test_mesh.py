@@ -43,6 +43,8 @@ terms = dict(
 
 kind, *shapes = sys.argv[1:]
 model = Scratch(width=32, layers=2, heads=8, num_kv_heads=4, feed_forward_width=48)
+if kind == "heads":  # which eight devices do not divide, and neither do four
+    model = Scratch(width=48, layers=2, heads=6, num_kv_heads=2, feed_forward_width=48)
 built, start = model.build(Mesh(dp=1), jax.random.key(0))
 if kind == "experts":
     config = dataclasses.replace(built.decoder.config, experts=8, chosen_experts=3)
@@ -135,20 +137,23 @@ if kind == "shared":  # prompts that pay for it: four groups of four, on four de
         assert_alike(alone, run(Mesh(shape=shape), samplers[1], **long))
 elif kind == "separate":  # the last four of eight sample, and the others train
     mesh = Mesh(shape=shapes[0], rollout_devices=4)
-    assert not {*mesh.devices.devices.flat} & {*mesh.sampling_mesh(4).devices.devices.flat}
+    assert not {*mesh.devices.devices.flat} & {*mesh.sampling_mesh(24, 4).devices.devices.flat}
     for sampler in samplers:
         assert_alike(run(one, sampler), run(mesh, sampler))
-elif kind in ("layouts", "experts"):  # a layout of training, and the size of tp while sampling
+elif kind in ("layouts", "experts", "heads"):  # a training layout, and tp while sampling
     alone = [run(one, sampler) for sampler in samplers]
     for shape, tp in (each.split("/") for each in shapes):
         mesh, tp = Mesh(shape=shape, sampling_tp=int(tp)), int(tp)
         policy = dataclasses.replace(built, mesh=mesh)
-        sizes = {"dp": 8 // tp, "fsdp": max(1, tp // 4), "tp": min(tp, 4)}
+        kv = built.decoder.config.num_kv_heads
+        sizes = {"dp": 8 // tp, "fsdp": max(1, tp // kv), "tp": min(tp, kv)}
         assert dict(policy.sampling_mesh.devices.shape) == sizes
         layer = policy.for_sampling(start)["layers"][0]
-        for name, size in (("key", max(1, 4 // tp) * 4), ("query", 8 // tp * 4)):
-            assert layer[name]["kernel"].addressable_shards[0].data.shape == (32, size)
-        part = (8 // tp, 32, 48) if kind == "experts" else (32, 48 // tp)
+        width, parts = model.width, tp if model.heads % tp == 0 else min(tp, kv)
+        for name, count in (("key", max(1, kv // tp)), ("query", model.heads // parts)):
+            part = layer[name]["kernel"].addressable_shards[0].data.shape
+            assert part == (width, count * width // model.heads)
+        part = (8 // tp, 32, 48) if kind == "experts" else (width, 48 // tp)
         assert fed(layer).addressable_shards[0].data.shape == part
         for sampler, expected in zip(samplers, alone, strict=True):
             assert_alike(expected, run(mesh, sampler))
@@ -210,6 +215,7 @@ def test_a_cache_is_divided_by_rows_and_heads_which_must_divide(on_devices):
         ("layouts", "1,2,4,1/2"),
         ("experts", "1,8,1/8", "2,2,2/4"),
         ("experts", "1,2,4/2", "1,2,2,2/2", "8,1,1/1"),
+        ("heads", "1,8,1/8", "1,4,2/4", "1,4,2,1/8"),
     ],
     ids=lambda names: " ".join(names).replace(",", "x"),
 )
@@ -330,43 +336,49 @@ np.testing.assert_array_equal(split["a"], rows)
 # The last devices sample, and the first train.
 apart = Mesh(rollout_devices=3)
 assert [d.id for d in apart.devices.devices.flat] == [0, 1, 2, 3, 4]
-sampling = apart.sampling_mesh(4)
+sampling = apart.sampling_mesh(24, 4)
 assert [d.id for d in sampling.devices.devices.flat] == [5, 6, 7]
 assert (apart.row_shards, sampling.row_shards) == (5, 3)
 divided = Mesh(fsdp=2, tp=2, dp=1, rollout_devices=4)
-assert divided.sampling_mesh(4).devices.shape["tp"] == divided.sampling_mesh(4).row_shards == 2
-assert Mesh(dp=2, tp=2).size == 4 and mesh.sampling_mesh(4) is mesh
+sampling = divided.sampling_mesh(24, 4)
+assert sampling.devices.shape["tp"] == sampling.row_shards == 2
+assert Mesh(dp=2, tp=2).size == 4 and mesh.sampling_mesh(24, 4) is mesh
 assert (mesh.devices_per_row, mesh.product_axes) == (2, ("tp",))
 
 # The same devices sample with another tp, in the same order.
 layout = Mesh(dp=1, fsdp=8, sampling_tp=4)
-sampling = layout.sampling_mesh(12)
+sampling = layout.sampling_mesh(24, 12)
 assert dict(sampling.devices.shape) == {"dp": 2, "fsdp": 1, "tp": 4}
 assert list(sampling.devices.devices.flat) == list(layout.devices.devices.flat)
 assert (layout.row_shards, layout.samples_apart, sampling.platform) == (8, False, "cpu")
 both = Mesh(dp=4, rollout_devices=4, sampling_tp=2)
 assert both.samples_apart and both.row_shards == 4
-assert dict(both.sampling_mesh(4).devices.shape) == {"dp": 2, "fsdp": 1, "tp": 2}
+assert dict(both.sampling_mesh(24, 4).devices.shape) == {"dp": 2, "fsdp": 1, "tp": 2}
 
 # Devices that divide columns sample rows of their own, and two along tp share a row.
 columns = Mesh(dp=1, fsdp=2, cp=2, tp=2)
 assert (columns.row_shards, columns.column_shards) == (2, 2)
-sampling = columns.sampling_mesh(4)
+sampling = columns.sampling_mesh(24, 4)
 assert dict(sampling.devices.shape) == {"dp": 4, "fsdp": 1, "tp": 2}
 assert list(sampling.devices.devices.flat) == list(columns.devices.devices.flat)
 assert sampling.column_shards == mesh.column_shards == 1
 assert parts(columns.shard_rows(rows)) == [(4, 2)] * 8
 same = Mesh(dp=4, tp=2, sampling_tp=2)
-assert same.sampling_mesh(4) is same
+assert same.sampling_mesh(24, 4) is same
 
 # Devices that hold the same KV head divide the rows.
 for heads, fsdp, tp in ((4, 1, 4), (2, 2, 2), (6, 2, 2), (1, 4, 1)):
-    sampling = layout.sampling_mesh(heads)
+    sampling = layout.sampling_mesh(24, heads)
     assert dict(sampling.devices.shape) == {"dp": 2, "fsdp": fsdp, "tp": tp}
     assert (sampling.devices_per_row, sampling.row_shards) == (4, 8 // tp)
+    assert sampling.product_axes == sampling.head_axes == ("tp", "fsdp")
+
+# Query heads that they do not divide are those of the KV heads.
+sampling = layout.sampling_mesh(14, 2)
+assert (sampling.product_axes, sampling.head_axes) == (("tp", "fsdp"), ("tp",))
 
 try:
-    Mesh(dp=8, sampling_tp=3).sampling_mesh(3)
+    Mesh(dp=8, sampling_tp=3).sampling_mesh(24, 3)
 except InputError as error:
     assert str(error) == "mesh.sampling_tp=3 does not divide the 8 devices that sample."
 else:
@@ -418,14 +430,14 @@ def test_cp_beside_a_shape_is_refused():
     assert Mesh(shape={"fsdp": -1, "cp": 4}).asked_sizes()["cp"] == 4
 
 
-def test_tp_of_sampling_divides_all_but_the_kv_heads():
+def test_tp_of_sampling_divides_all_but_the_heads():
     mesh = Mesh(dp=1, sampling_tp=8)
-    mesh.check_divides_sampling({"width": 12, "num_kv_heads": 2, "heads": 16})
-    mesh.check_divides({"heads": 12})  # of a teacher, for example, which samples nothing
+    mesh.check_divides_sampling({"width": 12, "num_kv_heads": 2, "heads": 14, "vocabulary": 16})
+    mesh.check_divides({"vocabulary": 12})  # of a teacher, for example, which samples nothing
     with pytest.raises(
-        InputError, match=r"^mesh\.sampling_tp=8 does not divide the model's heads, "
+        InputError, match=r"^mesh\.sampling_tp=8 does not divide the model's vocabulary, "
     ):
-        mesh.check_divides_sampling({"heads": 12})
+        mesh.check_divides_sampling({"vocabulary": 12})
 
 
 def test_a_platform_that_the_machine_lacks_is_named():

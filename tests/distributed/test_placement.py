@@ -44,11 +44,11 @@ assert parts(kept[0]["embedding"]) == parts(kept[1]["mu"]["embedding"]) == [(2, 
 layers = {"layers": {"up": {"kernel": np.ones((2, 8, 4), np.float32)}}}
 for on in (mesh, Mesh(dp=1, fsdp=2, tp=2, rollout_devices=4)):
     both = jax.device_put(params | layers, placement.param_shardings(on, params | layers))
-    given = placement.for_sampling(on.sampling_mesh(4), both, "float32")
+    given = placement.for_sampling(on.sampling_mesh(24, 4), both, "float32")
     assert set(parts(given["embedding"])) == {(2, 8)}
     assert len(given["layers"]) == 2
     assert set(parts(given["layers"][0]["up"]["kernel"])) == {(8, 2)}
-    there = set(on.sampling_mesh(4).devices.devices.flat)
+    there = set(on.sampling_mesh(24, 4).devices.devices.flat)
     assert given["embedding"].sharding.device_set == there
 """
 

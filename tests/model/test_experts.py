@@ -208,7 +208,7 @@ def check(ours, expected, of):
 for dispatch in ("dense", "grouped"):
     expected = run(dispatch, params, x_BTD)
     for mesh in (
-        Mesh(dp=4, tp=2), Mesh(dp=1, fsdp=8), Mesh(dp=8, sampling_tp=2).sampling_mesh(1),
+        Mesh(dp=4, tp=2), Mesh(dp=1, fsdp=8), Mesh(dp=8, sampling_tp=2).sampling_mesh(24, 1),
     ):
         for count in (8, 1):
             arrays = placed(params, mesh), rows(mesh, x_BTD) if count == 8 else x_BTD[:1]

@@ -181,7 +181,7 @@ np.testing.assert_allclose(ours, expected, atol=limit)
 
 # Two devices have the same KV head, and each has its own rows of the cache.
 heads = decoder.config.num_kv_heads
-layout = dataclasses.replace(mesh, sampling_tp=2 * heads).sampling_mesh(heads)
+layout = dataclasses.replace(mesh, sampling_tp=2 * heads).sampling_mesh(decoder.config.heads, heads)
 assert (layout.devices.shape["fsdp"], layout.devices.shape["tp"]) == (2, heads)
 given, begin = for_sampling(layout, sharded, "float32"), divided(cache, layout)
 ours, ended = forward.extend(decoder, given, *layout.shard_rows(row), begin, 0, mesh=layout)

@@ -188,7 +188,7 @@ def wider_sampling(run: AbstractRun) -> int | None:
 def sampling_sizes(run: AbstractRun) -> list[int]:
     """Returns the values of `mesh.sampling_tp` that divide the devices and the model, from 1."""
     sizes = run.policy.decoder.config.dimensions.items()
-    sizes = [size for name, size in sizes if name not in ("width", "num_kv_heads")]
+    sizes = [size for name, size in sizes if name not in ("width", "heads", "num_kv_heads")]
     whole = math.gcd(run.policy.sampling_mesh.size, *sizes)
     return [tp for tp in range(1, whole + 1) if whole % tp == 0]
 

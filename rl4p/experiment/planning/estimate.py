@@ -274,21 +274,31 @@ class StepEstimate:
         columns = run.prompt_columns + R / 2
         read = run.bytes_per_decode_step(run.sampling_params())
         read += slots / mesh.row_shards * columns * bytes_of_token(run)
-        count, sharing = mesh.devices_per_row, mesh.devices_per_row // tp
-        exchanges = 2 * decoder.config.layers  # of each kind
-        rows = slots / (mesh.size // count)
-        sent = rows * decoder.config.width * 2 * (count - 1) / count
-        # Devices with the same KV head exchange rows and heads before and after attention.
-        queries = decoder.config.heads * decoder.config.head_width / count
-        sent += rows * queries * (sharing - 1) / sharing
-        sent *= exchanges * itemsize(decoder)
-        hops = least_hops(range(count), run.mesh.topology)
-        hops += least_hops(range(sharing), run.mesh.topology) if sharing > 1 else 0
+        sent, hops = self.sent_in_a_layer(run, slots)
+        of_layer = sent / chip.network + hops * chip.latency
         return {
             "products": tokens * self.flops_of_token * share / mesh.row_shards / chip.flops,
             "memory": steps * read / chip.bandwidth,
-            "network": steps * (sent / chip.network + exchanges * hops * chip.latency),
+            "network": steps * decoder.config.layers * of_layer,
         }
+
+    def sent_in_a_layer(self, run: AbstractRun, slots: int) -> tuple[float, int]:
+        """Returns the bytes that a device sends in a layer of a decode step, and the links."""
+        mesh, c = run.policy.sampling_mesh, run.policy.decoder.config
+        count, tp = mesh.devices_per_row, mesh.devices.shape["tp"]
+        sharing = count // tp  # devices with the same KV head, each of which has rows of its own
+        rows = slots / (mesh.size // count)
+        groups = map(range, (count, tp, sharing))
+        of_row, of_heads, of_rows = (least_hops(group, run.mesh.topology) for group in groups)
+        sums = 2 * (count - 1) / count * rows * c.width
+        if mesh.head_axes == mesh.product_axes:
+            # Exchanges of rows and heads, before and after attention.
+            exchanged = 2 * (sharing - 1) / sharing * rows * c.heads * c.head_width / count
+            sent, hops = 2 * sums + exchanged, 2 * (of_row + of_rows)
+        else:  # the sum of own rows, which the others then receive
+            own = (2 * (tp - 1) / tp / sharing + (sharing - 1) / sharing) * rows * c.width
+            sent, hops = sums + own, of_row + of_heads + of_rows
+        return sent * itemsize(run.policy.decoder), hops
 
     def of_update(self) -> dict[str, float]:
         run, chip = self.run, self.chip

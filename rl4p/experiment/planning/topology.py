@@ -67,13 +67,12 @@ class EstimatedMesh(Mesh):
         sizes = self.sizes(count, min(count, HOST))
         return jax.sharding.AbstractMesh(tuple(sizes.values()), tuple(sizes))
 
-    def sampling_mesh(self, num_kv_heads: int) -> Mesh:
-        mesh = super().sampling_mesh(num_kv_heads)
-        if mesh is self:
-            return self
-        count, axes = self.rollout_devices or self.size, {"fsdp": mesh.fsdp, "tp": mesh.tp}
-        topology = self.topology
-        return EstimatedSamplingMesh(count=count, **axes, topology=topology, training=self)
+    def sampling_mesh(self, heads: int, num_kv_heads: int) -> Mesh:
+        mesh = super().sampling_mesh(heads, num_kv_heads)
+        if not isinstance(mesh, SamplingMesh):
+            return mesh
+        options = {field.name: getattr(mesh, field.name) for field in fields(SamplingMesh)}
+        return EstimatedSamplingMesh(count=self.rollout_devices or self.size, **options)
 
     @property
     def platform(self) -> str:

@@ -141,7 +141,7 @@ def test_a_step_is_bounded_by_all_its_programs_and_names_the_longest():
     assert bound_of_step([*parts, made("scores")], tokens=16_000, chips=2, wider=None) is None
 
 
-@pytest.mark.parametrize(("tp", "heads", "wider"), [(1, 16, 8), (2, 28, 4), (8, 16, None)])
+@pytest.mark.parametrize(("tp", "heads", "wider"), [(1, 16, 8), (2, 28, 8), (8, 16, None)])
 def test_the_widest_sampling_divides_the_devices_and_the_model(tp, heads, wider):
     sizes = {"heads": heads, "vocabulary": 1600, "feed_forward": 320, "num_kv_heads": 2}
     mesh = SimpleNamespace(size=8, devices_per_row=tp)

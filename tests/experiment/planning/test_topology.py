@@ -212,7 +212,7 @@ def test_a_mesh_to_estimate_for_has_the_axes_of_its_slice_and_no_devices(options
     mesh = estimated(Mesh(**options))
     assert dict(mesh.devices.shape) == shape
     assert mesh.size == np.prod(list(shape.values()))
-    other = mesh.sampling_mesh(2)  # KV heads
+    other = mesh.sampling_mesh(8, 2)  # query and KV heads
     assert (other is mesh) == (sampling is None)
     assert dict(other.devices.shape) == (sampling or shape)
     assert other.product_axes == (("tp", "fsdp") if sampling else ("tp",))

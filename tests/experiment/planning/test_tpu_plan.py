@@ -6,6 +6,8 @@
 import json
 import math
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -166,3 +168,19 @@ def test_a_wiring_that_does_not_exist_is_one_sentence(plan, tmp_path):
     assert done.returncode == 2, done.stdout
     assert done.stderr.startswith("libtpu does not know mesh.topology=v5e:3x7: ")
     assert len(done.stderr.splitlines()) == 1
+
+
+SPLIT = """
+from rl4p.distributed.mesh import Mesh
+from rl4p.experiment.planning.topology import planned
+
+mesh = planned(Mesh(dp=16, fsdp=16, topology="v5p:4x8x8"))  # 16 is no product of 4, 8 and 8
+assert dict(mesh.devices.shape) == {"dp": 16, "fsdp": 16, "tp": 1}
+assert len({device.id for device in mesh.devices.devices.flat}) == 256
+"""
+
+
+@pytest.mark.tpu_plan
+def test_an_axis_may_have_a_part_of_a_dimension_of_the_wiring():
+    done = subprocess.run([sys.executable, "-c", SPLIT], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
