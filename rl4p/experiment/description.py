@@ -72,9 +72,8 @@ def describe_step(config: DictConfig, phases: Phases, prompts: list[Prompt], mes
     update = phases.update
     updates = update.epochs * update.minibatches
     rows = -(-sequences // update.minibatches // mesh.row_shards)  # on each device
-    microbatches = -(
-        -rows // rows_in(-(-width // mesh.column_shards), update.tokens_per_microbatch)
-    )
+    own = -(-width // mesh.column_shards)
+    microbatches = -(-rows // rows_in(rows, own, update.tokens_per_microbatch))
     epochs = config.steps * config.prompts_per_step / len(prompts)
     trains_on_data = not RolloutTraits.read(phases.rollout).samples
     return (

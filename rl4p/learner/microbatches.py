@@ -63,7 +63,7 @@ def fold(
     devices = columns.devices()
     all_widths = tuple(-(-x // devices) * devices for x in widths(T, microbatching.widths))
     for width, narrower in zip(all_widths, (*all_widths[1:], 0), strict=True):
-        b = min(B, rows_in(width // devices, microbatching.tokens, together))
+        b = rows_in(B, width // devices, microbatching.tokens, together)
         wide = in_step(jnp.sum(longest > narrower) * together)
 
         def turn(carry: Any, width: int = width, b: int = b) -> Any:
@@ -162,6 +162,12 @@ def widths(T: int, most: int) -> tuple[int, ...]:
     return tuple(chosen)
 
 
-def rows_in(width: int, tokens: int, block: int = 1) -> int:
-    """Returns how many rows of this width a microbatch has: whole blocks, at least one."""
-    return max(1, tokens // (width * block)) * block
+def rows_in(rows: int, width: int, tokens: int, block: int = 1) -> int:
+    """Returns how many rows of this width a microbatch has: whole blocks, at least one.
+
+    The fewest microbatches that hold all rows have similar numbers of them, so that few rows of the
+    last one are padding.
+    """
+    blocks, most = -(-rows // block), max(1, tokens // (width * block))
+    microbatches = -(-blocks // most)
+    return -(-blocks // microbatches) * block

@@ -138,8 +138,18 @@ def test_each_width_is_about_three_quarters_of_the_one_before():
 
 
 def test_a_microbatch_has_one_row_or_block_at_least():
-    assert [rows_in(16, limit) for limit in (1, 16, 31, 32, 127, 128)] == [1, 1, 1, 2, 7, 8]
-    assert [rows_in(16, limit, 2) for limit in (1, 63, 64, 96)] == [2, 2, 4, 6]
+    limits = (1, 16, 31, 32, 127, 128)
+    assert [rows_in(7 * 8, 16, limit) for limit in limits] == [1, 1, 1, 2, 7, 8]
+    assert [rows_in(24, 16, limit, 2) for limit in (1, 63, 64, 96)] == [2, 2, 4, 6]
+
+
+@pytest.mark.parametrize(
+    ("rows", "most", "block", "in_each"),
+    [(32, 10, 1, 8), (32, 12, 1, 11), (5, 9, 1, 5), (32, 20, 4, 16), (6, 4, 2, 4), (1, 3, 1, 1)],
+)
+def test_microbatches_have_similar_numbers_of_rows(rows, most, block, in_each):
+    assert rows_in(rows, 16, 16 * most, block) == in_each
+    assert -(-rows // in_each) == -(-rows // (most // block * block))  # and are not more
 
 
 def test_what_fills_a_microbatch_up_is_zero():

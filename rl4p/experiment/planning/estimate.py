@@ -175,7 +175,7 @@ class StepEstimate:
         together = run.phases.rows_together(run.group_size)
         rows = -(-run.sequences // run.mesh.row_shards // update.minibatches)
         own = -(-T // run.mesh.column_shards)
-        return min(rows, rows_in(own, update.tokens_per_microbatch, together)), T
+        return rows_in(rows, own, update.tokens_per_microbatch, together), T
 
     @property
     def microbatches(self) -> int:
