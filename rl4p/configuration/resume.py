@@ -81,7 +81,7 @@ def resume(
     refuse_links(given, folder)
     overrides = [best_restored(composer, override) for override in overrides]
     lines, saved = as_started(composer, "resume", given)
-    lines = followed_by(composer, lines, overrides)
+    lines = followed_by(composer, lines, overrides, keeps_recorded=True)
     lines += [quoted("resume", str(folder)), quoted("hydra.run.dir", str(folder))]
     try:
         config = composer.compose(lines, targets=targets)
@@ -224,11 +224,24 @@ def begins(key: str, prefixes: Sequence[str]) -> bool:
 
 
 def followed_by(
-    composer: Composer, lines: Sequence[str], overrides: Sequence[Override]
+    composer: Composer,
+    lines: Sequence[str],
+    overrides: Sequence[Override],
+    *,
+    keeps_recorded: bool = False,
 ) -> list[str]:
-    """Returns the overrides of a run, without those that the new ones replace, and the new ones."""
+    """Returns the overrides of a run, without those that the new ones replace, and the new ones.
+
+    Args:
+      composer: parses the overrides.
+      lines: the overrides of the run.
+      overrides: the new ones.
+      keeps_recorded: whether a group that is chosen again as before keeps its options in the run.
+        A command line that is repeated lacks those that the run has recorded, such as `model.date`.
+    """
     repeated = {override.get_key_element() for override in overrides}
-    chosen = tuple(f"{place(override)}." for override in overrides)
+    kept = set(lines) if keeps_recorded else set()
+    chosen = tuple(f"{place(o)}." for o in overrides if str(o.input_line) not in kept)
     return [
         *(
             str(old.input_line)

@@ -483,6 +483,17 @@ def test_auto_starts_a_run_and_then_resumes_it(toy):
     assert toy.jobs[-1].steps == 9
 
 
+def test_auto_keeps_what_a_run_has_recorded_if_its_command_line_names_the_group_again(toy):
+    words = ("resume=auto", "hydra.run.dir=outputs/job", "model=plain")
+    assert toy.run(*words, "model.rate=0.75") == 0  # as a run records `model.date`
+    folder = toy.folder / "outputs/job"
+    (folder / "metrics.jsonl").write_text("")
+    for _ in range(2):  # the second start reads what the first one has written
+        assert toy.run(*words) == 0
+        assert (toy.jobs[-1].resume, toy.jobs[-1].model.rate) == (str(folder), 0.75)
+    assert toy.run(*words, "model.rate=0.5") == 2
+
+
 def test_auto_needs_a_folder_that_is_the_same_for_each_start(toy, capsys):
     assert toy.run("resume=auto") == 2
     assert "resume=auto needs the folder of the run: add hydra.run.dir=" in capsys.readouterr().err
