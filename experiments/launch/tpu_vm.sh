@@ -1,10 +1,21 @@
-#!/bin/sh
+#!/bin/bash
 # Runs on all hosts of a TPU slice: one process per host, which JAX detects from the host's metadata.
 #
 #   TPU=NAME ZONE=ZONE FOLDER=/mnt/shared/first experiments/launch/tpu_vm.sh experiment=NAME mesh=v5e_16
 #
-# Every host needs rl4p in ~/rl4p, jax[tpu], and FOLDER mounted from shared storage.
-set -eu
+# Every host needs rl4p in ~/rl4p, jax[tpu], and FOLDER mounted from shared storage. If a process
+# fails or a host is gone, restarting.sh starts all processes again, here, and not on the hosts:
+# only this shell has the exit codes of all. On a host it makes one start, once FOLDER is free.
+set -u
 : "${TPU:?}" "${ZONE:?}" "${FOLDER:?}"
-exec gcloud compute tpus tpu-vm ssh "$TPU" --zone="$ZONE" --worker=all --command="
-  cd rl4p && python -m rl4p.train $* mesh.processes=auto hydra.run.dir=$FOLDER"
+
+quoted() { printf ' %q' "$@"; }
+
+ssh=(gcloud compute tpus tpu-vm ssh "$TPU" --zone="$ZONE")
+on_host=$(quoted experiments/launch/restarting.sh "$FOLDER")
+train=$(quoted python -m rl4p.train "$@" mesh.processes=auto resume=auto "hydra.run.dir=$FOLDER")
+PROGRESS=$(quoted "${ssh[@]}" --worker=0 --command="cd rl4p &&$on_host")
+export PROGRESS
+
+exec "$(dirname "$0")/restarting.sh" "$FOLDER" \
+  "${ssh[@]}" --worker=all --command="cd rl4p && MAX_RESTARTS=0$on_host$train"
