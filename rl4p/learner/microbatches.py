@@ -155,9 +155,15 @@ def rows_of(batch: Any, rows_b: Array) -> Any:
 
 
 def widths(T: int, most: int) -> tuple[int, ...]:
-    """Returns T and multiples of 16 down to 48, each about 3/4 of the previous: at most `most`."""
-    chosen = [T]
-    while len(chosen) < most and 48 <= (narrower := (3 * chosen[-1] + 31) // 64 * 16) < chosen[-1]:
+    """Returns T and multiples of 16, each about 3/4 of the previous: at most `most`.
+
+    They end with 48. Among 256 columns or more, very short rows are common, and the end is 16.
+    """
+    chosen, least = [T], 48 if T < 256 else 16
+    while len(chosen) < most:
+        narrower = (3 * chosen[-1] + 31) // 64 * 16
+        if not least <= narrower < chosen[-1]:
+            break
         chosen.append(narrower)
     return tuple(chosen)
 

@@ -128,11 +128,13 @@ def test_widths_are_few_and_fall(longest, most):
     found = widths(longest, most)
     assert found[0] == longest
     assert len(found) <= most
-    assert all(a > b >= 48 and b % 16 == 0 for a, b in itertools.pairwise(found))
+    least = 48 if longest < 256 else 16
+    assert all(a > b >= least and b % 16 == 0 for a, b in itertools.pairwise(found))
 
 
 def test_each_width_is_about_three_quarters_of_the_one_before():
-    assert widths(257, 8) == (257, 192, 144, 112, 80, 64, 48)
+    assert widths(257, 20) == (257, 192, 144, 112, 80, 64, 48, 32, 16)
+    assert widths(255, 20) == (255, 192, 144, 112, 80, 64, 48)
     assert widths(1025, 8) == (1025, 768, 576, 432, 320, 240, 176, 128)
     assert widths(72, 8) == (72, 48)
 
