@@ -45,6 +45,11 @@ from rl4p.rollout.engine import speculation
 from rl4p.types import Params, Prompt, Trajectories
 
 COMMAND = "python -m experiments.benchmarks.speculation"
+LEGEND = """\
+`drafted` is the share of the tokens that steps with drafts drew, `tokens per step` the mean of a
+sequence. A `ratio` above 1 means that drafts are faster: of the seconds, and of the time of
+processors, which other processes change less. The last three columns (`free`) are what drafts
+would do if they cost nothing."""
 GROUP, LIMIT, DRAFTED = 8, 40, 7
 WIDE = 115_000  # the feed-forward width of 100M parameters
 
@@ -214,7 +219,7 @@ def main() -> None:
         "|---|---|---|---|---|---|---|---|---|---|---|"
     )
     options.out.write_text(
-        f"# Speculative decoding\n\n{machine()}. Made by `{COMMAND}`.\n\n{same}\n\n"
+        f"# Speculative decoding\n\n{machine()}. Made by `{COMMAND}`.\n\n{same}\n\n{LEGEND}\n\n"
         + "\n".join([head, *rows])
         + "\n"
     )
