@@ -64,6 +64,10 @@ for word; do
 done
 case "$3 $4" in
   "tpu-vm ssh")
+    if [ -s "$NOTES/unreachable" ]; then
+      sed -i 1d "$NOTES/unreachable"
+      exit 255
+    fi
     [ "$worker" = all ] && workers="0 1" || workers=$worker
     first=0
     for worker in $workers; do
@@ -77,7 +81,7 @@ case "$3 $4" in
     cat "$NOTES/state" 2>/dev/null || { echo "not found" >&2; exit 1; }
     if grep -q WAITING "$NOTES/state"; then echo ACTIVE >"$NOTES/state"; fi
     ;;
-  "queued-resources create") echo WAITING_FOR_RESOURCES >"$NOTES/state" ;;
+  "queued-resources create") echo "${CREATED:-WAITING_FOR_RESOURCES}" >"$NOTES/state" ;;
   "queued-resources delete") rm "$NOTES/state" ;;
 esac
 """
@@ -260,7 +264,7 @@ for _ in {1..100}; do sleep 0.05; done
 @pytest.mark.parametrize("by_slurm", [False, True])
 def test_a_signal_is_passed_on_and_ends_the_restarts(place, code, by_slurm):
     write(place.folder / "bin" / "python", STUBBORN)
-    env = place.env | {"CODE": str(code)} | ({"SLURM_JOB_ID": "7"} if by_slurm else {})
+    env = place.env | {"CODE": str(code)} | ({"PASS_ON": "no"} if by_slurm else {})
     line = ["bash", RESTARTING, place.run, "python"]
     loop = subprocess.Popen(line, env=env, stderr=subprocess.PIPE, text=True)
     while not place.notes("starts"):
@@ -348,7 +352,17 @@ def test_a_job_does_not_go_back_for_ever(place):
     done = slurm(place, SLURM_RESTART_COUNT=100)
     assert done.returncode == STOPPED
     assert place.notes("scontrol") == ["show job 1234"]
-    assert "MAX_REQUEUES" in done.stderr
+    assert "100 times (MAX_REQUEUES)" in done.stderr
+    done = slurm(place, MAX_REQUEUES=0)
+    assert done.returncode == STOPPED
+    assert "0 times (MAX_REQUEUES)" in done.stderr
+
+
+def test_a_job_needs_a_folder_that_all_nodes_see(place):
+    done = slurm(place, RUNS="", SCRATCH="")
+    assert done.returncode != 0
+    assert "Set RUNS to a folder on a file system that all nodes see." in done.stderr
+    assert not place.notes("starts")
 
 
 def test_slurm_may_put_the_job_back_itself():
@@ -359,11 +373,27 @@ def test_slurm_may_put_the_job_back_itself():
 # TPU hosts.
 
 
-def tpu(place: Place, script: str, *words: str) -> subprocess.CompletedProcess[str]:
+def tpu(place: Place, script: str, *words: str, **env: object) -> subprocess.CompletedProcess[str]:
     names = {"TPU": "slice", "ZONE": "zone-a", "FOLDER": place.run, "TYPE": "v5litepod-16"}
     (place.folder / "setup.sh").write_text('echo "$WORKER" >>"$NOTES/setup"\n')
     names |= {"VERSION": "v2-alpha-tpuv5-lite", "SETUP": place.folder / "setup.sh"}
-    return place.call(LAUNCH / script, *words, **names)
+    return place.call(LAUNCH / script, *words, **(names | env))
+
+
+def test_hosts_that_cannot_be_reached_are_waited_for(place):
+    place.plan("0 9 8", "0 9 8")
+    (place.folder / "unreachable").write_text("\n" * 4)
+    assert tpu(place, "tpu_vm.sh", HOST_WAIT=0, MAX_RESTARTS=1).returncode == 1
+    assert (len(place.notes("starts")), len(place.notes("unreachable"))) == (0, 2)
+    assert tpu(place, "tpu_vm.sh").returncode == 0
+    assert (len(place.notes("starts")), len(place.notes("unreachable"))) == (2, 0)
+
+
+def test_a_request_that_always_fails_is_given_up(place):
+    done = tpu(place, "queued_resources.sh", CREATED="FAILED", MAX_RESTARTS=2)
+    assert done.returncode == 1
+    assert len(calls_of(place, "create")) == len(calls_of(place, "delete")) == 3
+    assert not place.notes("starts")
 
 
 def test_all_hosts_start_again_when_one_has_failed(place):

@@ -28,10 +28,15 @@ ready() { # waits until there are hosts, and prepares them
         queued create --node-id="$TPU" --accelerator-type="$TYPE" --runtime-version="$VERSION" \
           --spot --async || return
         ;;
-      SUSPENDED | FAILED)
+      SUSPENDED)
         say "Deleting $TPU, to request it again."
         queued delete --force --quiet || return
         continue
+        ;;
+      FAILED) # a restart without progress
+        say "Deleting $TPU, which gcloud could not make."
+        queued delete --force --quiet
+        return 1
         ;;
     esac
     sleep "${POLL:-30}"
@@ -50,9 +55,11 @@ READY="$(printf '%q' "$HERE/queued_resources.sh") --ready" AFTER_SAVE=restart \
   "$HERE/tpu_vm.sh" "$@" &
 child=$!
 trap 'kill "$child"' TERM INT HUP
-while kill -0 "$child" 2>/dev/null; do wait "$child"; done
-wait "$child"
-code=$?
+while :; do # a signal interrupts `wait`
+  wait "$child"
+  code=$?
+  kill -0 "$child" 2>/dev/null || break
+done
 if [ $code = 0 ]; then
   say "Deleting $TPU."
   queued delete --force --quiet

@@ -20,6 +20,7 @@
 #   MAX_RESTARTS=10       restarts in a row without progress
 #   RESTART_WAIT=10       seconds before a restart
 #   FOLDER_WAIT=120       seconds to wait for another process that still uses FOLDER
+#   PASS_ON=yes           "no" leaves SIGTERM to those who send it to COMMAND too
 #   AFTER_SAVE=stop       "restart" starts again after the codes 3 and 4 too
 #   READY=                a command to run before each start; if it fails, so does the start
 #   PROGRESS=             a command that prints the last step and the newest checkpoint; for a
@@ -50,11 +51,11 @@ folder_wait=${FOLDER_WAIT:-120}
 child='' signal='' passed_on=''
 
 # A second signal would end the run before it has saved, so COMMAND gets only what nobody else sends
-# it: SLURM signals its tasks itself, and a terminal signals all processes.
+# it: SLURM signals its tasks itself (PASS_ON=no), and a terminal signals all processes.
 pass_on() {
   if [ -z "$child" ] || [ -n "$passed_on" ]; then return; fi
   passed_on=yes
-  [ -n "${SLURM_JOB_ID:-}" ] || kill "$child" 2>/dev/null
+  [ "${PASS_ON:-yes}" = no ] || kill "$child" 2>/dev/null
 }
 trap 'signal=TERM; pass_on' TERM
 trap 'signal=INT' INT
@@ -67,8 +68,12 @@ run() {
   (trap - INT QUIT && exec "$@") </dev/null & # bash ignores them in what runs beside it
   child=$!
   [ "$signal" != TERM ] || pass_on # it came while `child` was empty
-  while kill -0 "$child" 2>/dev/null; do wait "$child"; done
-  wait "$child"
+  local code
+  while :; do
+    wait "$child"
+    code=$?
+    kill -0 "$child" 2>/dev/null || return $code
+  done
 }
 
 # Waits for the processes of an earlier start, which may take a while to end.

@@ -3,6 +3,8 @@
 #
 #   sbatch --job-name=first experiments/launch/slurm.sh experiment=NAME mesh=fsdp
 #
+# The name of the job is that of the run's folder in RUNS ($SCRATCH/rl4p).
+#
 # restarting.sh starts the processes again if one fails. SLURM puts the job back into the queue if
 # it loses a node or is preempted, and this script does so when the time is over. A job that starts
 # again, also one that is submitted again under the same name, resumes its run.
@@ -17,14 +19,15 @@
 #SBATCH --signal=TERM@120 # seconds before the end: the run saves, and exits with code 3
 set -u
 
-RUN="${RUNS:-$SCRATCH/rl4p}/$SLURM_JOB_NAME" # on a file system that all nodes see
+RUNS="${RUNS:-${SCRATCH:?Set RUNS to a folder on a file system that all nodes see.}/rl4p}"
+RUN="$RUNS/$SLURM_JOB_NAME"
 # SLURM runs a copy of this file, in a folder without restarting.sh.
 LAUNCH="${LAUNCH:-$SLURM_SUBMIT_DIR/experiments/launch}"
 
 say() { echo "slurm.sh: $*" >&2; }
 
 # SLURM must not kill all tasks when the first one fails: they still have to report which one failed.
-"$LAUNCH/restarting.sh" "$RUN" srun --kill-on-bad-exit=0 --wait=60 \
+PASS_ON=no "$LAUNCH/restarting.sh" "$RUN" srun --kill-on-bad-exit=0 --wait=60 \
   python -m rl4p.train "$@" mesh.processes=auto resume=auto hydra.run.dir="$RUN"
 code=$?
 
@@ -37,8 +40,9 @@ if ! scontrol show job "$SLURM_JOB_ID" | grep -q "JobState=RUNNING"; then
   say "The job was cancelled, or SLURM has put it back into the queue."
   exit $code
 fi
-if [ "${SLURM_RESTART_COUNT:-0}" -ge "${MAX_REQUEUES:-100}" ]; then
-  say "The job has been in the queue ${SLURM_RESTART_COUNT} times again (MAX_REQUEUES): it ends."
+requeues=${SLURM_RESTART_COUNT:-0}
+if [ "$requeues" -ge "${MAX_REQUEUES:-100}" ]; then
+  say "The job has been put back into the queue $requeues times (MAX_REQUEUES): it ends."
   exit $code
 fi
 say "The job goes back into the queue, and resumes its run."

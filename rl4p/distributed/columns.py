@@ -50,7 +50,7 @@ def own(x: Array, axis: int = 1) -> Array:
 
 
 def padded(rows: Any) -> Any:
-    """Returns arrays [B, T, ...] with more columns, of zeros, that the devices divide evenly."""
+    """Returns arrays [B, T, ...] with columns of zeros up to a multiple of the devices."""
     n = devices()
 
     def pad(x: Array) -> Array:

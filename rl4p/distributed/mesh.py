@@ -48,7 +48,7 @@ class Mesh(ProcessOptions):
         divide the other devices. Each sampling device holds all parameters, or its shard along
         `tp`. None: every device both samples and trains.
       sampling_tp: `tp` while the policy samples: each device then reads a smaller share of the
-        parameters at a decode step. It need not divide the KV heads: devices with the same KV head
+        parameters at a decode step. It need not divide the heads: devices with the same KV head
         divide the rows of the cache. None is `tp`.
     """
 
@@ -118,14 +118,13 @@ class Mesh(ProcessOptions):
         return bool(self.rollout_devices)
 
     def sampling_mesh(self, heads: int, num_kv_heads: int) -> "Mesh":
-        """Returns the mesh that samples: this one, unless an option asks for another.
-
-        The options are `sampling_tp`, `rollout_devices` and `cp`.
+        """Returns the mesh that samples: another one with `sampling_tp`, `rollout_devices` or `cp`.
 
         Its `tp` divides the KV heads. Its `fsdp` is the number of devices with the same KV heads.
 
         Args:
           heads: the number of query heads.
+          num_kv_heads: the number of KV heads.
 
         Raises:
           InputError: `sampling_tp` does not divide the devices that sample.
@@ -157,8 +156,8 @@ class Mesh(ProcessOptions):
         _ = self.devices
         return jax.random.key(seed)
 
-    def asked_sizes(self) -> dict[str, Any]:
-        """Returns the sizes of all axes as they are configured: -1 and `host` are not replaced.
+    def configured_sizes(self) -> dict[str, Any]:
+        """Returns the sizes of all axes in the configuration, where -1 and `host` are not replaced.
 
         Raises:
           InputError: `shape` is invalid.
@@ -175,7 +174,7 @@ class Mesh(ProcessOptions):
         Raises:
           InputError: the sizes are invalid or do not fit the number of devices.
         """
-        axes = self.asked_sizes()
+        axes = self.configured_sizes()
         host = max(1, local // math.prod(max(1, axes[axis]) for axis in ("cp", "tp")))
         sizes = [host if size == "host" else size for size in axes.values()]
         words = " ".join(f"mesh.{axis}={size}" for axis, size in axes.items() if size != 1)
@@ -265,8 +264,8 @@ class Mesh(ProcessOptions):
         Raises:
           InputError: it does not divide a dimension.
         """
-        for name, size in dimensions.items():
-            if self.sampling_tp and RULES[name] == "tp" and not name.endswith("heads"):
+        for name, size in divided_by_sampling(dimensions).items():
+            if self.sampling_tp:
                 check_divisible("mesh.sampling_tp", self.sampling_tp, name, size)
 
 
@@ -340,6 +339,12 @@ def sizes_of(shape: str) -> dict[str, int]:
             "fsdp and tp, four for dp, fsdp, cp and tp, or named sizes, such as {dp:2,fsdp:-1}."
         )
     return dict.fromkeys(AXES, 1) | sizes
+
+
+def divided_by_sampling(dimensions: Mapping[str, int]) -> dict[str, int]:
+    """Returns the dimensions that `sampling_tp` must divide: all along `tp` but the heads."""
+    along_tp = {name: size for name, size in dimensions.items() if RULES[name] == "tp"}
+    return {name: size for name, size in along_tp.items() if not name.endswith("heads")}
 
 
 def check_divisible(key: str, parts: int, name: str, size: int) -> None:

@@ -157,7 +157,7 @@ def rows_of(batch: Any, rows_b: Array) -> Any:
 def widths(T: int, most: int) -> tuple[int, ...]:
     """Returns T and multiples of 16, each about 3/4 of the previous: at most `most`.
 
-    They end with 48. Among 256 columns or more, very short rows are common, and the end is 16.
+    They are at least 48; among 256 columns or more, where very short rows are common, at least 16.
     """
     chosen, least = [T], 48 if T < 256 else 16
     while len(chosen) < most:

@@ -1,5 +1,6 @@
 """The keys and values of tokens that a decoder has processed."""
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -72,11 +73,15 @@ class Writer(NamedTuple):
     def for_products(self, x_BTD: Array) -> Array:
         """Returns the results of attention, each head on the device that multiplies it next.
 
-        That is the exchange before attention, reversed. The compiler would gather all heads.
+        That is the exchange before attention, reversed. The compiler would gather all heads. If
+        there was none (`SamplingMesh.divides_heads`), each row stays on its devices. Rows that the
+        devices cannot divide evenly are left to the compiler.
         """
         if not isinstance(self.mesh, SamplingMesh) or self.mesh.devices.shape["fsdp"] == 1:
             return x_BTD
         rows = tuple(axis for axis in ROW_AXES if axis not in self.mesh.head_axes)
+        if len(x_BTD) % math.prod(self.mesh.devices.shape[axis] for axis in rows):
+            return x_BTD
         spec = PartitionSpec(rows, None, self.mesh.head_axes)
         return jax.lax.with_sharding_constraint(x_BTD, NamedSharding(self.mesh.devices, spec))
 
@@ -91,7 +96,8 @@ def write(
     """
     if jnp.ndim(slot) == 0:
         return jax.lax.dynamic_update_slice_in_dim(cache, new, slot, axis=axis)
-    if mesh is not None and mesh.platform == "tpu" and new.shape[axis] <= FEW:
+    divides = mesh is not None and len(cache) % mesh.row_shards == 0
+    if divides and mesh.platform == "tpu" and new.shape[axis] <= FEW:
         for i in range(new.shape[axis]):
             column = jax.lax.slice_in_dim(new, i, i + 1, axis=axis)
             cache = write_columns(cache, column, jnp.asarray(slot) + i, axis, mesh)

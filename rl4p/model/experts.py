@@ -54,7 +54,8 @@ class Experts(nn.Module):
         """Returns y.
 
         Args:
-          mesh: the mesh that samples; None within `collectives.on_rows`, or on one device.
+          mesh: the mesh that samples; None within `collectives.on_rows`, or on one device. Without
+            it, the compiler would gather the experts of several devices.
         """
         c = self.config
         E, D, F = c.experts, c.width, c.feed_forward_width
@@ -159,7 +160,7 @@ def with_own_experts(
     Args:
       inputs: arrays [B, T, ...], whose rows other devices may divide.
       experts: arrays [E, ...].
-      mesh: as of `Experts`.
+      mesh: as in `Experts.__call__`.
     """
     rows, axes, devices = PartitionSpec(), ("tp",), jax.sharding.get_abstract_mesh()
     if mesh is not None and mesh.size > 1:
@@ -174,7 +175,7 @@ def with_own_experts(
 
     def of_device(inputs: tuple[Array, ...], experts: Any) -> Array:
         first = jax.lax.axis_index(axes) * len(experts[0][0])
-        with jax.named_scope(f"experts_of_{count}_devices"):
+        with jax.named_scope(experts_of(count)):
             y_BTD = run(*inputs, *experts, first)
         return jax.lax.psum(y_BTD, axes)
 
@@ -186,6 +187,11 @@ def with_own_experts(
         axis_names={*devices.shape} if mesh is not None else {"tp"},
         check_vma=False,
     )(inputs, experts)
+
+
+def experts_of(count: int) -> str:
+    """Returns the name of a scope in which each of so many devices runs its own experts."""
+    return f"experts_of_{count}_devices"
 
 
 def devices_of_experts(scope: str) -> int:

@@ -89,7 +89,8 @@ class Rollout(Protocol):
           policy: the decoder, the tokenizer and the mesh.
           params: the trained parameters; `policy.for_sampling(params)` prepares them for
             `policy.decoder`.
-          prompts: P prompts; P x group_size is a multiple of `mesh.row_shards`.
+          prompts: P prompts; P x group_size is a multiple of `mesh.row_shards`, and need not be one
+            of `policy.sampling_mesh.row_shards`.
           group_size: G.
           key: a random key that nothing else uses.
           version: the weight version: the step of these parameters. It is written to

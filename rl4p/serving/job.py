@@ -58,9 +58,9 @@ def serve(lines: Sequence[str]) -> None:
     if config.mesh.sampling_tp is not None:
         raise InputError(
             f"rl4p.serve only samples: write mesh.tp={config.mesh.sampling_tp} in place of "
-            "mesh.sampling_tp (mesh.tp must divide the KV heads too)."
+            "mesh.sampling_tp (mesh.tp must divide the query heads and the KV heads)."
         )
-    if (cp := instantiate(config.mesh).asked_sizes()["cp"]) != 1:
+    if (cp := instantiate(config.mesh).configured_sizes()["cp"]) != 1:
         raise InputError(
             f"rl4p.serve only samples, and mesh.cp={cp} divides only updates and scores: leave "
             "cp out."

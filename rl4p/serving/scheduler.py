@@ -258,8 +258,8 @@ class Scheduler:
     def step(self, scores: list[Submission], new: list[TokenSequence], decodes: bool) -> None:
         """Makes a device call, and delivers the results of the former while the device works."""
         try:
-            decoder = self.policy.decoder
-            scored = [(x, scored_tokens(decoder, self.params, x.scored)) for x in scores]
+            decoder, mesh = self.policy.decoder, self.policy.sampling_mesh
+            scored = [(x, scored_tokens(decoder, self.params, x.scored, mesh)) for x in scores]
             version, waiting = self.version, bool(self.waiting)
             if decodes:
                 self.batch.admit(self.params, new, keep=waiting)

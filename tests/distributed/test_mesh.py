@@ -427,7 +427,7 @@ def test_cp_beside_a_shape_is_refused():
     sentence = r"^mesh\.cp=4 has no effect beside mesh\.shape: write cp there, such as mesh\.shape="
     with pytest.raises(InputError, match=sentence):
         Mesh(shape="1,-1,1", cp=4)
-    assert Mesh(shape={"fsdp": -1, "cp": 4}).asked_sizes()["cp"] == 4
+    assert Mesh(shape={"fsdp": -1, "cp": 4}).configured_sizes()["cp"] == 4
 
 
 def test_tp_of_sampling_divides_all_but_the_heads():

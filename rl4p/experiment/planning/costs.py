@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rl4p.configuration.chips import GIB, Chip, least_hops
-from rl4p.distributed.mesh import Mesh
+from rl4p.distributed.mesh import Mesh, divided_by_sampling
 from rl4p.experiment.planning.abstract import AbstractRun
 from rl4p.experiment.planning.flops import product_flops
 from rl4p.experiment.planning.hlo import collectives, largest_loop_copy
@@ -187,9 +187,8 @@ def wider_sampling(run: AbstractRun) -> int | None:
 
 def sampling_sizes(run: AbstractRun) -> list[int]:
     """Returns the values of `mesh.sampling_tp` that divide the devices and the model, from 1."""
-    sizes = run.policy.decoder.config.dimensions.items()
-    sizes = [size for name, size in sizes if name not in ("width", "heads", "num_kv_heads")]
-    whole = math.gcd(run.policy.sampling_mesh.size, *sizes)
+    sizes = divided_by_sampling(run.policy.decoder.config.dimensions)
+    whole = math.gcd(run.policy.sampling_mesh.size, *sizes.values())
     return [tp for tp in range(1, whole + 1) if whole % tp == 0]
 
 

@@ -17,17 +17,27 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Jaxpr, Literal
-from jax.sharding import NamedSharding
 
 from rl4p.configuration.chips import Chip, least_hops
-from rl4p.distributed.partition import specs
 from rl4p.experiment.planning.abstract import AbstractRun, bytes_of_chip, bytes_of_host
+from rl4p.experiment.planning.device_shapes import (
+    bytes_in,
+    bytes_of_token,
+    decoder_of_device,
+    first_layers,
+    gathered,
+    itemsize,
+    local,
+    numbers_in_4_bits,
+    shape_of,
+)
 from rl4p.experiment.planning.flops import children, product_flops
 from rl4p.experiment.planning.programs import slots_of
 from rl4p.learner.gradient_step import microbatch_loss, prepared, shares_prompts
 from rl4p.learner.logprobs import columns_per_chunk
 from rl4p.learner.microbatches import rows_in
 from rl4p.model.decoder import Decoder, Prefix
+from rl4p.model.experts import experts_of
 from rl4p.model.lora import merge_trees
 from rl4p.protocols.planning import KeepsCaches
 from rl4p.protocols.traits import RolloutTraits
@@ -142,17 +152,8 @@ class StepEstimate:
 
     @cached_property
     def decoder(self) -> Decoder:
-        """The decoder with the heads, feed-forward and vocabulary of one device."""
-        decoder, tp = self.run.policy.decoder, self.run.mesh.devices.shape["tp"]
-        c = decoder.config
-        own = replace(
-            c,
-            vocabulary=c.vocabulary // tp,
-            heads=c.heads // tp,
-            num_kv_heads=c.num_kv_heads // tp,
-            feed_forward_width=c.feed_forward_width // tp,
-        )
-        return replace(decoder, config=own, attention="xla")
+        """The part of the decoder that one device has."""
+        return decoder_of_device(self.run)
 
     @property
     def param_shards(self) -> int:
@@ -230,7 +231,8 @@ class StepEstimate:
         def backward(trained: Params, prefix: Any, frozen: Params, micro: TrainingBatch) -> Any:
             def of(trained: Params, prefix: Any) -> Any:
                 before = Prefix(prefix, jnp.ones((b, S), jnp.int32)) if S else None
-                return function(merge_trees(frozen, trained), micro, before)
+                with jax.named_scope(experts_of(run.mesh.devices.shape["tp"])):
+                    return function(merge_trees(frozen, trained), micro, before)
 
             return jax.vjp(of, trained, prefix)[1]
 
@@ -283,7 +285,7 @@ class StepEstimate:
         }
 
     def sent_in_a_layer(self, run: AbstractRun, slots: int) -> tuple[float, int]:
-        """Returns the bytes that a device sends in a layer of a decode step, and the links."""
+        """Returns what a device sends in a layer of a decode step: bytes, and links in a row."""
         mesh, c = run.policy.sampling_mesh, run.policy.decoder.config
         count, tp = mesh.devices_per_row, mesh.devices.shape["tp"]
         sharing = count // tp  # devices with the same KV head, each of which has rows of its own
@@ -333,53 +335,6 @@ class StepEstimate:
         """The operations of the forward pass for a token, on one device."""
         b, T = self.rows
         return self.traced.flops / (b * T)
-
-
-def bytes_of_token(run: AbstractRun) -> int:
-    """Returns the bytes of a token's keys and values in the cache of a device."""
-    decoder, mesh = run.policy.decoder, run.policy.sampling_mesh
-    c, tp = decoder.config, mesh.devices.shape["tp"]
-    numbers = 2 * c.layers * c.num_kv_heads * c.head_width // tp
-    return numbers * itemsize(decoder)
-
-
-def itemsize(decoder: Decoder) -> int:
-    return jnp.dtype(decoder.dtype).itemsize
-
-
-def bytes_in(tree: Any) -> int:
-    """Returns the bytes of whole arrays."""
-    return sum(x.size * jnp.dtype(x.dtype).itemsize for x in jax.tree.leaves(tree))
-
-
-def shape_of(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, dtype)
-
-
-def local(run: AbstractRun, params: Params) -> Params:
-    """Returns parameters as a device uses them: divided along `tp`, gathered along `fsdp`."""
-
-    def of(x: Any, spec: Any) -> jax.ShapeDtypeStruct:
-        return shape_of(NamedSharding(run.mesh.devices, spec).shard_shape(x.shape), x.dtype)
-
-    return jax.tree.map(of, params, specs(params, ("tp",)))
-
-
-def numbers_in_4_bits(params: Params) -> int:
-    """Returns how many numbers kernels hold in 4 bits, two in a byte."""
-    return sum(2 * x.size for x in jax.tree.leaves(params) if x.dtype == jnp.uint8)
-
-
-def gathered(run: AbstractRun) -> Params:
-    return local(run, run.merged())
-
-
-def first_layers(params: Params, count: int) -> Params:
-    """Returns the shapes of parameters with the first layers only."""
-    if "layers" not in params:
-        return params
-    layers = jax.tree.map(lambda x: x.update(shape=(count, *x.shape[1:])), params["layers"])
-    return params | {"layers": layers}
 
 
 def arrays(jaxpr: Jaxpr) -> Iterator[Any]:

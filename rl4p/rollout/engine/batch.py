@@ -247,7 +247,8 @@ class Batch:
         rows += rows[:1] * (P - len(rows))
         shift_P, column_P, position_P, length_P = numbers_4P
         arrays = rows, shift_P, tokens_PT, column_P, position_P, length_P
-        prefilled = programs.continued(self.decoder, params, *arrays, layout.begin or self.columns)
+        columns = layout.begin or self.columns
+        prefilled = programs.continued(self.decoder, params, *arrays, columns, self.mesh)
         for p, (context, _) in enumerate(pairs):
             self.contexts.setdefault(context, {})[EVERY] = prefilled, p
 

@@ -29,7 +29,7 @@ def read(
     tokens_PT: Array,
     padding_P: Array,
     lengths_P: Array,
-    mesh: Mesh | None = None,
+    mesh: Mesh,
 ) -> tuple[Cache, Array]:
     """Runs P contexts; returns their cache and final activations [P, T, D].
 
@@ -77,7 +77,7 @@ def row_of(cache: Cache, slot: Array, columns: int, mesh: Mesh) -> Cache:
     return gather_rows(mesh, cache.rows(slot[None], columns))
 
 
-@partial(jax.jit, static_argnames=("decoder", "columns"))
+@partial(jax.jit, static_argnames=("decoder", "columns", "mesh"))
 def continued(
     decoder: Decoder,
     params: Params,
@@ -88,6 +88,7 @@ def continued(
     position_P: Array,
     length_P: Array,
     columns: int,
+    mesh: Mesh,
 ) -> Cache:
     """Returns the cache of P contexts of which the first tokens are in rows of other caches.
 
@@ -114,7 +115,7 @@ def continued(
     steps_PT = jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32)[None], (P, T))
     positions_PT = steps_PT + position_P[:, None]
     inputs = tokens_PT, positions_PT, (steps_PT < length_P[:, None]).astype(jnp.int32)
-    wide = decoder.extend(params, *inputs, wide, column_P)[1]
+    wide = decoder.extend(params, *inputs, wide, column_P, mesh)[1]
     return wide.rows(row_P, columns)
 
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rl4p.distributed.mesh import Mesh
 from rl4p.errors import InputError
 from rl4p.model.decoder import Decoder
 from rl4p.model.policy import padded_width
@@ -16,21 +17,24 @@ from rl4p.types import Array, Params
 LOGITS_PER_CHUNK = 2**22  # that exist at a time
 
 
-def scored_tokens(decoder: Decoder, params: Params, tokens: Sequence[int]) -> jax.Array:
+def scored_tokens(decoder: Decoder, params: Params, tokens: Sequence[int], mesh: Mesh) -> jax.Array:
     """Starts `score` for tokens padded to one of few widths."""
     tokens_T = np.zeros(padded_width(len(tokens)), np.int32)
     tokens_T[: len(tokens)] = tokens
-    return score(decoder, params, tokens_T, np.int32(len(tokens)))
+    return score(decoder, params, tokens_T, np.int32(len(tokens)), mesh)
 
 
-@partial(jax.jit, static_argnames=("decoder",))
-def score(decoder: Decoder, params: Params, tokens_T: Array, length: Array) -> jax.Array:
+@partial(jax.jit, static_argnames=("decoder", "mesh"))
+def score(
+    decoder: Decoder, params: Params, tokens_T: Array, length: Array, mesh: Mesh
+) -> jax.Array:
     """Returns log p(token t + 1 | tokens up to t) at temperature 1, float32 [T].
 
     Only the first `length` - 1 are of the sequence, which is padded right.
     """
     T, length_1 = len(tokens_T), length[None]
-    _, hidden_1TD = read(decoder, params, tokens_T[None], jnp.zeros_like(length_1), length_1)
+    contexts = tokens_T[None], jnp.zeros_like(length_1), length_1
+    _, hidden_1TD = read(decoder, params, *contexts, mesh)
     columns = 1 << max(0, (LOGITS_PER_CHUNK // decoder.config.vocabulary).bit_length() - 1)
     width = min(T, max(1, columns))  # both are powers of two
 

@@ -13,13 +13,15 @@ def sampled(policy, params):
 
 def test_scores_do_not_depend_on_the_padding(policy, params, sampled):
     tokens = [5, 9, 2, 7, 1, 3, 8]
-    scores = np.asarray(scored_tokens(policy.decoder, sampled, tokens))[: len(tokens) - 1]
+    scores = np.asarray(scored_tokens(policy.decoder, sampled, tokens, policy.mesh))[
+        : len(tokens) - 1
+    ]
     row_BT, ones_BT = np.int32([tokens]), np.ones((1, len(tokens)), np.int32)
     hidden = policy.decoder.hidden(params, row_BT, np.arange(len(tokens))[None], ones_BT)
     logprobs = jax.nn.log_softmax(policy.decoder.logits(params, hidden))[0]
     wanted = [logprobs[t, token] for t, token in enumerate(tokens[1:])]
     np.testing.assert_allclose(scores, wanted, atol=1e-5)
-    longer = np.asarray(scored_tokens(policy.decoder, sampled, tokens * 4))
+    longer = np.asarray(scored_tokens(policy.decoder, sampled, tokens * 4, policy.mesh))
     np.testing.assert_allclose(longer[: len(tokens) - 1], scores, atol=1e-5)
 
 

@@ -1,6 +1,8 @@
 """Conversations that an engine completes as a stream of requests."""
 
 import dataclasses
+import subprocess
+import sys
 from collections import Counter
 
 import jax
@@ -127,3 +129,39 @@ def test_fewer_conversations_compile_nothing(held):
     held(3, most=20)
     assert held.slots == {20}
     assert compilation().since(before).programs == 0
+
+
+SEVERAL = """
+import dataclasses
+import jax, numpy as np
+from rl4p.distributed import placement
+from rl4p.distributed.mesh import Mesh
+from rl4p.model.scratch import Scratch
+from rl4p.rollout.continuous import Continuous
+from tests.rollout.engine.test_streams import Conversations
+
+model = Scratch(width=48, layers=2, heads=6, num_kv_heads=2, feed_forward_width=32)
+policy, _ = model.build(Mesh(dp=1), jax.random.key(0))
+config = dataclasses.replace(policy.decoder.config, experts=8, chosen_experts=2)
+decoder = dataclasses.replace(policy.decoder, config=config, experts="grouped")
+start = jax.tree.map(lambda x: 3 * np.asarray(x), decoder.init(jax.random.key(1)))
+start["norm"] = {"scale": start["norm"]["scale"] / 3}
+drawn = []
+for mesh in (Mesh(dp=1), Mesh(dp=1, fsdp=8, sampling_tp=4), Mesh(dp=1, fsdp=8, sampling_tp=8)):
+    own = dataclasses.replace(policy, decoder=decoder, mesh=mesh, end_ids=())
+    params = jax.device_put(start, placement.param_shardings(mesh, start))
+    engine = Continuous(max_response_tokens=64).open(own)
+    engine.publish(params, 0)
+    source = Conversations(5, 24)
+    engine.stream(source)
+    drawn.append(source.tokens)
+assert drawn[0] == drawn[1] == drawn[2]
+"""
+
+
+@pytest.mark.slow
+def test_several_devices_continue_kept_contexts_with_the_same_tokens(on_devices):
+    """The devices divide experts, and five rows, of which one or two are continued at a time."""
+    command = [sys.executable, "-c", SEVERAL]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=on_devices(8))
+    assert done.returncode == 0, done.stderr[-3000:]
