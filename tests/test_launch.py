@@ -348,7 +348,7 @@ def test_a_job_with_a_wrong_configuration_fails(place):
 
 
 def test_a_job_does_not_go_back_for_ever(place):
-    place.plan(f"{STOPPED} -1 -1")
+    place.plan(*[f"{STOPPED} -1 -1"] * 2)
     done = slurm(place, SLURM_RESTART_COUNT=100)
     assert done.returncode == STOPPED
     assert place.notes("scontrol") == ["show job 1234"]
@@ -382,7 +382,7 @@ def tpu(place: Place, script: str, *words: str, **env: object) -> subprocess.Com
 
 def test_hosts_that_cannot_be_reached_are_waited_for(place):
     place.plan("0 9 8", "0 9 8")
-    (place.folder / "unreachable").write_text("\n" * 4)
+    (place.folder / "unreachable").write_text("\n" * 6)  # two starts that fail take four
     assert tpu(place, "tpu_vm.sh", HOST_WAIT=0, MAX_RESTARTS=1).returncode == 1
     assert (len(place.notes("starts")), len(place.notes("unreachable"))) == (0, 2)
     assert tpu(place, "tpu_vm.sh").returncode == 0

@@ -96,8 +96,8 @@ def write(
     """
     if jnp.ndim(slot) == 0:
         return jax.lax.dynamic_update_slice_in_dim(cache, new, slot, axis=axis)
-    divides = mesh is not None and len(cache) % mesh.row_shards == 0
-    if divides and mesh.platform == "tpu" and new.shape[axis] <= FEW:
+    few = new.shape[axis] <= FEW
+    if few and mesh is not None and mesh.platform == "tpu" and len(cache) % mesh.row_shards == 0:
         for i in range(new.shape[axis]):
             column = jax.lax.slice_in_dim(new, i, i + 1, axis=axis)
             cache = write_columns(cache, column, jnp.asarray(slot) + i, axis, mesh)

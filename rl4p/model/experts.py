@@ -194,10 +194,10 @@ def experts_of(count: int) -> str:
     return f"experts_of_{count}_devices"
 
 
-def devices_of_experts(scope: str) -> int:
-    """Returns how many devices divide the experts that an operation with this scope runs."""
+def devices_of_experts(scope: str) -> int | None:
+    """Returns how many devices divide the experts in this scope; None if it does not say."""
     match = re.search(r"experts_of_(\d+)_devices", scope)
-    return int(match[1]) if match else 1
+    return int(match[1]) if match else None
 
 
 def permuted(x: Array, order_N: Array) -> jax.Array:

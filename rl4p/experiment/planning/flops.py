@@ -10,7 +10,7 @@ from rl4p.learner.microbatches import max_iterations
 from rl4p.model.experts import devices_of_experts
 
 
-def product_flops(jaxpr: Jaxpr, iterations: int = 1) -> float:
+def product_flops(jaxpr: Jaxpr, iterations: int = 1, devices: int = 1) -> float:
     """Returns the operations on all devices together, with those that a backward pass recomputes.
 
     A scan counts by its length, a loop of `microbatches.fold` by its maximum number of iterations,
@@ -18,17 +18,19 @@ def product_flops(jaxpr: Jaxpr, iterations: int = 1) -> float:
 
     Args:
       iterations: the number of iterations of every other loop.
+      devices: the number of devices that divide the experts, unless a scope names it.
     """
     total = 0.0
     for equation in jaxpr.eqns:
         name, params = equation.primitive.name, equation.params
         scope = str(equation.source_info.name_stack)
+        share = devices_of_experts(scope) or devices
         if name == "dot_general":
             total += of_dot(equation)
         elif name in ("ragged_dot", "ragged_dot_general"):  # each row is multiplied by one matrix
             # A device has the rows of all experts, and multiplies those of its own.
-            total += of_ragged_dot(equation) / devices_of_experts(scope)
-        inner = [product_flops(child, iterations) for child in children(params)]
+            total += of_ragged_dot(equation) / share
+        inner = [product_flops(child, iterations, share) for child in children(params)]
         if name == "while":
             most = max_iterations(scope)
             total += sum(inner) * (iterations if most is None else most)
