@@ -70,7 +70,7 @@ class Mesh(ProcessOptions):
         elif shape is not None and not isinstance(shape, str):
             shape = ",".join(map(str, shape))
         object.__setattr__(self, "shape", shape)  # a string, since a mesh must be hashable
-        if shape is not None and self.cp != 1:
+        if shape is not None and self.cp != 1:  # dp, fsdp and tp may be those of a preset
             raise InputError(
                 f"mesh.cp={self.cp} has no effect beside mesh.shape: write cp there, such as "
                 f"mesh.shape={{fsdp:-1,cp:{self.cp}}}."
