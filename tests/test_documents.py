@@ -359,11 +359,18 @@ def test_the_readme_counts_the_algorithms():
 
 
 def test_the_readme_quotes_the_table_of_peers():
+    """Of an engine with several settings, it quotes the fastest."""
     peers = json.loads((ROOT / "experiments" / "benchmarks" / "peers.json").read_text())
     readme = (ROOT / "README.md").read_text()
     engines = ("rl4p", "TRL", "Tunix")
     for workload in peers["workloads"].values():
-        steps = [workload["step"][engine] for engine in engines]
+        steps = [
+            min(
+                (x for name, x in workload["step"].items() if name.startswith(engine)),
+                key=lambda x: x["step_s"],
+            )
+            for engine in engines
+        ]
         seconds = " | ".join(f"{step['step_s']:.2f}" for step in steps)
         assert f": seconds of a step | {seconds} |" in readme
         times = (steps[0]["tokens_per_s"] / step["tokens_per_s"] for step in steps)

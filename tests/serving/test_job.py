@@ -42,7 +42,7 @@ def test_a_layout_for_sampling_alone_is_refused():
         job.serve(["model=tiny", "mesh.cpu_devices=1", "mesh.sampling_tp=2", "port=0"])
     assert str(caught.value) == (
         "rl4p.serve only samples: write mesh.tp=2 in place of mesh.sampling_tp (mesh.tp must "
-        "divide the KV heads too)."
+        "divide the query heads and the KV heads)."
     )
 
 
