@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import ceil
+from math import ceil, lcm
 from typing import Annotated, Any, Literal
 
 import jax
@@ -22,6 +22,8 @@ from rl4p.model.policy import Policy
 from rl4p.protocols.collection import Collected, CollectorPhases, Filter, OpenSource
 from rl4p.types import Group, Params, Prompt, TrainState
 
+PARTS = (1, 2, 4, 8)  # of the first round, one of which each round samples
+
 
 @dataclass(frozen=True, kw_only=True)
 class DynamicSampling:
@@ -35,8 +37,9 @@ class DynamicSampling:
     Attributes:
       filters: filters by name.
       rounds: the most rounds of a step.
-      over_sampling: how many prompts a round samples for each missing group. Rounds are rounded up
-        so that the mesh can divide their rows.
+      over_sampling: how many prompts a round samples for each missing group. This is rounded up to
+        the number of the first round, or to a half, a quarter or an eighth of it, because each
+        number of rows is compiled once.
       otherwise: what fills the step if groups are still missing after the last round: `keep` takes
         the last rejected groups. `drop` takes them as invalid, so that they do not change the loss.
       cache: a cache of solutions, used before the filters; None for none.
@@ -133,11 +136,17 @@ class OpenDynamicSampling:
 
     def next_prompts(self, missing: int, step: int, quota: Quota) -> list[Prompt]:
         """Returns the prompts of a round: first those that wait, then new ones."""
-        count, rows = ceil(self.options.over_sampling * missing), self.policy.mesh.row_shards
-        while count * self.group_size % rows:
-            count += 1
+        count = self.size_of_round(missing)
         prompts, self.waiting = quota.choose(self.waiting, count)
         return prompts + quota.take(count - len(prompts), step)
+
+    def size_of_round(self, missing: int) -> int:
+        """Returns the number of prompts of a round (`over_sampling`), whose rows the mesh divides."""
+        over, rows = self.options.over_sampling, self.policy.mesh.row_shards
+        first = ceil(over * self.prompts_per_step)
+        size = min(n for part in PARTS if (n := ceil(first / part)) >= over * missing)
+        together = lcm(rows, self.group_size) // self.group_size
+        return -(-size // together) * together
 
     def sampled(
         self,

@@ -179,6 +179,20 @@ def test_prompts_that_were_not_needed_come_first_in_the_next_step(run):
     assert [asked for asked, _ in rollout.calls] == [order[:3], order[2:5]]
 
 
+@pytest.mark.parametrize(
+    ("over", "sizes"),
+    [
+        (1.0, {32: 32, 17: 32, 16: 16, 9: 16, 5: 8, 4: 4, 1: 4}),
+        (1.5, {32: 48, 16: 24, 5: 12, 1: 6}),
+    ],
+)
+def test_rounds_have_few_sizes(run, over, sizes):
+    """Each size is compiled, so one missing group must not be a size of its own."""
+    collector, *_ = run([MIXED] * 9, over_sampling=over)
+    collector.prompts_per_step = 32
+    assert {missing: collector.size_of_round(missing) for missing in sizes} == sizes
+
+
 def test_rounds_are_as_large_as_the_mesh_divides(run, monkeypatch):
     collector, state, _, order, rollout = run([MIXED] * 9, over_sampling=1.5)
     monkeypatch.setattr(type(collector.policy.mesh), "row_shards", 8)
