@@ -141,7 +141,7 @@ class OpenDynamicSampling:
         return prompts + quota.take(count - len(prompts), step)
 
     def size_of_round(self, missing: int) -> int:
-        """Returns the number of prompts of a round (`over_sampling`), whose rows the mesh divides."""
+        """Returns how many prompts a round samples, whose rows the mesh divides."""
         over, rows = self.options.over_sampling, self.policy.mesh.row_shards
         first = ceil(over * self.prompts_per_step)
         size = min(n for part in PARTS if (n := ceil(first / part)) >= over * missing)
