@@ -22,7 +22,7 @@ from rl4p.model.policy import Policy
 from rl4p.protocols.collection import Collected, CollectorPhases, Filter, OpenSource
 from rl4p.types import Group, Params, Prompt, TrainState
 
-PARTS = (1, 2, 4, 8)  # of the first round, one of which each round samples
+PARTS = (1, 2, 4, 8)  # a round has the size of the first one, divided by one of these
 
 
 @dataclass(frozen=True, kw_only=True)
