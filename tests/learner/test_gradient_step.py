@@ -380,11 +380,14 @@ def abstract(objective, rows, columns, words):
 @pytest.mark.slow
 @pytest.mark.mixed_dtypes
 def test_logits_of_all_tokens_are_never_in_memory_at_once(make_objective):
-    """16k tokens of 152k words are 10 GB of logits; compiled, not run."""
+    """16k tokens of 152k words are 10 GB of logits; compiled, not run.
+
+    An eighth of them is in memory at a time (`MOST_CHUNKS`), in fewer than five arrays.
+    """
     rows, columns, words = 16, 1024, 152_000
     objective = make_objective(PPO(tokens_per_microbatch=rows * columns, microbatch_widths=1))
     program = gradient_step.lower(*abstract(objective, rows, columns, words)).compile()
-    assert program.memory_analysis().temp_size_in_bytes < rows * columns * words * 4 / 10
+    assert program.memory_analysis().temp_size_in_bytes < 5 * rows * columns * words * 4 / 8
 
 
 @pytest.mark.slow
