@@ -560,7 +560,7 @@ def real(tmp_path_factory, on_devices):
 
 @pytest.fixture(scope="module")
 def whole(real) -> Path:
-    """The folder of a run of two processes that nothing has disturbed."""
+    """Returns the folder of a run of two processes that nothing has disturbed."""
     place = real()
     job = place.job()
     said = job.communicate(timeout=300)[1]

@@ -8,9 +8,11 @@
 # only this shell has the exit codes of all. On a host it makes one start, once FOLDER is free.
 # Before each start it waits until all hosts can be reached, at most HOST_WAIT=3600 seconds.
 #
-# Ctrl-C stops this script, and not the processes on the hosts. This stops them, after they have saved:
+# Ctrl-C stops this script, and not the processes on the hosts. This stops them, after they have
+# saved. (A second signal would stop them at once, so it must not reach restarting.sh too.)
 #
-#   gcloud compute tpus tpu-vm ssh NAME --zone=ZONE --worker=all --command="pkill -f rl4p.train"
+#   gcloud compute tpus tpu-vm ssh NAME --zone=ZONE --worker=all \
+#     --command="pkill -f '^python -m rl4p.train'"
 set -u
 : "${TPU:?}" "${ZONE:?}" "${FOLDER:?}"
 

@@ -108,7 +108,7 @@ class Mesh(ProcessOptions):
         shape, names, types = tuple(sizes.values()), tuple(sizes), (AUTO,) * len(sizes)
         try:
             return jax.make_mesh(shape, names, types, devices=devices)
-        except NotImplementedError:  # an axis has a part of a dimension of the wiring
+        except NotImplementedError:  # it divides no dimension of the wiring between axes
             order = create_device_mesh(shape, devices, allow_split_physical_axes=True)
             return jax.sharding.Mesh(order, names, types)
 

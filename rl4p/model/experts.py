@@ -81,9 +81,8 @@ class Experts(nn.Module):
         )
         scores_BTE = plus(jnp.einsum("BTD,DE->BTE", x_BTD, router_DE), router_bias_E)
         inputs = x_BTD, scores_BTE.astype(jnp.float32)
-        if self.dispatch == "dense":
-            return self.dense(*inputs, kernels, biases)
-        return with_own_experts(self.grouped, inputs, (kernels, biases), mesh)
+        run = self.dense if self.dispatch == "dense" else self.grouped
+        return with_own_experts(run, inputs, (kernels, biases), mesh)
 
     def choose(self, scores_BTE: Array) -> tuple[Array, Array]:
         """Returns the weights and the numbers of the chosen experts of each token: [B, T, C]."""
@@ -99,10 +98,13 @@ class Experts(nn.Module):
         scores_BTE: Array,
         kernels: Sequence[Array],
         biases: Sequence[Array | None],
+        first: Array | int = 0,
     ) -> Array:
+        """Runs the E experts from `first` on, on every token."""
         weights_BTC, chosen_BTC = self.choose(scores_BTE)
         (gate_EDF, up_EDF, down_EFD), (gate_bias_EF, up_bias_EF, down_bias_ED) = kernels, biases
-        chosen_BTCE = jax.nn.one_hot(chosen_BTC, self.config.experts, dtype=self.dtype)
+        # All 0 for another expert.
+        chosen_BTCE = jax.nn.one_hot(chosen_BTC - first, len(gate_EDF), dtype=self.dtype)
         weights_BTE = jnp.einsum("BTC,BTCE->BTE", weights_BTC, chosen_BTCE)
         gate_BTEF = plus(jnp.einsum("BTD,EDF->BTEF", x_BTD, gate_EDF), gate_bias_EF)
         up_BTEF = plus(jnp.einsum("BTD,EDF->BTEF", x_BTD, up_EDF), up_bias_EF)

@@ -129,7 +129,7 @@ def undefined(x, sizes):
 
 @jax.custom_vjp
 def ragged_dot(x, kernels, sizes):
-    """Is `jax.lax.ragged_dot`, where rows without an expert and their gradients are undefined."""
+    """Returns `jax.lax.ragged_dot`, with nan in rows without an expert, also in their gradient."""
     return undefined(LAX(x, kernels, sizes), sizes)
 
 
@@ -148,7 +148,7 @@ ragged_dot.defvjp(forward_pass, backward_pass)
 
 
 def test_the_parts_of_all_devices_add_up(experts, monkeypatch):
-    """A device has three of six experts, and the rows of the others are undefined."""
+    """Two devices have three experts each; rows of the other experts are nan on a device."""
     params, x_BTD = experts
     scores_BTE = x_BTD @ params["router"]
     kernels = [params[name] for name in ("gate", "up", "down")]
@@ -215,9 +215,10 @@ for dispatch in ("dense", "grouped"):
             program = jax.jit(lambda params, x: run(dispatch, params, x, mesh)).lower(*arrays)
             program = program.compile()
             check(program(*arrays), expected[:count], (dispatch, mesh))
-            if dispatch == "grouped" and count == 8:  # a device sorts the pairs of its rows
-                text, each = program.as_text(), mesh.size // mesh.devices_per_row
-                assert "all-gather" not in text, mesh
+            text, each = program.as_text(), mesh.size // mesh.devices_per_row
+            if count == 8:  # a device runs the tokens of its rows
+                assert "all-gather" not in text and "all-to-all" not in text, (dispatch, mesh)
+            if dispatch == "grouped" and count == 8:  # and sorts their pairs
                 assert f"s32[{2 * 5 * 8 // each}]" in text and f"s32[{2 * 5 * 8}]" not in text, mesh
 
     # An update: the devices along fsdp have their own rows, and those along tp their own experts.
