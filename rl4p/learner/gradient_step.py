@@ -15,22 +15,18 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from rl4p.distributed import collectives, columns, placement
+from rl4p.distributed import collectives, placement
 from rl4p.distributed.host_memory import as_before, on_device
 from rl4p.distributed.mesh import Mesh
-from rl4p.distributed.partition import gather
 from rl4p.distributed.processes import to_host
 from rl4p.errors import RunError
 from rl4p.learner.aggregation import aggregation_weights
 from rl4p.learner.compiled import compiled
-from rl4p.learner.masking import masked_sum
-from rl4p.learner.microbatches import MicrobatchRows, fold, spread
+from rl4p.learner.device_gradient import device_gradient
+from rl4p.learner.microbatches import spread
 from rl4p.learner.objective import Objective
 from rl4p.learner.packing import packed
-from rl4p.learner.shared_prompts import KeysAndValues, SharedPrompts, add_groups, pays, take_groups
-from rl4p.learner.token_loss import token_loss
-from rl4p.model.decoder import Prefix
-from rl4p.model.lora import merge_trees
+from rl4p.learner.shared_prompts import pays
 from rl4p.protocols.phases import Optimizer, Prepares
 from rl4p.protocols.traits import UpdateTraits
 from rl4p.types import Array, Metrics, Params, TrainingBatch, TrainState, Trajectories
@@ -240,107 +236,6 @@ def optimizer_step(
     sums = gradient.sums | {"grad_norm": norm, "skipped": jnp.where(finite, 0.0, 1.0)}
     optimizer_state = as_before(optimizer_state, state.optimizer_state)
     return replace(state, params=params, optimizer_state=optimizer_state), sums
-
-
-class Totals(NamedTuple):
-    """The totals over the microbatches of a device.
-
-    Attributes:
-      gradient: the gradient of the trained parameters.
-      prefix_gradient: the gradient of the keys and values of the shared prompts.
-      sums: the sums of the metrics over the loss tokens, by name.
-      gap_max: the largest `logprob_gap`.
-    """
-
-    gradient: Params
-    prefix_gradient: KeysAndValues
-    sums: dict[str, Array]
-    gap_max: Array
-
-
-def device_gradient(
-    objective: Objective,
-    shared: bool,
-    replicated: tuple[Params, Params, dict[str, Array]],
-    rows: tuple[TrainingBatch, Array],
-) -> tuple[Params, dict[str, Array], Array]:
-    """Returns the gradient, the sums and the largest gap of the rows of all devices.
-
-    Args:
-      shared: whether the rows of a group share the computation of their prompt.
-      replicated: the trained parameters, the frozen ones and the coefficients.
-      rows: the rows of this device, and the weight of each token in the loss.
-    """
-    params, frozen, coefficients = replicated
-    decoder, microbatching = objective.decoder, objective.update.microbatching
-
-    def merge(params: Params) -> Params:
-        return gather(merge_trees(frozen, params), decoder.dtype)
-
-    prompts = SharedPrompts.of(decoder, rows[0].trajectories, microbatching, shared=shared)
-    rows = columns.padded(prompts.rest(rows))
-    prefixes = prompts.keys_and_values(merge(params))
-
-    def loss(
-        params: Params, prefix: KeysAndValues, groups_b: Array, micro: tuple[TrainingBatch, Array]
-    ) -> tuple[Array, tuple[dict[str, Array], Array]]:
-        before = prompts.before(prefix, groups_b)
-        return microbatch_loss(objective, merge(params), *micro, coefficients, before)
-
-    def add(totals: Totals, micro: tuple[TrainingBatch, Array], rows: MicrobatchRows) -> Totals:
-        groups_b = prompts.groups(rows)
-        prefix = take_groups(prefixes, groups_b)
-        differentiate = jax.grad(loss, argnums=(0, 1), has_aux=True)
-        (gradient, prefix_gradient), (sums, gap_max) = differentiate(
-            params, prefix, groups_b, micro
-        )
-        return Totals(
-            gradient=jax.tree.map(jnp.add, totals.gradient, gradient),
-            prefix_gradient=add_groups(totals.prefix_gradient, groups_b, prefix_gradient),
-            sums=jax.tree.map(jnp.add, totals.sums, sums),
-            gap_max=jnp.maximum(totals.gap_max, gap_max),
-        )
-
-    groups_B = jnp.arange(rows[1].shape[0]) // prompts.group_size
-    shapes = jax.eval_shape(lambda: loss(params, take_groups(prefixes, groups_B), groups_B, rows))
-    sums, gap_max = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes[1])
-    nothing = Totals(
-        gradient=jax.tree.map(jnp.zeros_like, params),
-        prefix_gradient=jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), prefixes),
-        sums=sums,
-        gap_max=gap_max,
-    )
-    segments_BT = rows[0].trajectories.segment_ids_BT
-    totals: Totals = fold(
-        add, nothing, rows, segments_BT, microbatching, together=objective.rows_together
-    )
-    gradient = prompts.add_gradient(totals.gradient, merge, params, totals.prefix_gradient)
-    mesh = objective.mesh
-    sums, gap_max = collectives.total(mesh, totals.sums), collectives.largest(mesh, totals.gap_max)
-    return collectives.total_gradient(mesh, gradient), sums, gap_max
-
-
-def microbatch_loss(
-    objective: Objective,
-    params: Params,
-    micro: TrainingBatch,
-    weights_BT: Array,
-    coefficients: dict[str, Array],
-    before: Prefix | None,
-) -> tuple[Array, tuple[dict[str, Array], Array]]:
-    """Returns the weighted loss of a microbatch, and the sums and the largest gap for metrics.
-
-    Args:
-      params: the merged parameters, in the dtype of the decoder.
-      before: the prefix keys and values of the rows; None if the rows contain their prompts.
-    """
-    loss_BT, per_token = token_loss(objective, params, micro, coefficients, before)
-    mask_BT = micro.loss_mask_BT
-    loss = jnp.sum(jnp.where(mask_BT, weights_BT * loss_BT, 0.0))
-    sums = {name: masked_sum(x.astype(jnp.float32), mask_BT) for name, x in per_token.items()}
-    sums |= {"loss": loss, "tokens": jnp.sum(mask_BT, dtype=jnp.float32)}
-    gap_max = jnp.max(jnp.where(mask_BT, per_token["logprob_gap"], 0.0))
-    return loss, jax.lax.stop_gradient((sums, gap_max))
 
 
 def shares_prompts(objective: Objective, trajectories: Trajectories) -> bool:

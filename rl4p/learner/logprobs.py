@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ from rl4p.distributed.host_memory import on_device
 from rl4p.distributed.mesh import ONE_DEVICE, Mesh
 from rl4p.distributed.partition import gather
 from rl4p.learner.microbatches import MicrobatchRows, fold, rows_of, scattered, spread
+from rl4p.learner.packing import Packing
 from rl4p.learner.shared_prompts import SharedPrompts, pays, take_groups
 from rl4p.model.decoder import Decoder, Prefix
 from rl4p.model.sampling import sampling_logprobs
@@ -135,6 +136,24 @@ def trunk(
     return jnp.pad(hidden_BTD, ((0, 0), (0, more), (0, 0)))
 
 
+class ForwardRows(NamedTuple):
+    """The rows that the trunk runs, and how the sequences of a loss find their numbers there.
+
+    Attributes:
+      trajectories: the rows, each of one sequence or, packed, of several.
+      before: the keys and values before the rows; None if they contain their prompts.
+      packing: the places of the sequences in packed rows; None if each has a row of its own.
+    """
+
+    trajectories: Trajectories
+    before: Prefix | None = None
+    packing: Packing | None = None
+
+    def of_sequences(self, numbers: Any) -> Any:
+        """Returns numbers [n, T], a row for each sequence, from [b, T] of these rows."""
+        return numbers if self.packing is None else jax.tree.map(self.packing.unpack, numbers)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ScoreOptions:
     """The static options of `score_tokens`: it is compiled for them.
@@ -201,6 +220,9 @@ def device_scores(
     params, temperature = gather(replicated[0], decoder.dtype), replicated[1]
     prompts = SharedPrompts.of(decoder, trajectories, microbatching, shared=shared)
     trajectories, prefixes = prompts.rest(trajectories), prompts.keys_and_values(params)
+    packing = prompts.packing(trajectories.segment_ids_BT)
+    if packing is not None:
+        trajectories = packing.pack_trajectories(trajectories)
 
     def score(
         scores: dict[str, Array], micro: Trajectories, rows: MicrobatchRows
@@ -223,5 +245,8 @@ def device_scores(
     names = (*options.names, "values") if values else options.names
     nothing = dict.fromkeys(names, zeros_BT)
     segments_BT = trajectories.segment_ids_BT
-    scores = fold(score, nothing, trajectories, segments_BT, microbatching)
+    packed = packing is not None
+    scores = fold(score, nothing, trajectories, segments_BT, microbatching, packed=packed)
+    if packing is not None:
+        scores = jax.tree.map(packing.unpack, scores)
     return jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (prompts.columns, 0))), scores)

@@ -1,7 +1,7 @@
 """Microbatches of rows of similar length: little padding, and one program for all lengths."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -33,6 +33,22 @@ class MicrobatchRows(NamedTuple):
         return jnp.asarray(x_BT).at[self.rows_b[:, None], columns].set(part, mode="drop")
 
 
+class MicrobatchLoop(NamedTuple):
+    """A loop over microbatches of one shape.
+
+    Attributes:
+      width, rows: the shape of a microbatch.
+      narrower: the width of the next narrower loops, which run the rows of at most this length.
+      full: whether it runs full microbatches only; the next loop of this width has fewer rows, and
+        runs the others.
+    """
+
+    width: int
+    rows: int
+    narrower: int
+    full: bool
+
+
 def fold(
     add: Callable[[Any, Any, MicrobatchRows], Any],
     start: Any,
@@ -41,10 +57,11 @@ def fold(
     microbatching: Microbatching,
     *,
     together: int = 1,
+    packed: bool = False,
 ) -> Any:
     """Folds `add` over the microbatches of a batch, longest rows first, beginning with `start`.
 
-    A microbatch has one of a few widths (`widths`). Each width has its own loop, and only the
+    A microbatch has one of a few shapes (`loops`). Each shape has its own loop, and only the
     number of its iterations depends on the lengths in the batch, so new lengths need no
     compilation. The rows of a microbatch begin at their first token, so columns of padding on
     either side cost nothing. Devices along `cp` divide the width of a microbatch evenly.
@@ -53,6 +70,7 @@ def fold(
       add: maps (value, microbatch, rows) to a new value; `fold` itself is not differentiable.
       batch: arrays [B, T] or [B], of which `add` sees [b, width] or [b].
       together: the number of neighbouring rows that stay in one microbatch.
+      packed: as of `loops`.
     """
     B, T = segment_ids_BT.shape
     left_B, lengths_B = extents(segment_ids_BT)
@@ -60,23 +78,62 @@ def fold(
     order_B = jnp.argsort(-longest)[:, None] * together + jnp.arange(together)[None]
     order_B = order_B.reshape(-1)
     carry = jnp.int32(0), start
-    devices = columns.devices()
-    all_widths = tuple(-(-x // devices) * devices for x in widths(T, microbatching.widths))
-    for width, narrower in zip(all_widths, (*all_widths[1:], 0), strict=True):
-        b = rows_in(B, width // devices, microbatching.tokens, together)
-        wide = in_step(jnp.sum(longest > narrower) * together)
+    for index, loop in enumerate(loops(B, T, microbatching, together, packed=packed)):
+        wide = in_step(jnp.sum(longest > loop.narrower) * together)
+        end = wide - loop.rows + 1 if loop.full else wide
 
-        def turn(carry: Any, width: int = width, b: int = b) -> Any:
+        def turn(carry: Any, loop: MicrobatchLoop = loop) -> Any:
             done, value = carry
-            ids_b = done + jnp.arange(b)
+            ids_b = done + jnp.arange(loop.rows)
             rows_b = jnp.where(ids_b < B, order_B[jnp.minimum(ids_b, B - 1)], B)
             rows = MicrobatchRows(rows_b, left_B[jnp.minimum(rows_b, B - 1)])
-            part = jax.tree.map(lambda x: rows.take(x, width), batch)
-            return done + b, add(value, part, rows)
+            part = jax.tree.map(lambda x: rows.take(x, loop.width), batch)
+            return done + loop.rows, add(value, part, rows)
 
-        with jax.named_scope(f"microbatches_{width}of{all_widths[0]}x{-(-B // b)}"):
-            carry = jax.lax.while_loop(lambda carry, end=wide: carry[0] < end, turn, carry)
+        most = 0 if index else -(-B // loop.rows)
+        with jax.named_scope(f"microbatches_{loop.rows}x{loop.width}_most_{most}"):
+            carry = jax.lax.while_loop(lambda carry, end=end: carry[0] < end, turn, carry)
     return carry[1]
+
+
+def loops(
+    B: int, T: int, microbatching: Microbatching, together: int = 1, *, packed: bool = False
+) -> tuple[MicrobatchLoop, ...]:
+    """Returns the loops of `fold` for rows [B, T], widest first: at most `microbatching.widths`.
+
+    Args:
+      packed: whether the rows are packed. They are fewer than B then, and most of them are wide.
+        There are half as many widths, each with a second loop, whose microbatches have a quarter of
+        the rows, so that the last ones are not mostly padding.
+    """
+    devices, most = columns.devices(), microbatching.widths
+    each = widths(T, -(-most // 2) if packed else most)
+    each = tuple(-(-x // devices) * devices for x in each)
+    found = []
+    for width, narrower in zip(each, (*each[1:], 0), strict=True):
+        rows = rows_in(B, width // devices, microbatching.tokens, together)
+        few = max(together, rows // 4 // together * together)
+        second = packed and most > 1 and few < rows
+        found += [MicrobatchLoop(width, rows, narrower, full=second)]
+        found += [MicrobatchLoop(width, few, narrower, full=False)] if second else []
+    return tuple(found)
+
+
+def cost_of(
+    lengths_B: Array, all_loops: Sequence[MicrobatchLoop], cost: Callable[[int], float]
+) -> Array:
+    """Returns what the loops cost for rows of these lengths: the sum over their microbatches.
+
+    Args:
+      cost: the cost of a row of a width.
+    """
+    done, total = jnp.int32(0), jnp.float32(0)
+    for loop in all_loops:
+        left = jnp.sum(lengths_B > loop.narrower) - done
+        turns = jnp.maximum(left // loop.rows if loop.full else -(-left // loop.rows), 0)
+        done += turns * loop.rows
+        total += turns.astype(jnp.float32) * (loop.rows * cost(loop.width))
+    return total
 
 
 def max_iterations(scope: str) -> int | None:
@@ -84,11 +141,8 @@ def max_iterations(scope: str) -> int | None:
 
     Returns None if the scope does not belong to a loop of `fold`.
     """
-    match = re.search(r"microbatches_(\d+)of(\d+)x(\d+)(?:/while)?$", scope)
-    if match is None:
-        return None
-    width, widest, iterations = map(int, match.groups())
-    return iterations if width == widest else 0
+    match = re.search(r"microbatches_\d+x\d+_most_(\d+)(?:/while)?$", scope)
+    return None if match is None else int(match[1])
 
 
 def extents(segment_ids_BT: Array) -> tuple[Array, Array]:

@@ -5,6 +5,8 @@ prefix keys and values, which are computed once per group. The gradients of the 
 summed over the rows and go back through the prompt once. For a prompt of S tokens and G responses
 of R, an update costs 4 S + 3 G R token forwards instead of 3 G (S + R). The prompt costs 4 and not
 3, because its activations are not kept: its forward pass runs again before its backward pass.
+
+Several responses of a group may share a row behind their prompt (`packing.py`).
 """
 
 from collections.abc import Callable
@@ -15,7 +17,9 @@ import jax
 import jax.numpy as jnp
 
 from rl4p.distributed.mesh import Mesh
-from rl4p.learner.microbatches import MicrobatchRows, fold
+from rl4p.learner.microbatches import MicrobatchRows, fold, loops
+from rl4p.learner.packing import Packing, keys_that_cost_the_same
+from rl4p.model.attention import EVERY_SEGMENT
 from rl4p.model.decoder import Decoder, Prefix
 from rl4p.types import Array, Microbatching, Params, Trajectories
 
@@ -133,6 +137,20 @@ class SharedPrompts:
         prompts = self.tokens_PS, self.positions_PS, self.segment_ids_PS
         return fold(add, start, prompts, self.segment_ids_PS, self.microbatching)
 
+    @property
+    def packs(self) -> bool:
+        """Whether several responses may share a row; in `splash`, a key is in one segment only."""
+        return self.columns > 0 and self.decoder.attention != "splash"
+
+    def packing(self, segment_ids_BT: Array) -> Packing | None:
+        """Returns the packing of the rest of the rows (`rest`); None if they are not packed."""
+        if not self.packs:
+            return None
+        B, T = segment_ids_BT.shape
+        of_packed = loops(B, T, self.microbatching, packed=True)
+        equal = keys_that_cost_the_same(self.decoder.config)
+        return Packing.of_groups(segment_ids_BT, self.group_size, of_packed, equal)
+
     def groups(self, rows: MicrobatchRows) -> Array:
         """Returns the group of each row of a microbatch; P (no group) for a row of padding."""
         return rows.rows_b // self.group_size
@@ -144,7 +162,7 @@ class SharedPrompts:
         lengths_P = jnp.sum(jnp.asarray(self.segment_ids_PS) > 0, axis=1)
         lengths_b = lengths_P.at[groups_b].get(mode="fill", fill_value=0)
         here_bS = jnp.arange(self.columns)[None] < lengths_b[:, None]
-        return Prefix(layers, here_bS.astype(jnp.int32))
+        return Prefix(layers, jnp.where(here_bS, EVERY_SEGMENT if self.packs else 1, 0))
 
 
 def take_groups(prefixes: KeysAndValues, groups_b: Array) -> KeysAndValues:

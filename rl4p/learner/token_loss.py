@@ -5,10 +5,9 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 
-from rl4p.learner.logprobs import token_scores, trunk
+from rl4p.learner.logprobs import ForwardRows, token_scores, trunk
 from rl4p.learner.objective import Objective
 from rl4p.learner.returned import check_array, check_names, check_pair
-from rl4p.model.decoder import Prefix
 from rl4p.protocols.phases import Estimator, Update
 from rl4p.protocols.traits import PhaseTraits
 from rl4p.types import Array, Params, TrainingBatch
@@ -19,7 +18,7 @@ def token_loss(
     params: Params,
     micro: TrainingBatch,
     coefficients: dict[str, Array],
-    before: Prefix | None = None,
+    rows: ForwardRows | None = None,
 ) -> tuple[Array, dict[str, Array]]:
     """Returns the loss of each token of a microbatch, and its metrics: [B, T], valid on the mask.
 
@@ -28,6 +27,7 @@ def token_loss(
     Args:
       coefficients: beta as `kl` and alpha as `entropy`; `temperature`, if it changes over the run;
         `step`, whose tokens alone count for `logprob_gap`.
+      rows: the rows that the trunk runs; None for those of the microbatch.
     """
     mask, trajectories = micro.loss_mask_BT, micro.trajectories
     decoder, temperature = objective.decoder, coefficients.get("temperature")
@@ -36,10 +36,12 @@ def token_loss(
         # Padding may hold -inf (a token outside the support). Remove it before any arithmetic.
         return jnp.where(mask, x_BT, 0.0)
 
-    hidden_BTD = trunk(decoder, params, trajectories, before)
-    tokens = token_scores(
-        decoder, params, hidden_BTD, trajectories, objective.sampling, temperature
+    rows = ForwardRows(trajectories) if rows is None else rows
+    hidden_BTD = trunk(decoder, params, rows.trajectories, rows.before)
+    scores = token_scores(
+        decoder, params, hidden_BTD, rows.trajectories, objective.sampling, temperature
     )
+    tokens = rows.of_sequences(scores)
     logprobs_BT = on_mask(tokens.logprobs_BT)
     constant_BT = jax.lax.stop_gradient(logprobs_BT)
     proximal_BT = on_mask(micro.scores.get("proximal_logprobs", constant_BT))
@@ -65,7 +67,8 @@ def token_loss(
         loss_BT = loss_BT + coefficients["kl"] * divergence_BT
         extras = extras | {"kl": divergence_BT}
     if objective.critic.active and isinstance(objective.critic, Estimator):
-        values_BT = on_mask(objective.critic.values(decoder, params, hidden_BTD, trajectories))
+        values_BT = objective.critic.values(decoder, params, hidden_BTD, rows.trajectories)
+        values_BT = on_mask(rows.of_sequences(values_BT))
         returns_BT, old_values_BT = (on_mask(micro.scores[x]) for x in ("returns", "values"))
         value_loss_BT = objective.critic.loss(values_BT, old_values_BT, returns_BT)
         loss_BT = loss_BT + value_loss_BT

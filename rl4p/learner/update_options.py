@@ -23,7 +23,8 @@ class UpdateOptions:
       tokens_per_microbatch: number of tokens (padding included) whose activations a device holds at
         once. The number changes memory and speed, never the gradient.
       microbatch_widths: maximum number of loops that are compiled for rows of different lengths.
-        More loops pad less and take longer to compile.
+        More loops pad less and take longer to compile. Where rows are packed, half of the loops are
+        for microbatches of fewer rows.
       reads_advantages: whether the loss depends on the advantages (`compatibility.py`).
     """
 

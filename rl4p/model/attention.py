@@ -11,6 +11,7 @@ from rl4p.model.rope import rotations
 from rl4p.types import Array
 
 QUERY_BLOCK = 64
+EVERY_SEGMENT = -1  # the segment of a key that tokens of every segment see
 MASKED = -1e30  # finite: a row without any visible key must not become nan
 
 
@@ -58,11 +59,13 @@ def visible(
 ) -> Array:
     """Returns the attention mask [B, T, S]: the same segment, not padding, not the future.
 
-    With a window, a token also sees no key that is `window` or more tokens back.
+    Tokens of every segment see a key of `EVERY_SEGMENT`. With a window, a token also sees no key
+    that is `window` or more tokens back.
     """
-    same = query_segments_BT[:, :, None] == key_segments_BS[:, None, :]
+    keys_B1S = key_segments_BS[:, None, :]
+    same = (query_segments_BT[:, :, None] == keys_B1S) | (keys_B1S == EVERY_SEGMENT)
     distance_BTS = query_positions_BT[:, :, None] - key_positions_BS[:, None, :]
-    mask_BTS = same & (distance_BTS >= 0) & (key_segments_BS[:, None, :] > 0)
+    mask_BTS = same & (distance_BTS >= 0) & (keys_B1S != 0)
     return mask_BTS if window is None else mask_BTS & (distance_BTS < window)
 
 

@@ -9,9 +9,11 @@ import pytest
 from rl4p.distributed import columns
 from rl4p.learner.microbatches import (
     MicrobatchRows,
+    cost_of,
     deal,
     extents,
     fold,
+    loops,
     max_iterations,
     rows_in,
     rows_of,
@@ -33,7 +35,7 @@ def segments(lengths, left):
 def visit():
     """Which tokens a fold sees: their count by place, and the largest microbatch of each width."""
 
-    def run(segment_ids_BT, tokens, together, most_widths=8):
+    def run(segment_ids_BT, tokens, together, most_widths=8, packed=False):
         def add(seen, part, rows):
             assert part["segments"].shape == part["place"].shape
             real = part["segments"] > 0
@@ -43,6 +45,7 @@ def visit():
                 "count": seen["count"] + rows.put(count_BT, real.astype(jnp.int32)),
                 "place": seen["place"] + moved_BT,
                 "turns": seen["turns"] + 1,
+                "columns": seen["columns"] + part["place"].size,
                 "tokens": seen["tokens"] + jnp.sum(real),
             }
 
@@ -52,7 +55,8 @@ def visit():
             "segments": segment_ids_BT,
             "place": jnp.arange(B * T).reshape(B, T),
         }
-        start = {"count": zeros, "place": zeros, "turns": jnp.int32(0), "tokens": jnp.int32(0)}
+        start = {"count": zeros, "place": zeros, "tokens": jnp.int32(0)}
+        start |= {"turns": jnp.int32(0), "columns": jnp.int32(0)}
         return fold(
             add,
             start,
@@ -60,9 +64,10 @@ def visit():
             segment_ids_BT,
             Microbatching(tokens=tokens, widths=most_widths),
             together=together,
+            packed=packed,
         )
 
-    return jax.jit(run, static_argnums=(1, 2, 3))
+    return jax.jit(run, static_argnums=(1, 2, 3, 4))
 
 
 QUICK = {(1, 1), (100, 3), (200, 2), (1000, 1), (10_000, 3)}  # the other cases are slow tests
@@ -94,6 +99,35 @@ def test_short_rows_are_in_narrow_microbatches_and_empty_ones_in_none(visit):
     seen = visit(segments(lengths, [7] * 10), 160, 1)
     assert int(seen["turns"]) == 5  # 100 | 81 | 70 | 60 and 48 | 30, 20 and 10
     assert int(visit(segments([0] * 10, [7] * 10), 160, 1)["turns"]) == 0
+
+
+def test_the_last_packed_rows_have_small_microbatches():
+    """Half as many widths, each with a second loop of a quarter of the rows, where there is one."""
+    found = [(x.width, x.rows, x.narrower, x.full) for x in packed_loops(tokens=1024, widths=4)]
+    assert found == [(128, 8, 96, True), (128, 2, 96, False), (96, 8, 0, True), (96, 2, 0, False)]
+    found = [(x.width, x.rows, x.full) for x in packed_loops(tokens=128, widths=4)]
+    assert found == [(128, 1, False), (96, 1, False)]
+    assert [x.rows for x in packed_loops(tokens=1024, widths=1)] == [8]
+    assert [x.rows for x in packed_loops(tokens=1024, widths=2)] == [8, 2]
+    assert [x.rows for x in packed_loops(tokens=1024, widths=2, together=2)] == [8, 2]
+    assert [x.rows for x in packed_loops(tokens=1024, widths=2, together=4)] == [8, 4]
+
+
+def packed_loops(tokens, widths, together=1):
+    return loops(16, T, Microbatching(tokens=tokens, widths=widths), together, packed=True)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_cost_of_rows_is_that_of_the_microbatches_that_run(visit, packed):
+    random = np.random.default_rng(0)
+    for most in (12, 0):
+        lengths = random.integers(0, T + 1, 12)
+        lengths[:most] = np.minimum(lengths[:most], 90)
+        ids = segments(lengths, [0] * 12)
+        seen = visit(ids, 512, 1, 4, packed)
+        np.testing.assert_array_equal(seen["count"], ids)
+        all_loops = loops(12, T, Microbatching(tokens=512, widths=4), packed=packed)
+        assert float(cost_of(lengths, all_loops, float)) == int(seen["columns"])
 
 
 def test_other_lengths_compile_nothing_anew(visit):
@@ -201,12 +235,12 @@ def test_a_loop_turns_most_often_where_all_rows_are_of_its_width():
         .lower()
         .as_text(debug_info=True)
     )
-    scopes = set(re.findall(r"microbatches_\d+of\d+x\d+", text))
+    scopes = set(re.findall(r"microbatches_\d+x\d+_most_\d+", text))
     found = {scope: max_iterations(f"jit(f)/{scope}/while") for scope in scopes}
     assert found == {
-        "microbatches_128of128x5": 5,
-        "microbatches_96of128x4": 0,
-        "microbatches_64of128x3": 0,
+        "microbatches_2x128_most_5": 5,
+        "microbatches_3x96_most_0": 0,
+        "microbatches_4x64_most_0": 0,
     }
     assert max_iterations("jit(f)/while") is None
-    assert max_iterations("microbatches_128of128x5/body") is None
+    assert max_iterations("microbatches_2x128_most_5/body") is None

@@ -11,8 +11,8 @@ import pytest
 
 from rl4p.learner.gradient_step import gradient_step
 from rl4p.learner.logprobs import ScoreOptions, score_tokens
-from rl4p.learner.microbatches import extents
-from rl4p.learner.packing import packed
+from rl4p.learner.microbatches import MicrobatchRows, cost_of, extents, loops
+from rl4p.learner.packing import Packing, keys_that_cost_the_same, packed
 from rl4p.types import Microbatching, Sampling, TrainingBatch
 from rl4p.update.sft import SFT
 
@@ -137,3 +137,119 @@ def test_the_loss_and_its_gradient_are_those_of_rows_that_are_not_packed(gradien
         np.testing.assert_allclose(of_packed[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
     for a, b in zip(jax.tree.leaves(alone), jax.tree.leaves(together), strict=True):
         np.testing.assert_allclose(b, a, rtol=1e-4, atol=1e-5 * np.abs(a).max())
+
+
+MANY = 1e9  # keys that cost as much as the products: attention is free
+
+
+def of_groups(lengths, group_size, columns, tokens, *, most=8, equal=MANY):
+    """Returns the packing of rows of these lengths, and the loops over the packed rows."""
+    lengths = np.asarray(lengths)
+    segments_BT = (np.arange(columns) < lengths[:, None]).astype(np.int32)
+    microbatching = Microbatching(tokens=tokens, widths=most)
+    of_packed = loops(len(lengths), columns, microbatching, packed=True)
+    found = Packing.of_groups(jnp.asarray(segments_BT), group_size, of_packed, equal)
+    return jax.tree.map(np.asarray, found), of_packed
+
+
+def used_of(packing):
+    used_B = np.zeros(len(packing.rows_B), np.int32)
+    np.add.at(used_B, packing.rows_B, packing.lengths_B)
+    return used_B
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_sequences_of_a_group_share_its_rows_without_overlap(seed):
+    random = np.random.default_rng(seed)
+    lengths = random.integers(0, 257, 24)
+    packing, _ = of_groups(lengths, 6, 256, 300, equal=random.choice([100, 1000, MANY]))
+    np.testing.assert_array_equal(packing.lengths_B, lengths)
+    np.testing.assert_array_equal(packing.rows_B // 6, np.arange(24) // 6)
+    count_BT = np.zeros((24, 256), int)
+    for row, start, length in zip(packing.rows_B, packing.starts_B, lengths, strict=True):
+        count_BT[row, start : start + length] += 1
+    assert count_BT.max() == 1
+    assert count_BT.sum() == lengths.sum()
+    assert (used_of(packing) > 0).sum() < (lengths > 0).sum()
+
+
+def test_what_is_packed_is_unpacked():
+    lengths = np.array([9, 4, 0, 3, 16, 5, 1, 8])
+    packing, _ = of_groups(lengths, 4, 16, 16)
+    left_B = np.array([3, 12, 5, 0, 0, 2, 15, 8])
+    packing = packing._replace(left_B=left_B)
+    places = np.arange(16) - left_B[:, None]
+    inside = (places >= 0) & (places < lengths[:, None])
+    x_BT = np.random.default_rng(0).normal(size=(8, 16))
+    moved = packing.pack(jnp.asarray(x_BT))
+    assert np.count_nonzero(moved) == lengths.sum()
+    assert np.abs(moved - np.where(inside, x_BT, 0)).max() > 0
+    np.testing.assert_allclose(packing.unpack(moved), np.where(inside, x_BT, 0), rtol=1e-6)
+
+
+def test_the_rows_of_a_microbatch_have_the_sequences_of_their_groups():
+    """Group 0 has sequences 0 to 3 in rows 0 and 1; group 1 has 4 to 7 in rows 4 and 5."""
+    lengths = np.array([9, 4, 0, 3, 16, 5, 1, 8])
+    packing, _ = of_groups(lengths, 4, 16, 16)
+    assert packing.rows_B.tolist() == [0, 0, 0, 0, 4, 5, 5, 5]
+    assert packing.starts_B.tolist()[4:] == [0, 8, 13, 0]
+    at = MicrobatchRows(jnp.array([5, 0, 8]), jnp.zeros(3, jnp.int32))  # 8 is none
+    own, places = packing.of_microbatch(at, 4)
+    assert own.rows_b.tolist() == [8, 5, 6, 7, 0, 1, 2, 3, 8, 8, 8, 8]
+    assert places.rows_B.tolist() == [0] * 4 + [1] * 4 + [2] * 4
+    x_BT = np.arange(1.0, 129, dtype=np.float32).reshape(8, 16)
+    expected = np.zeros((12, 16), np.float32)
+    for n, sequence in enumerate(own.rows_b.tolist()):
+        if sequence < 8:
+            expected[n, : lengths[sequence]] = x_BT[sequence, : lengths[sequence]]
+    rows = at.take(packing.pack(jnp.asarray(x_BT)), 16)
+    np.testing.assert_array_equal(places.unpack(rows), expected)
+    here = np.arange(16) < np.asarray(places.lengths_B)[:, None]
+    np.testing.assert_array_equal(np.where(here, own.take(x_BT, 16), 0), expected)
+
+
+def test_responses_of_one_length_have_rows_of_their_own():
+    packing, _ = of_groups([100] * 8, 4, 100, 1000)
+    np.testing.assert_array_equal(packing.rows_B, np.arange(8))
+
+
+def test_rows_are_short_where_attention_costs_much():
+    """One response of 200 tokens and seven of 20: rows of 200 would be attention for the most."""
+    lengths = [200, 20, 20, 20, 20, 20, 20, 20]
+    cheap, _ = of_groups(lengths, 8, 200, 400)
+    dear, _ = of_groups(lengths, 8, 200, 400, equal=10)
+    assert sorted(used_of(cheap))[-2:] == [140, 200]
+    assert sorted(used_of(dear))[-2] < 140
+    assert max(used_of(dear)) == 200
+
+
+@pytest.mark.parametrize(
+    ("limit", "tokens", "padding", "before"),
+    [(256, 384, 1.1, 1.3), (256, 2048, 1.15, 1.6), (2048, 20480, 1.16, 2.0)],
+)
+def test_few_columns_are_padding(limit, tokens, padding, before):
+    """The lengths are those of an end token of probability 4 / limit; 8 groups of 8 on a device."""
+    random = np.random.default_rng(0)
+    ours, theirs = [], []
+    for _ in range(8):
+        lengths = 1 + np.minimum(random.geometric(4 / limit, 64), limit)
+        packing, of_packed = of_groups(lengths, 8, limit + 1, tokens, equal=4.4 * limit)
+        ours.append(float(cost_of(used_of(packing), of_packed, float)) / lengths.sum())
+        alone = loops(64, limit + 1, Microbatching(tokens=tokens))
+        theirs.append(float(cost_of(lengths, alone, float)) / lengths.sum())
+    assert 1 < np.mean(ours) < padding
+    assert np.mean(theirs) > before
+
+
+def test_attention_costs_as_much_as_the_products_at_so_many_keys(policy):
+    """The operations of a token: 2 of a weight, and 4 of a number of a key."""
+    c = policy.decoder.config
+    keys = keys_that_cost_the_same(c)
+    kernels = jax.tree.leaves_with_path(jax.eval_shape(policy.decoder.init, jax.random.key(0)))
+    weights = sum(
+        x.size for path, x in kernels if "layers" in str(path[0]) and "kernel" in str(path[-1])
+    )
+    operations = 4 * keys * c.heads * c.head_width * c.layers
+    np.testing.assert_allclose(4 * operations, 2 * weights, rtol=1e-6)
+    experts = replace(c, experts=8, chosen_experts=2)
+    assert keys < keys_that_cost_the_same(experts) < 2 * keys

@@ -11,7 +11,7 @@ from rl4p.learner.critic.separate import Separate
 from rl4p.learner.critic.shared import Shared
 from rl4p.learner.gradient_step import gradient_step, shares_prompts
 from rl4p.learner.logprobs import ScoreOptions, score_tokens
-from rl4p.learner.shared_prompts import pays
+from rl4p.learner.shared_prompts import SharedPrompts, pays
 from rl4p.model.lora import LoRA
 from rl4p.rollout.answers import answers
 from rl4p.types import Microbatching, Sampling, TrainingBatch
@@ -166,6 +166,24 @@ def test_prompts_are_shared_only_where_it_pays_and_is_right(trajectories, make_o
     assert not shares(PPO(minibatches=2))  # which divide groups
     for known in ({"group_size": 1}, {"prompt_columns": 32}):
         assert not shares(rows=dataclasses.replace(trajectories, **known))
+
+
+@pytest.mark.parametrize(("attention", "segment"), [("xla", -1), ("cudnn", -1), ("splash", 1)])
+def test_responses_share_rows_unless_the_kernel_has_keys_of_one_segment(
+    policy, trajectories, attention, segment
+):
+    order = np.argsort(trajectories.group_ids_B, stable=True)
+    rows = jax.tree.map(lambda x: x[order], trajectories)
+    decoder = dataclasses.replace(policy.decoder, attention=attention)
+    for shared in (True, False):
+        prompts = SharedPrompts.of(decoder, rows, Microbatching(tokens=150), shared=shared)
+        packing = prompts.packing(prompts.rest(rows).segment_ids_BT)
+        assert (packing is not None) is (shared and segment == -1)
+    prompts = SharedPrompts.of(decoder, rows, Microbatching(tokens=150), shared=True)
+    before = prompts.before((), jnp.arange(4))
+    lengths = np.sum(before.segment_ids_BS == segment, axis=1)
+    assert lengths.tolist() == [length - 1 for length in PROMPTS]
+    assert not np.where(before.segment_ids_BS == segment, 0, before.segment_ids_BS).any()
 
 
 @pytest.mark.parametrize(("devices", "whole"), [(1, True), (2, True), (4, True), (3, False)])

@@ -55,7 +55,7 @@ def main():
     update = PPO()
     if a.settings == "best":
         # Rows of one length need one loop; on a GPU each more compiles for long.
-        widths = (1 if ON_GPU else 8) if w.fixed_length else 10
+        widths = 1 if ON_GPU and w.fixed_length else update.microbatch_widths
         update = PPO(tokens_per_microbatch=a.micro_batch_tokens, microbatch_widths=widths)
     options = {"dtype": policy.decoder.dtype, "micro_batch_tokens": update.tokens_per_microbatch}
     rec = Recorder("rl4p", rl4p.__version__, w, given, **options)

@@ -33,8 +33,9 @@ from rl4p.experiment.planning.device_shapes import (
 )
 from rl4p.experiment.planning.flops import children, product_flops
 from rl4p.experiment.planning.programs import slots_of
-from rl4p.learner.gradient_step import microbatch_loss, prepared, shares_prompts
-from rl4p.learner.logprobs import columns_per_chunk
+from rl4p.learner.device_gradient import microbatch_loss
+from rl4p.learner.gradient_step import prepared, shares_prompts
+from rl4p.learner.logprobs import ForwardRows, columns_per_chunk
 from rl4p.learner.microbatches import rows_in
 from rl4p.model.decoder import Decoder, Prefix
 from rl4p.model.experts import experts_of
@@ -195,7 +196,8 @@ class StepEstimate:
 
         def loss(params: Params, micro: TrainingBatch, before: Prefix | None) -> Any:
             weights_BT = jnp.ones(micro.loss_mask_BT.shape, jnp.float32)
-            return microbatch_loss(objective, params, micro, weights_BT, coefficients, before)[0]
+            rows = ForwardRows(micro.trajectories, before)
+            return microbatch_loss(objective, params, micro, weights_BT, coefficients, rows)[0]
 
         return self.trace(loss, decoder)
 

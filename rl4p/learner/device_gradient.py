@@ -1,0 +1,141 @@
+"""The gradient of the rows of one device, over its microbatches."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from rl4p.distributed import collectives, columns
+from rl4p.distributed.partition import gather
+from rl4p.learner.logprobs import ForwardRows
+from rl4p.learner.masking import masked_sum
+from rl4p.learner.microbatches import MicrobatchRows, fold
+from rl4p.learner.objective import Objective
+from rl4p.learner.packing import Packing
+from rl4p.learner.shared_prompts import KeysAndValues, SharedPrompts, add_groups, take_groups
+from rl4p.learner.token_loss import token_loss
+from rl4p.model.lora import merge_trees
+from rl4p.protocols.traits import UpdateTraits
+from rl4p.types import Array, Params, TrainingBatch, Trajectories
+
+
+class Totals(NamedTuple):
+    """The totals over the microbatches of a device.
+
+    Attributes:
+      gradient: the gradient of the trained parameters.
+      prefix_gradient: the gradient of the keys and values of the shared prompts.
+      sums: the sums of the metrics over the loss tokens, by name.
+      gap_max: the largest `logprob_gap`.
+    """
+
+    gradient: Params
+    prefix_gradient: KeysAndValues
+    sums: dict[str, Array]
+    gap_max: Array
+
+
+def device_gradient(
+    objective: Objective,
+    shared: bool,
+    replicated: tuple[Params, Params, dict[str, Array]],
+    rows: tuple[TrainingBatch, Array],
+) -> tuple[Params, dict[str, Array], Array]:
+    """Returns the gradient, the sums and the largest gap of the rows of all devices.
+
+    Args:
+      shared: whether the rows of a group share the computation of their prompt.
+      replicated: the trained parameters, the frozen ones and the coefficients.
+      rows: the rows of this device, and the weight of each token in the loss.
+    """
+    params, frozen, coefficients = replicated
+    decoder, microbatching = objective.decoder, objective.update.microbatching
+
+    def merge(params: Params) -> Params:
+        return gather(merge_trees(frozen, params), decoder.dtype)
+
+    prompts = SharedPrompts.of(decoder, rows[0].trajectories, microbatching, shared=shared)
+    rows = columns.padded(prompts.rest(rows))
+    prefixes = prompts.keys_and_values(merge(params))
+    trajectories, packing = rows[0].trajectories, None
+    if objective.rows_together == 1:
+        packing = prompts.packing(trajectories.segment_ids_BT)
+    if packing is not None:
+        trajectories = packing.pack_trajectories(trajectories)
+
+    def loss(
+        params: Params,
+        prefix: KeysAndValues,
+        groups_b: Array,
+        micro: tuple[TrainingBatch, Array],
+        forward: Trajectories,
+        places: Packing | None = None,
+    ) -> tuple[Array, tuple[dict[str, Array], Array]]:
+        run = ForwardRows(forward, prompts.before(prefix, groups_b), places)
+        return microbatch_loss(objective, merge(params), *micro, coefficients, run)
+
+    def add(totals: Totals, forward: Trajectories, at: MicrobatchRows) -> Totals:
+        groups_b, width = prompts.groups(at), forward.tokens_BT.shape[1]
+        own, places = at, None
+        if packing is not None:
+            own, places = packing.of_microbatch(at, prompts.group_size)
+        micro = jax.tree.map(lambda x: own.take(x, width), rows)
+        prefix = take_groups(prefixes, groups_b)
+        differentiate = jax.grad(loss, argnums=(0, 1), has_aux=True)
+        (gradient, prefix_gradient), (sums, gap_max) = differentiate(
+            params, prefix, groups_b, micro, forward, places
+        )
+        return Totals(
+            gradient=jax.tree.map(jnp.add, totals.gradient, gradient),
+            prefix_gradient=add_groups(totals.prefix_gradient, groups_b, prefix_gradient),
+            sums=jax.tree.map(jnp.add, totals.sums, sums),
+            gap_max=jnp.maximum(totals.gap_max, gap_max),
+        )
+
+    groups_B = jnp.arange(rows[1].shape[0]) // prompts.group_size
+    shapes = jax.eval_shape(
+        lambda: loss(params, take_groups(prefixes, groups_B), groups_B, rows, rows[0].trajectories)
+    )
+    sums, gap_max = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes[1])
+    nothing = Totals(
+        gradient=jax.tree.map(jnp.zeros_like, params),
+        prefix_gradient=jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), prefixes),
+        sums=sums,
+        gap_max=gap_max,
+    )
+    totals: Totals = fold(
+        add,
+        nothing,
+        trajectories,
+        trajectories.segment_ids_BT,
+        microbatching,
+        together=objective.rows_together,
+        packed=packing is not None or UpdateTraits.read(objective.update).pack,
+    )
+    gradient = prompts.add_gradient(totals.gradient, merge, params, totals.prefix_gradient)
+    mesh = objective.mesh
+    sums, gap_max = collectives.total(mesh, totals.sums), collectives.largest(mesh, totals.gap_max)
+    return collectives.total_gradient(mesh, gradient), sums, gap_max
+
+
+def microbatch_loss(
+    objective: Objective,
+    params: Params,
+    micro: TrainingBatch,
+    weights_BT: Array,
+    coefficients: dict[str, Array],
+    rows: ForwardRows,
+) -> tuple[Array, tuple[dict[str, Array], Array]]:
+    """Returns the weighted loss of a microbatch, and the sums and the largest gap for metrics.
+
+    Args:
+      params: the merged parameters, in the dtype of the decoder.
+      rows: the rows that the trunk runs.
+    """
+    loss_BT, per_token = token_loss(objective, params, micro, coefficients, rows)
+    mask_BT = micro.loss_mask_BT
+    loss = jnp.sum(jnp.where(mask_BT, weights_BT * loss_BT, 0.0))
+    sums = {name: masked_sum(x.astype(jnp.float32), mask_BT) for name, x in per_token.items()}
+    sums |= {"loss": loss, "tokens": jnp.sum(mask_BT, dtype=jnp.float32)}
+    gap_max = jnp.max(jnp.where(mask_BT, per_token["logprob_gap"], 0.0))
+    return loss, jax.lax.stop_gradient((sums, gap_max))
