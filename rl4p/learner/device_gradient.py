@@ -58,7 +58,7 @@ def device_gradient(
     rows = columns.padded(prompts.rest(rows))
     prefixes = prompts.keys_and_values(merge(params))
     trajectories, packing = rows[0].trajectories, None
-    if objective.rows_together == 1:
+    if objective.rows_together == 1 and not objective.critic.active:
         packing = prompts.packing(trajectories.segment_ids_BT)
     if packing is not None:
         trajectories = packing.pack_trajectories(trajectories)
@@ -71,7 +71,8 @@ def device_gradient(
         forward: Trajectories,
         places: Packing | None = None,
     ) -> tuple[Array, tuple[dict[str, Array], Array]]:
-        run = ForwardRows(forward, prompts.before(prefix, groups_b), places)
+        before = prompts.before(prefix, groups_b, packed=places is not None)
+        run = ForwardRows(forward, before, places)
         return microbatch_loss(objective, merge(params), *micro, coefficients, run)
 
     def add(totals: Totals, forward: Trajectories, at: MicrobatchRows) -> Totals:

@@ -137,7 +137,7 @@ def trunk(
 
 
 class ForwardRows(NamedTuple):
-    """The rows that the trunk runs, and how the sequences of a loss find their numbers there.
+    """The rows of a forward pass, and the places of the sequences of a loss in them.
 
     Attributes:
       trajectories: the rows, each of one sequence or, packed, of several.
@@ -228,7 +228,8 @@ def device_scores(
         scores: dict[str, Array], micro: Trajectories, rows: MicrobatchRows
     ) -> dict[str, Array]:
         groups_b = prompts.groups(rows)
-        before = prompts.before(take_groups(prefixes, groups_b), groups_b)
+        layers = take_groups(prefixes, groups_b)
+        before = prompts.before(layers, groups_b, packed=packing is not None)
         hidden_BTD = trunk(decoder, params, micro, before)
         tokens = token_scores(decoder, params, hidden_BTD, micro, options.sampling, temperature)
         known = {

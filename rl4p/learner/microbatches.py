@@ -38,15 +38,15 @@ class MicrobatchLoop(NamedTuple):
 
     Attributes:
       width, rows: the shape of a microbatch.
-      narrower: the width of the next narrower loops, which run the rows of at most this length.
-      full: whether it runs full microbatches only; the next loop of this width has fewer rows, and
-        runs the others.
+      narrower: the width of the next narrower loop, which runs the rows of at most this length; 0
+        if there is none.
+      least: the fewest wider rows for which it runs a microbatch.
     """
 
     width: int
     rows: int
     narrower: int
-    full: bool
+    least: int
 
 
 def fold(
@@ -80,7 +80,7 @@ def fold(
     carry = jnp.int32(0), start
     for index, loop in enumerate(loops(B, T, microbatching, together, packed=packed)):
         wide = in_step(jnp.sum(longest > loop.narrower) * together)
-        end = wide - loop.rows + 1 if loop.full else wide
+        end = wide - loop.least + 1
 
         def turn(carry: Any, loop: MicrobatchLoop = loop) -> Any:
             done, value = carry
@@ -102,20 +102,23 @@ def loops(
     """Returns the loops of `fold` for rows [B, T], widest first: at most `microbatching.widths`.
 
     Args:
-      packed: whether the rows are packed. They are fewer than B then, and most of them are wide.
-        There are half as many widths, each with a second loop, whose microbatches have a quarter of
-        the rows, so that the last ones are not mostly padding.
+      packed: whether the rows are packed, so that there are far fewer than B. There are half as
+        many widths, each with a second loop. Its microbatches have a quarter of the rows, so that
+        the last one is not mostly padding.
     """
-    devices, most = columns.devices(), microbatching.widths
-    each = widths(T, -(-most // 2) if packed else most)
+    devices = columns.devices()
+    each = widths(T, microbatching.widths)
+    several = packed and len(each) > 1
+    each = each[: len(each) // 2] if several else each
     each = tuple(-(-x // devices) * devices for x in each)
     found = []
     for width, narrower in zip(each, (*each[1:], 0), strict=True):
         rows = rows_in(B, width // devices, microbatching.tokens, together)
-        few = max(together, rows // 4 // together * together)
-        second = packed and most > 1 and few < rows
-        found += [MicrobatchLoop(width, rows, narrower, full=second)]
-        found += [MicrobatchLoop(width, few, narrower, full=False)] if second else []
+        few = -(-rows // (4 * together)) * together
+        if several and few < rows:
+            found.append(MicrobatchLoop(width, rows, narrower, rows - few + 1))
+            rows = few
+        found.append(MicrobatchLoop(width, rows, narrower, 1))
     return tuple(found)
 
 
@@ -130,7 +133,7 @@ def cost_of(
     done, total = jnp.int32(0), jnp.float32(0)
     for loop in all_loops:
         left = jnp.sum(lengths_B > loop.narrower) - done
-        turns = jnp.maximum(left // loop.rows if loop.full else -(-left // loop.rows), 0)
+        turns = jnp.maximum((left - loop.least) // loop.rows + 1, 0)
         done += turns * loop.rows
         total += turns.astype(jnp.float32) * (loop.rows * cost(loop.width))
     return total
@@ -147,7 +150,7 @@ def max_iterations(scope: str) -> int | None:
 
 def extents(segment_ids_BT: Array) -> tuple[Array, Array]:
     """Returns the column of each row's first token, and the number of columns to its last token."""
-    real_BT = segment_ids_BT > 0
+    real_BT = segment_ids_BT != 0
     left_B = jnp.argmax(real_BT, axis=1)
     columns = jnp.arange(real_BT.shape[1])[None]
     return left_B, jnp.max(jnp.where(real_BT, columns + 1, 0), axis=1) - left_B

@@ -1,6 +1,6 @@
 """Packing: several sequences in a row, so that fewer columns are padding.
 
-Tokens attend to tokens of the same segment only, and positions restart with every sequence.
+Tokens attend to tokens of the same segment only, and positions restart with every segment.
 Therefore packing changes no log-probability. The weights of the loss are computed before, so it
 does not change the loss either, by any aggregation.
 
@@ -9,6 +9,7 @@ their shared prompt, are packed among the rows of the group (`Packing.of_groups`
 pass alone: its log-probabilities go back into one row per sequence, so the loss is as before.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Self
 
@@ -17,10 +18,9 @@ import jax.numpy as jnp
 
 from rl4p.distributed.partition import in_step
 from rl4p.learner.microbatches import MicrobatchLoop, MicrobatchRows, cost_of, extents
-from rl4p.model.decoder_config import DecoderConfig
 from rl4p.types import Array, Trajectories
 
-ATTENTION_COST = 4  # of an operation of attention, beside one of the other products, on two cores
+MOST_IN_A_ROW = 8  # sequences of a group
 
 
 class Packing(NamedTuple):
@@ -30,48 +30,51 @@ class Packing(NamedTuple):
       left_B, lengths_B: the first column and the number of columns of a sequence in its own row.
       rows_B: its packed row.
       starts_B: its first column there.
+      numbers_B: its number among the sequences of that row.
     """
 
     left_B: Array
     lengths_B: Array
     rows_B: Array
     starts_B: Array
+    numbers_B: Array
 
     @classmethod
     def of_groups(
-        cls, segment_ids_BT: Array, group_size: int, loops: tuple[MicrobatchLoop, ...], equal: float
+        cls,
+        segment_ids_BT: Array,
+        group_size: int,
+        loops: Sequence[MicrobatchLoop],
+        cost: Callable[[Any], Any],
     ) -> Self:
         """Packs the sequences of each group into rows of the group.
 
-        The capacity of a row is one of the widths of the loops: that of all groups with the least
-        cost, or for each group its own with the least columns, whichever costs less.
+        Tries each width of the loops as the capacity of all rows, and also the cheapest capacity of
+        each group by itself, and keeps the cheapest of these. Devices that run in step decide
+        alike. A row has at most `MOST_IN_A_ROW` sequences.
 
         Args:
           group_size: the number of neighbouring rows that are a group.
           loops: the loops of `microbatches.fold` over the packed rows.
-          equal: `keys_that_cost_the_same`.
+          cost: the cost of a row of a width.
         """
         left_B, lengths_B = extents(segment_ids_BT)
         widths_C = jnp.asarray(sorted({loop.width for loop in loops}))
         of_groups = jax.vmap(jax.vmap(first_fit, (0, None)), (None, 0))
-        places_CPG = of_groups(lengths_B.reshape(-1, group_size), widths_C)
+        places_CPG, used_CPG = of_groups(lengths_B.reshape(-1, group_size), widths_C)
 
-        def cost(width: Any) -> Any:
-            return width * (1 + width / (2 * equal))
-
-        used_CPG = places_CPG[2]
         widths_CPG = widths_C.at[jnp.searchsorted(widths_C, used_CPG)].get(mode="clip")
         cost_CPG = jnp.where(used_CPG > 0, cost(widths_CPG.astype(jnp.float32)), 0.0)
         of_each_P = jnp.argmin(jnp.sum(cost_CPG, axis=2), axis=0)
         groups_P = jnp.arange(len(of_each_P))
-        candidates = jax.tree.map(
-            lambda x: jnp.concatenate([x, x[of_each_P, groups_P][None]]), places_CPG
+        places_CPG, used_CPG = jax.tree.map(
+            lambda x: jnp.concatenate([x, x[of_each_P, groups_P][None]]), (places_CPG, used_CPG)
         )
         total = jax.vmap(lambda used_PG: cost_of(used_PG.reshape(-1), loops, cost))
-        best = jnp.argmin(in_step(total(candidates[2])))
-        rows_PG, starts_PG, _ = jax.tree.map(lambda x: x[best], candidates)
-        rows_PG = rows_PG + group_size * groups_P[:, None]
-        return cls(left_B, lengths_B, rows_PG.reshape(-1), starts_PG.reshape(-1))
+        best = jnp.argmin(in_step(total(used_CPG)))
+        rows_PG, starts_PG, numbers_PG = (x[best] for x in places_CPG)
+        places_PG = rows_PG + group_size * groups_P[:, None], starts_PG, numbers_PG
+        return cls(left_B, lengths_B, *(x.reshape(-1) for x in places_PG))
 
     def columns_BT(self, T: int) -> Array:  # noqa: N802
         """Returns the column of each token in its packed row; T outside the sequences."""
@@ -103,63 +106,64 @@ class Packing(NamedTuple):
         return self.pack(own_BT)
 
     def pack_trajectories(self, trajectories: Trajectories) -> Trajectories:
-        """Returns the packed rows of trajectories; only the arrays [B, T] are those of its rows."""
-        segment_ids_BT = self.pack_segments(trajectories.segment_ids_BT)
+        """Returns the packed rows of trajectories; only the arrays [B, T] are those of its rows.
+
+        The prompt before a sequence belongs to its first segment. The later ones, as of an episode
+        whose history was rewritten, have negative ids, so that they do not see it
+        (`attention.visible`).
+        """
+        segments_BT = trajectories.segment_ids_BT
+        own_BT, later_BT = self.pack_segments(segments_BT), self.pack(segments_BT) > 1
+        segment_ids_BT = jnp.where(later_BT, -own_BT, own_BT)
         return replace(self.pack(trajectories), segment_ids_BT=segment_ids_BT)
 
-    def of_microbatch(self, at: MicrobatchRows, group_size: int) -> tuple[MicrobatchRows, Self]:
-        """Returns the sequences that may be in b packed rows: all n = b G of their groups.
-
-        Args:
-          at: the positions of the packed rows.
+    def of_microbatch(
+        self, at: MicrobatchRows, group_size: int
+    ) -> tuple[MicrobatchRows, "Packing"]:
+        """Returns the sequences in the packed rows at some positions.
 
         Returns:
-          The positions of the sequences in the batch, outside of it for those in other rows, and
-          their places in the rows of the microbatch, where a sequence taken by its position begins
-          in column 0.
+          The positions of n sequences in the batch, outside of it where a row has fewer than the
+          most, and the packing of [n, T], as `take` makes it, into the rows.
         """
-        B, rows_b1 = len(self.rows_B), jnp.asarray(at.rows_b)[:, None]
-        ids_bG = rows_b1 // group_size * group_size + jnp.arange(group_size)[None]
-        rows_bG = jnp.asarray(self.rows_B).at[ids_bG].get(mode="fill", fill_value=-1)
-        ids_n = jnp.where(rows_bG == rows_b1, ids_bG, B).reshape(-1)
-        left_n, lengths_n, starts_n = (
-            jnp.asarray(x).at[ids_n].get(mode="fill", fill_value=0)
-            for x in (self.left_B, self.lengths_B, self.starts_B)
+        B, most = len(self.rows_B), min(group_size, MOST_IN_A_ROW)
+        ids_BM = (
+            jnp.full((B, most), B).at[self.rows_B, self.numbers_B].set(jnp.arange(B), mode="drop")
         )
-        rows_n = jnp.repeat(jnp.arange(len(rows_b1)), group_size)
-        places = type(self)(jnp.zeros_like(left_n), lengths_n, rows_n, starts_n)
-        return MicrobatchRows(ids_n, left_n), places
+        ids_n = ids_BM.at[at.rows_b].get(mode="fill", fill_value=B).reshape(-1)
+        here = Packing(*(jnp.asarray(x).at[ids_n].get(mode="fill", fill_value=0) for x in self))
+        rows_n = jnp.repeat(jnp.arange(len(at.rows_b)), most)
+        places = here._replace(left_B=jnp.zeros_like(here.left_B), rows_B=rows_n)
+        return MicrobatchRows(ids_n, here.left_B), places
 
 
-def first_fit(lengths_B: Array, capacity: Array) -> tuple[Array, Array, Array]:
+def first_fit(
+    lengths_B: Array, capacity: Array | int, most: int = MOST_IN_A_ROW
+) -> tuple[tuple[Array, Array, Array], Array]:
     """Places sequences into rows by first-fit decreasing: the longest first, each where it fits.
 
     A sequence that is longer than the capacity has a row alone.
 
+    Args:
+      most: the most sequences in a row.
+
     Returns:
-      The row of each sequence, its first column there, and the used columns of each row.
+      The row of each sequence, its first column there and its number among the sequences of the
+      row; and the columns of each row that are used.
     """
     order_B = jnp.argsort(-lengths_B)
 
-    def place(used_B: jax.Array, sequence: jax.Array) -> tuple[jax.Array, tuple[Array, Array]]:
-        length = lengths_B[sequence]
-        row = jnp.argmax((used_B == 0) | (used_B + length <= capacity))
-        return used_B.at[row].add(length), (row, used_B[row])
+    def place(rows: tuple[jax.Array, ...], sequence: jax.Array) -> tuple[Any, tuple[Array, ...]]:
+        (used_B, count_B), length = rows, lengths_B[sequence]
+        fits_B = (used_B + length <= capacity) & (count_B < most)
+        row = jnp.argmax((used_B == 0) | fits_B)
+        rows = used_B.at[row].add(length), count_B.at[row].add(1)
+        return rows, (row, used_B[row], count_B[row])
 
-    used_B, (rows_B, starts_B) = jax.lax.scan(place, jnp.zeros_like(lengths_B), order_B)
-    rows_B, starts_B = (jnp.zeros_like(x).at[order_B].set(x) for x in (rows_B, starts_B))
-    return rows_B, starts_B, used_B
-
-
-def keys_that_cost_the_same(c: DecoderConfig) -> float:
-    """Returns for how many keys the attention of a token costs as much as its other products.
-
-    An operation of attention costs more than one of a product (`ATTENTION_COST`): it has the
-    softmax, and small products.
-    """
-    projections = 2 * c.width * c.head_width * (c.heads + c.num_kv_heads)
-    feed_forward = 3 * c.width * c.feed_forward_width * max(1, c.chosen_experts)
-    return (projections + feed_forward) / (2 * c.heads * c.head_width * ATTENTION_COST)
+    nothing_B = jnp.zeros_like(lengths_B)
+    (used_B, _), in_order = jax.lax.scan(place, (nothing_B, nothing_B), order_B)
+    rows_B, starts_B, numbers_B = (jnp.zeros_like(x).at[order_B].set(x) for x in in_order)
+    return (rows_B, starts_B, numbers_B), used_B
 
 
 def packed(batch: Any, segment_ids_BT: Array) -> tuple[Any, Array]:
@@ -175,7 +179,6 @@ def packed(batch: Any, segment_ids_BT: Array) -> tuple[Any, Array]:
     Returns:
       The packed batch, and its segment ids, which differ between the sequences of a row.
     """
-    left_B, lengths_B = extents(segment_ids_BT)
-    rows_B, starts_B, _ = first_fit(lengths_B, jnp.int32(segment_ids_BT.shape[1]))
-    packing = Packing(left_B, lengths_B, rows_B, starts_B)
+    (B, T), (left_B, lengths_B) = segment_ids_BT.shape, extents(segment_ids_BT)
+    packing = Packing(left_B, lengths_B, *first_fit(lengths_B, T, most=B)[0])
     return packing.pack(batch), packing.pack_segments(segment_ids_BT)

@@ -18,12 +18,14 @@ import jax.numpy as jnp
 
 from rl4p.distributed.mesh import Mesh
 from rl4p.learner.microbatches import MicrobatchRows, fold, loops
-from rl4p.learner.packing import Packing, keys_that_cost_the_same
-from rl4p.model.attention import EVERY_SEGMENT
+from rl4p.learner.packing import Packing
+from rl4p.model.attention import SHARED_PROMPT
 from rl4p.model.decoder import Decoder, Prefix
 from rl4p.types import Array, Microbatching, Params, Trajectories
 
 FEWEST_COLUMNS = 64  # a shorter prompt saves little and adds programs to compile
+FEWEST_RESPONSES = 4  # of a group whose responses share rows
+ATTENTION_COST = 4  # of an operation of attention beside one of another product, on two CPU cores
 
 KeysAndValues = tuple[Array, ...]  # stacked over layers: [L, P, K, h, S], [L, P, K, S, h]; or ()
 
@@ -137,32 +139,41 @@ class SharedPrompts:
         prompts = self.tokens_PS, self.positions_PS, self.segment_ids_PS
         return fold(add, start, prompts, self.segment_ids_PS, self.microbatching)
 
-    @property
-    def packs(self) -> bool:
-        """Whether several responses may share a row; in `splash`, a key is in one segment only."""
-        return self.columns > 0 and self.decoder.attention != "splash"
-
     def packing(self, segment_ids_BT: Array) -> Packing | None:
-        """Returns the packing of the rest of the rows (`rest`); None if they are not packed."""
-        if not self.packs:
+        """Returns the packing of the rest of the rows (`rest`); None if it does not pay.
+
+        That is the case in small groups, whose rows have more widths without packing. With the
+        kernel `splash` it is impossible: a key has one segment there.
+        """
+        if not self.columns or self.group_size < FEWEST_RESPONSES:
             return None
-        B, T = segment_ids_BT.shape
+        if self.decoder.attention == "splash":
+            return None
+        (B, T), keys = segment_ids_BT.shape, keys_that_cost_the_same(self.decoder)
+
+        def cost(width: Any) -> Any:
+            return width * (1 + (self.columns + width / 2) / keys)
+
         of_packed = loops(B, T, self.microbatching, packed=True)
-        equal = keys_that_cost_the_same(self.decoder.config)
-        return Packing.of_groups(segment_ids_BT, self.group_size, of_packed, equal)
+        return Packing.of_groups(segment_ids_BT, self.group_size, of_packed, cost)
 
     def groups(self, rows: MicrobatchRows) -> Array:
         """Returns the group of each row of a microbatch; P (no group) for a row of padding."""
         return rows.rows_b // self.group_size
 
-    def before(self, layers: KeysAndValues, groups_b: Array) -> Prefix | None:
-        """Returns the prefix keys and values of rows; `layers` is what `take_groups` returns."""
+    def before(self, layers: KeysAndValues, groups_b: Array, *, packed: bool) -> Prefix | None:
+        """Returns the prefix keys and values of rows.
+
+        Args:
+          layers: what `take_groups` returns.
+          packed: whether the rows are packed (`Packing.pack_trajectories`).
+        """
         if not self.columns:
             return None
         lengths_P = jnp.sum(jnp.asarray(self.segment_ids_PS) > 0, axis=1)
         lengths_b = lengths_P.at[groups_b].get(mode="fill", fill_value=0)
         here_bS = jnp.arange(self.columns)[None] < lengths_b[:, None]
-        return Prefix(layers, jnp.where(here_bS, EVERY_SEGMENT if self.packs else 1, 0))
+        return Prefix(layers, jnp.where(here_bS, SHARED_PROMPT if packed else 1, 0))
 
 
 def take_groups(prefixes: KeysAndValues, groups_b: Array) -> KeysAndValues:
@@ -175,3 +186,17 @@ def add_groups(prefixes: KeysAndValues, groups_b: Array, new: KeysAndValues) -> 
     return jax.tree.map(
         lambda x, new: x.at[:, groups_b].add(new.astype(x.dtype), mode="drop"), prefixes, new
     )
+
+
+def keys_that_cost_the_same(decoder: Decoder) -> float:
+    """Returns for how many keys the attention of a token costs as much as its other products.
+
+    An operation of attention costs more than one of another product (`ATTENTION_COST`), since it
+    has the softmax and small products; in a kernel it costs the same.
+    """
+    c = decoder.config
+    experts = (c.experts if decoder.experts == "dense" else c.chosen_experts) if c.experts else 1
+    projections = 2 * c.width * c.head_width * (c.heads + c.num_kv_heads)
+    feed_forward = 3 * c.width * c.feed_forward_width * experts
+    cost = ATTENTION_COST if decoder.attention == "xla" else 1
+    return (projections + feed_forward) / (2 * c.heads * c.head_width * cost)

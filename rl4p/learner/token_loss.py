@@ -27,7 +27,8 @@ def token_loss(
     Args:
       coefficients: beta as `kl` and alpha as `entropy`; `temperature`, if it changes over the run;
         `step`, whose tokens alone count for `logprob_gap`.
-      rows: the rows that the trunk runs; None for those of the microbatch.
+      rows: the rows that the trunk runs; None for those of the microbatch. With a critic, they are
+        those of the microbatch.
     """
     mask, trajectories = micro.loss_mask_BT, micro.trajectories
     decoder, temperature = objective.decoder, coefficients.get("temperature")
@@ -67,8 +68,7 @@ def token_loss(
         loss_BT = loss_BT + coefficients["kl"] * divergence_BT
         extras = extras | {"kl": divergence_BT}
     if objective.critic.active and isinstance(objective.critic, Estimator):
-        values_BT = objective.critic.values(decoder, params, hidden_BTD, rows.trajectories)
-        values_BT = on_mask(rows.of_sequences(values_BT))
+        values_BT = on_mask(objective.critic.values(decoder, params, hidden_BTD, trajectories))
         returns_BT, old_values_BT = (on_mask(micro.scores[x]) for x in ("returns", "values"))
         value_loss_BT = objective.critic.loss(values_BT, old_values_BT, returns_BT)
         loss_BT = loss_BT + value_loss_BT

@@ -11,7 +11,7 @@ from rl4p.model.rope import rotations
 from rl4p.types import Array
 
 QUERY_BLOCK = 64
-EVERY_SEGMENT = -1  # the segment of a key that tokens of every segment see
+SHARED_PROMPT = -1  # the segment of keys that tokens of all positive segments see
 MASKED = -1e30  # finite: a row without any visible key must not become nan
 
 
@@ -59,11 +59,12 @@ def visible(
 ) -> Array:
     """Returns the attention mask [B, T, S]: the same segment, not padding, not the future.
 
-    Tokens of every segment see a key of `EVERY_SEGMENT`. With a window, a token also sees no key
-    that is `window` or more tokens back.
+    A token of a positive segment also sees the keys of `SHARED_PROMPT`; one of a negative segment
+    sees its own segment only. With a window, a token sees no key that is `window` or more tokens
+    back.
     """
-    keys_B1S = key_segments_BS[:, None, :]
-    same = (query_segments_BT[:, :, None] == keys_B1S) | (keys_B1S == EVERY_SEGMENT)
+    queries_BT1, keys_B1S = query_segments_BT[:, :, None], key_segments_BS[:, None, :]
+    same = (queries_BT1 == keys_B1S) | ((queries_BT1 > 0) & (keys_B1S == SHARED_PROMPT))
     distance_BTS = query_positions_BT[:, :, None] - key_positions_BS[:, None, :]
     mask_BTS = same & (distance_BTS >= 0) & (keys_B1S != 0)
     return mask_BTS if window is None else mask_BTS & (distance_BTS < window)

@@ -322,7 +322,6 @@ class Estimator(Protocol):
     ) -> Array:
         """Returns float32 [B, T]; position t holds the value of the state before token t.
 
-        A row may hold several sequences, which `segment_ids_BT` tells apart (`learner/packing.py`).
         Under `mesh.cp`, activations are those of this device's columns, and the result is that of
         all: `columns.predicting` and `columns.at_tokens` serve both cases (`model/heads.py`).
         """

@@ -103,14 +103,22 @@ def test_short_rows_are_in_narrow_microbatches_and_empty_ones_in_none(visit):
 
 def test_the_last_packed_rows_have_small_microbatches():
     """Half as many widths, each with a second loop of a quarter of the rows, where there is one."""
-    found = [(x.width, x.rows, x.narrower, x.full) for x in packed_loops(tokens=1024, widths=4)]
-    assert found == [(128, 8, 96, True), (128, 2, 96, False), (96, 8, 0, True), (96, 2, 0, False)]
-    found = [(x.width, x.rows, x.full) for x in packed_loops(tokens=128, widths=4)]
-    assert found == [(128, 1, False), (96, 1, False)]
+    found = [tuple(x) for x in packed_loops(tokens=1024, widths=4)]
+    assert found == [(128, 8, 96, 7), (128, 2, 96, 1), (96, 8, 0, 7), (96, 2, 0, 1)]
+    found = [(x.width, x.rows) for x in packed_loops(tokens=128, widths=4)]
+    assert found == [(128, 1), (96, 1)]
     assert [x.rows for x in packed_loops(tokens=1024, widths=1)] == [8]
-    assert [x.rows for x in packed_loops(tokens=1024, widths=2)] == [8, 2]
+    for most in (2, 3):
+        assert [x.rows for x in packed_loops(tokens=1024, widths=most)] == [8, 2]
     assert [x.rows for x in packed_loops(tokens=1024, widths=2, together=2)] == [8, 2]
     assert [x.rows for x in packed_loops(tokens=1024, widths=2, together=4)] == [8, 4]
+
+
+@pytest.mark.parametrize("most", range(1, 10))
+def test_packed_rows_have_no_more_loops_than_others(most):
+    microbatching = Microbatching(tokens=4096, widths=most)
+    assert len(loops(64, 513, microbatching, packed=True)) <= most
+    assert len(loops(64, 513, microbatching)) == min(most, 9)
 
 
 def packed_loops(tokens, widths, together=1):

@@ -11,7 +11,8 @@ from rl4p.learner.critic.separate import Separate
 from rl4p.learner.critic.shared import Shared
 from rl4p.learner.gradient_step import gradient_step, shares_prompts
 from rl4p.learner.logprobs import ScoreOptions, score_tokens
-from rl4p.learner.shared_prompts import SharedPrompts, pays
+from rl4p.learner.shared_prompts import SharedPrompts, keys_that_cost_the_same, pays
+from rl4p.model.attention import SHARED_PROMPT
 from rl4p.model.lora import LoRA
 from rl4p.rollout.answers import answers
 from rl4p.types import Microbatching, Sampling, TrainingBatch
@@ -19,15 +20,15 @@ from rl4p.update.ppo import PPO
 
 pytestmark = pytest.mark.slow  # continuous integration runs this file
 
-PROMPTS, G, R = (40, 17, 60, 1), 3, 8
+PROMPTS, G, R = (40, 17, 60, 1), 4, 8
 B, W, T = len(PROMPTS) * G, 64, 64 + R
-LENGTHS = (8, 1, 5, 3, 3, 3, 8, 8, 2, 6, 1, 4)
+LENGTHS = (8, 1, 5, 2, 3, 3, 3, 3, 8, 8, 2, 4, 6, 1, 4, 7)
 SAMPLING = Sampling(temperature=1.5)
 
 
 @pytest.fixture(scope="module")
 def trajectories(policy, make_prompt, make_completions):
-    """Four prompts, of one token to sixty, and three responses to each; rows in no order."""
+    """Four prompts, of one token to sixty, and four responses to each; rows in no order."""
     random = np.random.default_rng(0)
     prompts = [make_prompt(tuple(random.integers(0, 256, n).tolist())) for n in PROMPTS]
     tokens = random.integers(0, 256, (B, R), np.int32)
@@ -168,22 +169,30 @@ def test_prompts_are_shared_only_where_it_pays_and_is_right(trajectories, make_o
         assert not shares(rows=dataclasses.replace(trajectories, **known))
 
 
-@pytest.mark.parametrize(("attention", "segment"), [("xla", -1), ("cudnn", -1), ("splash", 1)])
-def test_responses_share_rows_unless_the_kernel_has_keys_of_one_segment(
-    policy, trajectories, attention, segment
-):
+@pytest.mark.parametrize("attention", ["xla", "cudnn", "splash"])
+def test_responses_share_rows_where_it_pays_and_is_possible(policy, trajectories, attention):
     order = np.argsort(trajectories.group_ids_B, stable=True)
     rows = jax.tree.map(lambda x: x[order], trajectories)
     decoder = dataclasses.replace(policy.decoder, attention=attention)
-    for shared in (True, False):
+
+    def packs(rows, shared=True):
         prompts = SharedPrompts.of(decoder, rows, Microbatching(tokens=150), shared=shared)
-        packing = prompts.packing(prompts.rest(rows).segment_ids_BT)
-        assert (packing is not None) is (shared and segment == -1)
-    prompts = SharedPrompts.of(decoder, rows, Microbatching(tokens=150), shared=True)
-    before = prompts.before((), jnp.arange(4))
-    lengths = np.sum(before.segment_ids_BS == segment, axis=1)
-    assert lengths.tolist() == [length - 1 for length in PROMPTS]
-    assert not np.where(before.segment_ids_BS == segment, 0, before.segment_ids_BS).any()
+        return prompts.packing(prompts.rest(rows).segment_ids_BT) is not None
+
+    assert packs(rows) is (attention != "splash")  # a key has one segment there
+    assert not packs(rows, shared=False)
+    few = jax.tree.map(lambda x: x[: 5 * 3], rows)
+    assert not packs(dataclasses.replace(few, group_size=3))
+
+
+@pytest.mark.parametrize(("packed", "segment"), [(True, SHARED_PROMPT), (False, 1)])
+def test_the_segment_of_a_prompt(policy, trajectories, packed, segment):
+    order = np.argsort(trajectories.group_ids_B, stable=True)
+    rows = jax.tree.map(lambda x: x[order], trajectories)
+    prompts = SharedPrompts.of(policy.decoder, rows, Microbatching(tokens=150), shared=True)
+    segments_BS = prompts.before((), jnp.arange(4), packed=packed).segment_ids_BS
+    assert np.sum(segments_BS == segment, axis=1).tolist() == [length - 1 for length in PROMPTS]
+    assert set(np.unique(segments_BS)) == {0, segment}
 
 
 @pytest.mark.parametrize(("devices", "whole"), [(1, True), (2, True), (4, True), (3, False)])
@@ -192,3 +201,24 @@ def test_devices_have_whole_groups(monkeypatch, trajectories, devices, whole):
     assert pays(trajectories, Mesh()) is whole
     monkeypatch.setattr(Mesh, "column_shards", 2)
     assert not pays(trajectories, Mesh())
+
+
+def test_attention_costs_as_much_as_the_products_at_so_many_keys(policy):
+    """The operations of a token: 2 of a weight, and 4 of a number of a key."""
+    decoder, c = policy.decoder, policy.decoder.config
+    keys = keys_that_cost_the_same(decoder)
+    kernels = jax.tree.leaves_with_path(jax.eval_shape(decoder.init, jax.random.key(0)))
+    weights = sum(
+        x.size for path, x in kernels if "layers" in str(path[0]) and "kernel" in str(path[-1])
+    )
+    operations = 4 * keys * c.heads * c.head_width * c.layers
+    np.testing.assert_allclose(4 * operations, 2 * weights, rtol=1e-6)
+    kernel = dataclasses.replace(decoder, attention="cudnn")
+    assert keys_that_cost_the_same(kernel) == 4 * keys
+    experts = dataclasses.replace(
+        decoder, experts="grouped", config=dataclasses.replace(c, experts=8, chosen_experts=2)
+    )
+    all_experts = dataclasses.replace(experts, experts="dense")
+    grouped, dense = keys_that_cost_the_same(experts), keys_that_cost_the_same(all_experts)
+    assert keys < grouped < dense
+    np.testing.assert_allclose((dense - keys) / (grouped - keys), 7)

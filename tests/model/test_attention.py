@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl4p.model.attention import EVERY_SEGMENT, AttentionInputs, attend, softcapped, views, visible
+from rl4p.model.attention import SHARED_PROMPT, AttentionInputs, attend, softcapped, views, visible
 from rl4p.model.decoder_config import LayerKind
 from tests.golden.cases import decoder_config
 
@@ -28,14 +28,20 @@ def test_a_token_sees_itself_and_what_was_before_it_in_its_segment():
     np.testing.assert_array_equal(visible(positions, segments, positions, segments)[0], expected)
 
 
-def test_tokens_of_every_segment_see_a_key_of_every_segment():
-    """A prompt of two tokens and one column of padding, and two responses behind it."""
-    segments, positions = np.int32([[1, 1, 2, 0]]), np.int32([[2, 3, 2, 0]])
-    keys = np.concatenate([np.int32([[EVERY_SEGMENT, EVERY_SEGMENT, 0]]), segments], axis=1)
+def test_tokens_of_positive_segments_see_a_shared_prompt():
+    """A prompt of two tokens and one column of padding, and two responses and a later segment."""
+    segments, positions = np.int32([[1, 1, 2, -9]]), np.int32([[2, 3, 2, 4]])
+    keys = np.concatenate([np.int32([[SHARED_PROMPT, SHARED_PROMPT, 0]]), segments], axis=1)
     places = np.concatenate([np.int32([[0, 1, 2]]), positions], axis=1)
     seen = visible(positions, segments, places, keys)[0]
     np.testing.assert_array_equal(
-        seen[:3], [[1, 1, 0, 1, 0, 0, 0], [1, 1, 0, 1, 1, 0, 0], [1, 1, 0, 0, 0, 1, 0]]
+        seen,
+        [
+            [1, 1, 0, 1, 0, 0, 0],
+            [1, 1, 0, 1, 1, 0, 0],
+            [1, 1, 0, 0, 0, 1, 0],
+            [0, 0, 0, 0, 0, 0, 1],
+        ],
     )
     slid = visible(positions, segments, places, keys, window=3)[0]
     np.testing.assert_array_equal(slid[1, :3], [0, 1, 0])
