@@ -250,7 +250,7 @@ def test_rows_are_short_where_attention_costs_much():
     cheap, _ = of_groups(lengths, 8, 512, 1024)
     dear, _ = of_groups(lengths, 8, 512, 1024, equal=10)
     assert sorted(used_of(cheap))[-2:] == [378, 500]
-    assert sorted(used_of(dear))[-2] <= 216
+    assert sorted(used_of(dear))[-2] <= 288
     assert max(used_of(dear)) == 500
 
 
