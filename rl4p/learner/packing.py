@@ -18,9 +18,8 @@ import jax.numpy as jnp
 
 from rl4p.distributed.partition import in_step
 from rl4p.learner.microbatches import MicrobatchLoop, MicrobatchRows, cost_of, extents
+from rl4p.model.kernels import MOST_SEQUENCES
 from rl4p.types import Array, Trajectories
-
-MOST_IN_A_ROW = 8  # sequences of a group
 
 
 class Packing(NamedTuple):
@@ -51,7 +50,7 @@ class Packing(NamedTuple):
 
         Tries each width of the loops as the capacity of all rows, and also the cheapest capacity of
         each group by itself, and keeps the cheapest of these. Devices that run in step decide
-        alike. A row has at most `MOST_IN_A_ROW` sequences.
+        alike. A row has at most `MOST_SEQUENCES` sequences.
 
         Args:
           group_size: the number of neighbouring rows that are a group.
@@ -126,7 +125,7 @@ class Packing(NamedTuple):
           The positions of n sequences in the batch, outside of it where a row has fewer than the
           most, and the packing of [n, T], as `take` makes it, into the rows.
         """
-        B, most = len(self.rows_B), min(group_size, MOST_IN_A_ROW)
+        B, most = len(self.rows_B), min(group_size, MOST_SEQUENCES)
         ids_BM = (
             jnp.full((B, most), B).at[self.rows_B, self.numbers_B].set(jnp.arange(B), mode="drop")
         )
@@ -138,7 +137,7 @@ class Packing(NamedTuple):
 
 
 def first_fit(
-    lengths_B: Array, capacity: Array | int, most: int = MOST_IN_A_ROW
+    lengths_B: Array, capacity: Array | int, most: int = MOST_SEQUENCES
 ) -> tuple[tuple[Array, Array, Array], Array]:
     """Places sequences into rows by first-fit decreasing: the longest first, each where it fits.
 

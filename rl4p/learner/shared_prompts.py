@@ -19,8 +19,8 @@ import jax.numpy as jnp
 from rl4p.distributed.mesh import Mesh
 from rl4p.learner.microbatches import MicrobatchRows, fold, loops
 from rl4p.learner.packing import Packing
-from rl4p.model.attention import SHARED_PROMPT
 from rl4p.model.decoder import Decoder, Prefix
+from rl4p.model.kernels import SHARED_PROMPT
 from rl4p.types import Array, Microbatching, Params, Trajectories
 
 FEWEST_COLUMNS = 64  # a shorter prompt saves little and adds programs to compile
@@ -142,12 +142,12 @@ class SharedPrompts:
     def packing(self, segment_ids_BT: Array) -> Packing | None:
         """Returns the packing of the rest of the rows (`rest`); None if it does not pay.
 
-        That is the case in small groups, whose rows have more widths without packing. With the
-        kernel `splash` it is impossible: a key has one segment there.
+        That is the case in small groups, whose rows have more widths without packing. The kernel
+        `splash` cannot tell packed sequences apart if the model has a score cap.
         """
         if not self.columns or self.group_size < FEWEST_RESPONSES:
             return None
-        if self.decoder.attention == "splash":
+        if self.decoder.attention == "splash" and self.decoder.config.attention_softcap:
             return None
         (B, T), keys = segment_ids_BT.shape, keys_that_cost_the_same(self.decoder)
 

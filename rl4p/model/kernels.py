@@ -17,6 +17,9 @@ from rl4p.types import Array
 
 Kernel = Literal["xla", "cudnn", "splash"]
 
+SHARED_PROMPT = -1  # the segment of keys that tokens of all positive segments see
+MOST_SEQUENCES = 8  # of a row, behind such keys
+APART = 2.0**15  # what `splash` lowers the scores of other sequences' keys by
 LANES = 128  # splash takes blocks of a multiple of this many queries and keys
 
 
@@ -79,7 +82,8 @@ def splash(
 ) -> jax.Array:
     """Computes attention by JAX's TPU kernel, which skips blocks of keys after the queries.
 
-    The compiler cannot divide a kernel, so `shard_map` runs each device's heads along `tp`.
+    Segments say what a token sees as in `attention.visible`. The compiler cannot divide a kernel,
+    so `shard_map` runs each device's heads along `tp`.
     """
     options = {"query_scalar": query_scalar, "softcap": softcap, "interpret": interpret}
     run = partial(splash_on_heads, **options)
@@ -118,8 +122,12 @@ def splash_on_heads(
         return jnp.pad(x, widths)
 
     q_BTKGh = jnp.reshape(q_BTHh * query_scalar**-0.5, (B, T, K, H // K, h))
+    k_BKSh = k_BKhS.swapaxes(2, 3)
+    if S > T and softcap is None:
+        q_BTKGh, k_BKSh = told_apart(q_BTKGh, k_BKSh, segment_ids_BT, segment_ids_BS)
+        segment_ids_BT, segment_ids_BS = joined(segment_ids_BT, segment_ids_BS)
     q = filled(q_BTKGh.transpose(0, 2, 3, 1, 4), 3, T + more)
-    k, v = filled(k_BKhS.swapaxes(2, 3), 2, keys), filled(v_BKSh, 2, keys)
+    k, v = filled(k_BKSh, 2, keys), filled(v_BKSh, 2, keys)
     ids = splash_attention.SegmentIds(
         q=filled(segment_ids_BT, 1, T + more), kv=filled(segment_ids_BS, 1, keys)
     )
@@ -142,3 +150,39 @@ def splash_on_heads(
     per_kv_head = jax.vmap(kernel, in_axes=(0, 0, 0, None))
     out_BKGTh = jnp.asarray(jax.vmap(per_kv_head)(q, k, v, ids))[..., :T, :]
     return out_BKGTh.transpose(0, 3, 1, 2, 4).reshape(B, T, H * h)
+
+
+def told_apart(
+    q_BTKGh: Array, k_BKSh: Array, segment_ids_BT: Array, segment_ids_BS: Array
+) -> tuple[Array, Array]:
+    """Returns queries and keys with more columns, so that packed sequences do not see one another.
+
+    A key of the kernel has one segment, but all sequences of a packed row see their prompt. So all
+    have one segment there (`joined`), and the new columns lower the scores of other sequences' keys
+    by `APART`. They change no other score: to it they add zeros.
+    """
+    T, S = segment_ids_BT.shape[1], segment_ids_BS.shape[1]
+    before_BT = jnp.pad(segment_ids_BT[:, :-1], ((0, 0), (1, 0)))
+    begins_BT = (segment_ids_BT > 0) & (segment_ids_BT != before_BT)
+    shared_B1 = jnp.any(segment_ids_BS == SHARED_PROMPT, axis=1, keepdims=True)
+    number_BT = jnp.where(shared_B1, jnp.cumsum(begins_BT, axis=1) - 1, 0)
+    own_BTM = jax.nn.one_hot(number_BT, MOST_SEQUENCES, dtype=q_BTKGh.dtype)
+    others_BSM = jnp.pad(own_BTM - 1, ((0, 0), (S - T, 0), (0, 0)))
+    own = jnp.broadcast_to(own_BTM[:, :, None, None], (*q_BTKGh.shape[:-1], MOST_SEQUENCES))
+    others = jnp.broadcast_to(others_BSM[:, None], (*k_BKSh.shape[:-1], MOST_SEQUENCES))
+    q = jnp.concatenate([q_BTKGh, APART * own], axis=-1)
+    return q, jnp.concatenate([k_BKSh, others.astype(k_BKSh.dtype)], axis=-1)
+
+
+def joined(segment_ids_BT: Array, segment_ids_BS: Array) -> tuple[Array, Array]:
+    """Returns the segments of queries and keys for the kernel.
+
+    In rows with a shared prompt, it and all positive segments are 1. The others keep their number,
+    without its sign.
+    """
+    shared_B1 = jnp.any(segment_ids_BS == SHARED_PROMPT, axis=1, keepdims=True)
+
+    def of(ids: Array) -> Array:
+        return jnp.where(shared_B1 & (ids > 0), 1, jnp.abs(ids))
+
+    return of(segment_ids_BT), of(segment_ids_BS)

@@ -75,6 +75,14 @@ def run(mesh, sampler, system_prompt=None, max_prompt_tokens=16):
     greedy, _ = sampler(policy, params, prompts, **options, greedy=True)
     sampled, _ = sampler(policy, params, prompts, **options)
     assert len(sampled.tokens_BT.sharding.device_set) == mesh.size
+    if system_prompt is not None:  # short responses, which share rows of an update
+        ends = sampled.prompt_columns + 1 + np.arange(16)[:, None] * 5 % 7
+        here = mesh.shard_rows(np.arange(sampled.tokens_BT.shape[1]) < ends)
+        sampled = dataclasses.replace(
+            sampled,
+            response_mask_BT=sampled.response_mask_BT & here,
+            segment_ids_BT=sampled.segment_ids_BT * here.astype(np.int32),
+        )
     rewards = Rewards(
         total_B=np.float32(np.arange(16) ** 2 % 5), terms={}, valid_B=np.arange(16) != 6
     )

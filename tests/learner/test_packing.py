@@ -12,7 +12,8 @@ import pytest
 from rl4p.learner.gradient_step import gradient_step
 from rl4p.learner.logprobs import ScoreOptions, score_tokens
 from rl4p.learner.microbatches import MicrobatchRows, cost_of, extents, loops
-from rl4p.learner.packing import MOST_IN_A_ROW, Packing, packed
+from rl4p.learner.packing import Packing, packed
+from rl4p.model.kernels import MOST_SEQUENCES
 from rl4p.types import Microbatching, Sampling, TrainingBatch
 from rl4p.update.sft import SFT
 
@@ -240,8 +241,8 @@ def test_a_row_has_a_few_sequences():
     """So that the loss, which has a row for each that may be there, stays small."""
     packing, _ = of_groups([3] * 24, 24, 100, 100)
     counts = np.unique(packing.rows_B, return_counts=True)[1]
-    assert counts.tolist() == [MOST_IN_A_ROW] * 3
-    assert packing.numbers_B.tolist() == [*range(MOST_IN_A_ROW)] * 3
+    assert counts.tolist() == [MOST_SEQUENCES] * 3
+    assert packing.numbers_B.tolist() == [*range(MOST_SEQUENCES)] * 3
 
 
 def test_rows_are_short_where_attention_costs_much():

@@ -12,7 +12,7 @@ from rl4p.learner.critic.shared import Shared
 from rl4p.learner.gradient_step import gradient_step, shares_prompts
 from rl4p.learner.logprobs import ScoreOptions, score_tokens
 from rl4p.learner.shared_prompts import SharedPrompts, keys_that_cost_the_same, pays
-from rl4p.model.attention import SHARED_PROMPT
+from rl4p.model.kernels import SHARED_PROMPT
 from rl4p.model.lora import LoRA
 from rl4p.rollout.answers import answers
 from rl4p.types import Microbatching, Sampling, TrainingBatch
@@ -169,17 +169,22 @@ def test_prompts_are_shared_only_where_it_pays_and_is_right(trajectories, make_o
         assert not shares(rows=dataclasses.replace(trajectories, **known))
 
 
-@pytest.mark.parametrize("attention", ["xla", "cudnn", "splash"])
-def test_responses_share_rows_where_it_pays_and_is_possible(policy, trajectories, attention):
+@pytest.mark.parametrize(
+    ("attention", "softcap"), [("xla", 9.0), ("cudnn", None), ("splash", None), ("splash", 9.0)]
+)
+def test_responses_share_rows_where_it_pays_and_is_possible(
+    policy, trajectories, attention, softcap
+):
     order = np.argsort(trajectories.group_ids_B, stable=True)
     rows = jax.tree.map(lambda x: x[order], trajectories)
-    decoder = dataclasses.replace(policy.decoder, attention=attention)
+    config = dataclasses.replace(policy.decoder.config, attention_softcap=softcap)
+    decoder = dataclasses.replace(policy.decoder, attention=attention, config=config)
 
     def packs(rows, shared=True):
         prompts = SharedPrompts.of(decoder, rows, Microbatching(tokens=150), shared=shared)
         return prompts.packing(prompts.rest(rows).segment_ids_BT) is not None
 
-    assert packs(rows) is (attention != "splash")  # a key has one segment there
+    assert packs(rows) is (attention != "splash" or softcap is None)
     assert not packs(rows, shared=False)
     few = jax.tree.map(lambda x: x[: 5 * 3], rows)
     assert not packs(dataclasses.replace(few, group_size=3))

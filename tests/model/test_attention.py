@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl4p.model.attention import SHARED_PROMPT, AttentionInputs, attend, softcapped, views, visible
+from rl4p.model.attention import AttentionInputs, attend, softcapped, views, visible
 from rl4p.model.decoder_config import LayerKind
+from rl4p.model.kernels import SHARED_PROMPT
 from tests.golden.cases import decoder_config
 
 H, K, h = 4, 2, 8

@@ -12,7 +12,7 @@ import pytest
 from rl4p.distributed.mesh import Mesh
 from rl4p.errors import InputError
 from rl4p.model.attention import AttentionInputs, attend, visible
-from rl4p.model.kernels import check_kernel, cudnn, splash
+from rl4p.model.kernels import SHARED_PROMPT, check_kernel, cudnn, splash
 from rl4p.model.scratch import Scratch
 
 B, T, S, H, K, h = 2, 40, 71, 4, 2, 16
@@ -33,11 +33,38 @@ def rows():
     return (q, k, v), AttentionInputs(angle, angle, mask, own, keys)
 
 
-@pytest.mark.parametrize("softcap", [pytest.param(None, marks=pytest.mark.slow), 5.0])
-def test_splash_is_attention_and_so_is_its_gradient(rows, softcap):
+@pytest.fixture(scope="module")
+def packed_rows(rows):
+    """Returns rows of four sequences behind a prompt, the second with two later segments.
+
+    Row 1 has no prompt but two sequences.
+    """
     arrays, view = rows
+    own = np.repeat(np.int32([1, 42, -43, -44, 83, 124, 0]), [7, 6, 5, 5, 8, 4, 5])
+    own = np.stack([own, np.repeat(np.int32([1, 42, 0]), [20, 15, 5])])
+    starts = np.maximum.accumulate(np.where(np.diff(own, prepend=0) != 0, np.arange(T), 0), axis=1)
+    places = np.arange(T) - starts + np.where(own > 0, 10, 0)
+    before = np.where(np.arange(S - T) < np.array([[10], [0]]), SHARED_PROMPT, 0)
+    keys = jnp.asarray(np.concatenate([before, own], axis=1), jnp.int32)
+    key_places = np.concatenate([np.tile(np.arange(S - T), (B, 1)), places], axis=1)
+    mask = visible(*map(jnp.asarray, (places, own, key_places)), keys)
+    return arrays, view._replace(
+        mask_BTS=mask, segment_ids_BT=jnp.asarray(own), segment_ids_BS=keys
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "softcap"),
+    [
+        pytest.param("rows", None, marks=pytest.mark.slow),
+        pytest.param("rows", 5.0, marks=pytest.mark.slow),
+        ("packed_rows", None),
+    ],
+)
+def test_splash_is_attention_and_so_is_its_gradient(request, kind, softcap):
+    arrays, view = request.getfixturevalue(kind)
     weights = np.random.default_rng(1).normal(size=(B, T, H * h)).astype(np.float32)
-    weights = jnp.where(view.segment_ids_BT[..., None] > 0, weights, 0)
+    weights = jnp.where(view.segment_ids_BT[..., None] != 0, weights, 0)
     options = {"query_scalar": 20.0, "softcap": softcap}
 
     def plain(q, k, v):
