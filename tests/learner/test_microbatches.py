@@ -101,6 +101,12 @@ def test_short_rows_are_in_narrow_microbatches_and_empty_ones_in_none(visit):
     assert int(visit(segments([0] * 10, [7] * 10), 160, 1)["turns"]) == 0
 
 
+def test_segments_below_0_are_tokens():
+    left_B, lengths_B = extents(jnp.array([[0, 1, -2, -3], [-5, 0, 0, 0], [0, 0, 0, 0]]))
+    assert lengths_B.tolist() == [3, 1, 0]
+    assert left_B.tolist()[:2] == [1, 0]
+
+
 def test_the_last_packed_rows_have_small_microbatches():
     """Half as many widths, each with a second loop of a quarter of the rows, where there is one."""
     found = [tuple(x) for x in packed_loops(tokens=1024, widths=4)]
