@@ -40,7 +40,7 @@ class MicrobatchLoop(NamedTuple):
       width, rows: the shape of a microbatch.
       narrower: the width of the next narrower loop, which runs the rows of at most this length; 0
         if there is none.
-      least: the fewest wider rows for which it runs a microbatch.
+      least: it runs another microbatch while at least this many wider rows are left.
     """
 
     width: int
@@ -102,9 +102,9 @@ def loops(
     """Returns the loops of `fold` for rows [B, T], widest first: at most `microbatching.widths`.
 
     Args:
-      packed: whether the rows are packed, so that there are far fewer than B. There are half as
-        many widths, each with a second loop. Its microbatches have a quarter of the rows, so that
-        the last one is not mostly padding.
+      packed: whether the rows are packed, so that most of the B rows are empty. There are half as
+        many widths then, each with two loops: one of full microbatches, and one of microbatches
+        with a quarter of the rows for those that are left.
     """
     devices = columns.devices()
     each = widths(T, microbatching.widths)

@@ -4,9 +4,10 @@ Tokens attend to tokens of the same segment only, and positions restart with eve
 Therefore packing changes no log-probability. The weights of the loss are computed before, so it
 does not change the loss either, by any aggregation.
 
-A batch is packed as a whole (`packed`) if its loss needs no rows. The responses of a group, behind
-their shared prompt, are packed among the rows of the group (`Packing.of_groups`) for the forward
-pass alone: its log-probabilities go back into one row per sequence, so the loss is as before.
+`update.pack=true` packs a whole batch (`packed`), whose loss must be one of single tokens. The
+responses of a group, behind their shared prompt, are packed among the rows of the group
+(`Packing.of_groups`) for the forward pass alone: its log-probabilities go back into one row per
+sequence, so the loss is as before.
 """
 
 from collections.abc import Callable, Sequence
@@ -50,7 +51,7 @@ class Packing(NamedTuple):
 
         Tries each width of the loops as the capacity of all rows, and also the cheapest capacity of
         each group by itself, and keeps the cheapest of these. Devices that run in step decide
-        alike. A row has at most `MOST_SEQUENCES` sequences.
+        alike, which saves time. A row has at most `MOST_SEQUENCES` sequences.
 
         Args:
           group_size: the number of neighbouring rows that are a group.
@@ -105,7 +106,7 @@ class Packing(NamedTuple):
         return self.pack(own_BT)
 
     def pack_trajectories(self, trajectories: Trajectories) -> Trajectories:
-        """Returns the packed rows of trajectories; only the arrays [B, T] are those of its rows.
+        """Returns trajectories with packed arrays [B, T]; arrays [B] are still of sequences.
 
         The prompt before a sequence belongs to its first segment. The later ones, as of an episode
         whose history was rewritten, have negative ids, so that they do not see it
@@ -121,9 +122,11 @@ class Packing(NamedTuple):
     ) -> tuple[MicrobatchRows, "Packing"]:
         """Returns the sequences in the packed rows at some positions.
 
+        A row has places for `MOST_SEQUENCES` of them, or for a whole group if that is smaller.
+
         Returns:
-          The positions of n sequences in the batch, outside of it where a row has fewer than the
-          most, and the packing of [n, T], as `take` makes it, into the rows.
+          The position in the batch of the sequence at each place, outside of the batch at an empty
+          one, and the packing whose `unpack` makes [places, T] of [rows, T].
         """
         B, most = len(self.rows_B), min(group_size, MOST_SEQUENCES)
         ids_BM = (

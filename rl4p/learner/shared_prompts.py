@@ -25,7 +25,7 @@ from rl4p.types import Array, Microbatching, Params, Trajectories
 
 FEWEST_COLUMNS = 64  # a shorter prompt saves little and adds programs to compile
 FEWEST_RESPONSES = 4  # of a group whose responses share rows
-ATTENTION_COST = 4  # of an operation of attention beside one of another product, on two CPU cores
+ATTENTION_COST = 4  # the time of an operation of attention / of another product, on two CPU cores
 
 KeysAndValues = tuple[Array, ...]  # stacked over layers: [L, P, K, h, S], [L, P, K, S, h]; or ()
 
@@ -140,10 +140,10 @@ class SharedPrompts:
         return fold(add, start, prompts, self.segment_ids_PS, self.microbatching)
 
     def packing(self, segment_ids_BT: Array) -> Packing | None:
-        """Returns the packing of the rest of the rows (`rest`); None if it does not pay.
+        """Returns the packing of the rest of the rows (`rest`); None if they are not packed.
 
-        That is the case in small groups, whose rows have more widths without packing. The kernel
-        `splash` cannot tell packed sequences apart if the model has a score cap.
+        Packing does not pay in small groups, since rows that are not packed have more widths. It is
+        not possible in the kernel `splash` if the model has a score cap.
         """
         if not self.columns or self.group_size < FEWEST_RESPONSES:
             return None

@@ -164,9 +164,7 @@ def told_apart(
     T, S = segment_ids_BT.shape[1], segment_ids_BS.shape[1]
     before_BT = jnp.pad(segment_ids_BT[:, :-1], ((0, 0), (1, 0)))
     begins_BT = (segment_ids_BT > 0) & (segment_ids_BT != before_BT)
-    shared_B1 = jnp.any(segment_ids_BS == SHARED_PROMPT, axis=1, keepdims=True)
-    number_BT = jnp.where(shared_B1, jnp.cumsum(begins_BT, axis=1) - 1, 0)
-    own_BTM = jax.nn.one_hot(number_BT, MOST_SEQUENCES, dtype=q_BTKGh.dtype)
+    own_BTM = jax.nn.one_hot(jnp.cumsum(begins_BT, axis=1) - 1, MOST_SEQUENCES, dtype=q_BTKGh.dtype)
     others_BSM = jnp.pad(own_BTM - 1, ((0, 0), (S - T, 0), (0, 0)))
     own = jnp.broadcast_to(own_BTM[:, :, None, None], (*q_BTKGh.shape[:-1], MOST_SEQUENCES))
     others = jnp.broadcast_to(others_BSM[:, None], (*k_BKSh.shape[:-1], MOST_SEQUENCES))

@@ -20,8 +20,8 @@ from rl4p.update.dpo import DPO
 from rl4p.update.gspo import GSPO
 from rl4p.update.ppo import PPO
 
-PROMPTS, R = (64, 17, 40), 40
-LENGTHS = {4: (40, 1, 11, 9, 12, 7, 20, 0, 5, 26, 31, 8), 2: (5, 30, 9, 9, 40, 1)}
+PROMPTS, R = (64, 17, 40), 128
+LENGTHS = {4: (128, 1, 91, 9, 62, 37, 20, 0, 5, 26, 31, 8), 2: (5, 30, 9, 9, 128, 1)}
 SAMPLING = Sampling(temperature=0.8)
 COEFFICIENTS = {"kl": jnp.float32(0.3), "entropy": jnp.float32(0.1)}
 
@@ -55,7 +55,7 @@ def rewritten(trajectories):
     segments, positions = (
         np.array(x) for x in (trajectories.segment_ids_BT, trajectories.positions_BT)
     )
-    for row, column in ((0, 90), (4, 70)):
+    for row, column in ((0, 150), (2, 140), (4, 70)):
         segments[row, column:] *= 2
         positions[row, column:] -= column - 64
     return dataclasses.replace(trajectories, segment_ids_BT=segments, positions_BT=positions)
@@ -94,15 +94,17 @@ def alone(batch):
 
 CASES = {
     "gspo, sequence_mask": {
-        "update": GSPO(tokens_per_microbatch=90),
+        "update": GSPO(tokens_per_microbatch=520, microbatch_widths=4),
         "correction": SequenceMask(low=0.95, high=1.05),
     },
     "ppo, kl, top_tokens": {
-        "update": PPO(tokens_per_microbatch=90, aggregation="sequence_mean_token_mean"),
+        "update": PPO(
+            tokens_per_microbatch=520, microbatch_widths=4, aggregation="sequence_mean_token_mean"
+        ),
         "kl": Fixed(importance_weight=True),
         "entropy": TopTokens(share=0.5),
     },
-    "one loop": {"update": PPO(tokens_per_microbatch=1000, microbatch_widths=1)},
+    "one loop": {"update": PPO(tokens_per_microbatch=2000, microbatch_widths=1)},
 }
 
 
