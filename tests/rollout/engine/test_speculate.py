@@ -124,6 +124,7 @@ def drafts_of_calls(monkeypatch):
     return calls
 
 
+@pytest.mark.slow
 def test_sequences_with_a_penalty_are_drawn_without_drafts(sample, monkeypatch):
     calls = drafts_of_calls(monkeypatch)
     options = {"max_response_tokens": 40, "temperature": LOW}
