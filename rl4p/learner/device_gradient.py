@@ -41,7 +41,7 @@ def device_gradient(
     replicated: tuple[Params, Params, dict[str, Array]],
     rows: tuple[TrainingBatch, Array],
 ) -> tuple[Params, dict[str, Array], Array]:
-    """Returns the gradient, the sums and the largest gap of the rows of all devices.
+    """Returns the gradient, the sums of the metrics and the largest gap, over all devices.
 
     Args:
       shared: whether the rows of a group share the computation of their prompt.

@@ -34,7 +34,7 @@ class MicrobatchRows(NamedTuple):
 
 
 class MicrobatchLoop(NamedTuple):
-    """A loop over microbatches of one shape.
+    """A loop over the microbatches of one shape.
 
     Attributes:
       width, rows: the shape of a microbatch.

@@ -99,7 +99,7 @@ class Packing(NamedTuple):
         return jnp.asarray(x_BT).at[place].get(mode="fill", fill_value=0)
 
     def pack_segments(self, segment_ids_BT: Array) -> Array:
-        """Returns the segment ids of packed rows, which differ between their sequences."""
+        """Returns the segment ids of packed rows, where no two sequences have the same."""
         B, T = segment_ids_BT.shape
         numbers_B1 = jnp.arange(B, dtype=segment_ids_BT.dtype)[:, None]
         own_BT = jnp.where(segment_ids_BT > 0, segment_ids_BT + numbers_B1 * (T + 1), 0)

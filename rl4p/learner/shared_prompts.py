@@ -149,7 +149,7 @@ class SharedPrompts:
             return None
         if self.decoder.attention == "splash" and self.decoder.config.attention_softcap:
             return None
-        (B, T), keys = segment_ids_BT.shape, keys_that_cost_the_same(self.decoder)
+        (B, T), keys = segment_ids_BT.shape, keys_of_equal_cost(self.decoder)
 
         def cost(width: Any) -> Any:
             return width * (1 + (self.columns + width / 2) / keys)
@@ -188,11 +188,11 @@ def add_groups(prefixes: KeysAndValues, groups_b: Array, new: KeysAndValues) -> 
     )
 
 
-def keys_that_cost_the_same(decoder: Decoder) -> float:
-    """Returns for how many keys the attention of a token costs as much as its other products.
+def keys_of_equal_cost(decoder: Decoder) -> float:
+    """Returns the number of keys at which the attention of a token takes as long as its products.
 
-    An operation of attention costs more than one of another product (`ATTENTION_COST`), since it
-    has the softmax and small products; in a kernel it costs the same.
+    The products are those of the projections and the feed-forward. An operation of attention takes
+    longer than one of theirs (`ATTENTION_COST`), because of the softmax; in a kernel, as long.
     """
     c = decoder.config
     experts = (c.experts if decoder.experts == "dense" else c.chosen_experts) if c.experts else 1

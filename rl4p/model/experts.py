@@ -100,7 +100,7 @@ class Experts(nn.Module):
         biases: Sequence[Array | None],
         first: Array | int = 0,
     ) -> Array:
-        """Runs the E experts from `first` on, on every token."""
+        """Runs E experts, of which the first has the number `first`, on every token."""
         weights_BTC, chosen_BTC = self.choose(scores_BTE)
         (gate_EDF, up_EDF, down_EFD), (gate_bias_EF, up_bias_EF, down_bias_ED) = kernels, biases
         # All 0 for another expert.

@@ -124,8 +124,8 @@ def splash_on_heads(
     q_BTKGh = jnp.reshape(q_BTHh * query_scalar**-0.5, (B, T, K, H // K, h))
     k_BKSh = k_BKhS.swapaxes(2, 3)
     if S > T and softcap is None:
-        q_BTKGh, k_BKSh = told_apart(q_BTKGh, k_BKSh, segment_ids_BT, segment_ids_BS)
-        segment_ids_BT, segment_ids_BS = joined(segment_ids_BT, segment_ids_BS)
+        q_BTKGh, k_BKSh = with_sequences(q_BTKGh, k_BKSh, segment_ids_BT, segment_ids_BS)
+        segment_ids_BT, segment_ids_BS = kernel_segments(segment_ids_BT, segment_ids_BS)
     q = filled(q_BTKGh.transpose(0, 2, 3, 1, 4), 3, T + more)
     k, v = filled(k_BKSh, 2, keys), filled(v_BKSh, 2, keys)
     ids = splash_attention.SegmentIds(
@@ -152,14 +152,14 @@ def splash_on_heads(
     return out_BKGTh.transpose(0, 3, 1, 2, 4).reshape(B, T, H * h)
 
 
-def told_apart(
+def with_sequences(
     q_BTKGh: Array, k_BKSh: Array, segment_ids_BT: Array, segment_ids_BS: Array
 ) -> tuple[Array, Array]:
-    """Returns queries and keys with more columns, so that packed sequences do not see one another.
+    """Returns queries and keys with eight more columns, which separate the sequences of a row.
 
-    A key of the kernel has one segment, but all sequences of a packed row see their prompt. So all
-    have one segment there (`joined`), and the new columns lower the scores of other sequences' keys
-    by `APART`. They change no other score: to it they add zeros.
+    In the kernel a key has one segment, but all sequences of a packed row see their prompt. So the
+    prompt and they have the same segment there (`kernel_segments`). The new columns lower the score
+    of a key of another sequence by `APART`, and add 0 to all other scores.
     """
     T, S = segment_ids_BT.shape[1], segment_ids_BS.shape[1]
     before_BT = jnp.pad(segment_ids_BT[:, :-1], ((0, 0), (1, 0)))
@@ -172,7 +172,7 @@ def told_apart(
     return q, jnp.concatenate([k_BKSh, others.astype(k_BKSh.dtype)], axis=-1)
 
 
-def joined(segment_ids_BT: Array, segment_ids_BS: Array) -> tuple[Array, Array]:
+def kernel_segments(segment_ids_BT: Array, segment_ids_BS: Array) -> tuple[Array, Array]:
     """Returns the segments of queries and keys for the kernel.
 
     In rows with a shared prompt, it and all positive segments are 1. The others keep their number,

@@ -1,4 +1,4 @@
-"""Tests that a loss and its gradient do not know that the responses of a group share rows."""
+"""Tests that the loss and its gradient stay the same when the responses of a group share rows."""
 
 import dataclasses
 

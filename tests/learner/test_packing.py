@@ -260,7 +260,7 @@ def test_rows_are_short_where_attention_costs_much():
     [(256, 384, 1.1, 1.3), (256, 2048, 1.15, 1.6), (2048, 20480, 1.18, 2.0)],
 )
 def test_few_columns_are_padding(limit, tokens, padding, before):
-    """The lengths are those of an end token of probability 4 / limit; 8 groups of 8 on a device."""
+    """A response ends with probability 4 / limit at each token; a device has 8 groups of 8."""
     random = np.random.default_rng(0)
     ours, theirs = [], []
     for _ in range(8):

@@ -11,7 +11,7 @@ from rl4p.learner.critic.separate import Separate
 from rl4p.learner.critic.shared import Shared
 from rl4p.learner.gradient_step import gradient_step, shares_prompts
 from rl4p.learner.logprobs import ScoreOptions, score_tokens
-from rl4p.learner.shared_prompts import SharedPrompts, keys_that_cost_the_same, pays
+from rl4p.learner.shared_prompts import SharedPrompts, keys_of_equal_cost, pays
 from rl4p.model.kernels import SHARED_PROMPT
 from rl4p.model.lora import LoRA
 from rl4p.rollout.answers import answers
@@ -211,7 +211,7 @@ def test_devices_have_whole_groups(monkeypatch, trajectories, devices, whole):
 def test_attention_costs_as_much_as_the_products_at_so_many_keys(policy):
     """The operations of a token: 2 of a weight, and 4 of a number of a key."""
     decoder, c = policy.decoder, policy.decoder.config
-    keys = keys_that_cost_the_same(decoder)
+    keys = keys_of_equal_cost(decoder)
     kernels = jax.tree.leaves_with_path(jax.eval_shape(decoder.init, jax.random.key(0)))
     weights = sum(
         x.size for path, x in kernels if "layers" in str(path[0]) and "kernel" in str(path[-1])
@@ -219,11 +219,11 @@ def test_attention_costs_as_much_as_the_products_at_so_many_keys(policy):
     operations = 4 * keys * c.heads * c.head_width * c.layers
     np.testing.assert_allclose(4 * operations, 2 * weights, rtol=1e-6)
     kernel = dataclasses.replace(decoder, attention="cudnn")
-    assert keys_that_cost_the_same(kernel) == 4 * keys
+    assert keys_of_equal_cost(kernel) == 4 * keys
     experts = dataclasses.replace(
         decoder, experts="grouped", config=dataclasses.replace(c, experts=8, chosen_experts=2)
     )
     all_experts = dataclasses.replace(experts, experts="dense")
-    grouped, dense = keys_that_cost_the_same(experts), keys_that_cost_the_same(all_experts)
+    grouped, dense = keys_of_equal_cost(experts), keys_of_equal_cost(all_experts)
     assert keys < grouped < dense
     np.testing.assert_allclose((dense - keys) / (grouped - keys), 7)

@@ -53,17 +53,34 @@ def packed_rows(rows):
     )
 
 
+@pytest.fixture(scope="module")
+def long_packed_rows():
+    """Returns six sequences of 50 columns behind 140 of their prompt: several blocks of each."""
+    length, T, S = 50, 300, 440
+    random = np.random.default_rng(2)
+    shapes = (1, T, H, h), (1, K, h, S), (1, K, S, h)
+    arrays = tuple(jnp.asarray(random.normal(size=shape), jnp.float32) for shape in shapes)
+    own = jnp.asarray(np.arange(T)[None] // length * 1000 + 1, jnp.int32)
+    places = jnp.asarray(np.arange(T)[None] % length + 140)
+    keys = jnp.concatenate([jnp.full((1, 140), SHARED_PROMPT), own], axis=1)
+    key_places = jnp.concatenate([jnp.arange(140)[None], places], axis=1)
+    angle, mask = jnp.zeros((1, 1, 1, 1)), visible(places, own, key_places, keys)
+    return arrays, AttentionInputs(angle, angle, mask, own, keys)
+
+
 @pytest.mark.parametrize(
     ("kind", "softcap"),
     [
         pytest.param("rows", None, marks=pytest.mark.slow),
         pytest.param("rows", 5.0, marks=pytest.mark.slow),
         ("packed_rows", None),
+        pytest.param("long_packed_rows", None, marks=pytest.mark.slow),
     ],
 )
 def test_splash_is_attention_and_so_is_its_gradient(request, kind, softcap):
     arrays, view = request.getfixturevalue(kind)
-    weights = np.random.default_rng(1).normal(size=(B, T, H * h)).astype(np.float32)
+    shape = (*view.segment_ids_BT.shape, H * h)
+    weights = np.random.default_rng(1).normal(size=shape).astype(np.float32)
     weights = jnp.where(view.segment_ids_BT[..., None] != 0, weights, 0)
     options = {"query_scalar": 20.0, "softcap": softcap}
 
