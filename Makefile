@@ -80,9 +80,7 @@ docs: $(DOCUMENTATION)
 # Installs nothing (a dry run), and fails if pip cannot find a requirement of an extra.
 extras: $(RUNTIME)
 	$(BIN)/python -m pip install --dry-run --quiet --disable-pip-version-check -c constraints.txt \
-	  '.[cuda]'
-	$(BIN)/python -m pip install --dry-run --quiet --disable-pip-version-check -c constraints.txt \
-	  '.[tpu]'
+	  '.[cuda,tpu]'
 
 COMPILE = $(SUPPLY)/bin/uv pip compile -c constraints.txt --quiet --generate-hashes --universal \
   --python-version 3.11 --no-annotate --no-header

@@ -128,6 +128,7 @@ class Loader(ConfigLoaderImpl):
         self.repository = BoundedRepository(search_path)
         self.conf, self.words = conf, [word for word in words if word]
         self.config_dir = config_dir
+        self.options: dict[tuple[str, ObjectType | None], list[str]] = {}
         self.recorded: Sequence[str] = ()  # the words of an earlier start by this user
         self.allowed_then: Sequence[str] = ()  # the values that they allowed
 
@@ -178,6 +179,21 @@ class Loader(ConfigLoaderImpl):
         OmegaConf.set_readonly(config.hydra, False)  # launchers number the job in it
         self.check(config)
         return config
+
+    def get_group_options(
+        self,
+        group_name: str,
+        results_filter: ObjectType | None = ObjectType.CONFIG,
+        config_name: str | None = None,
+        overrides: list[str] | None = None,
+    ) -> list[str]:
+        """Returns the options of a group, which --help asks for again and again."""
+        if config_name is not None or overrides:  # which may add folders to the search path
+            return super().get_group_options(group_name, results_filter, config_name, overrides)
+        key = group_name, results_filter
+        if key not in self.options:
+            self.options[key] = self.repository.get_group_options(*key)
+        return list(self.options[key])
 
     @bounded_interpolations()
     def check(self, config: DictConfig) -> None:

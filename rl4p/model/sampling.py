@@ -37,6 +37,17 @@ def sampling_logprobs(
       float32 [..., V], normalised over the support; -inf outside it. The temperature divides the
       logits before the normalisation, never after.
     """
+    logits_V = sampling_logits(logits_V, sampling, drawn, temperature)
+    return jax.nn.log_softmax(logits_V, axis=-1)
+
+
+def sampling_logits(
+    logits_V: Array,
+    sampling: Sampling,
+    drawn: Array | None = None,
+    temperature: Array | None = None,
+) -> Array:
+    """Returns what `sampling_logprobs` normalises: scaled logits, -inf outside the support."""
 
     def cut(logits_V: Array, threshold: Array) -> Array:
         outside_V = logits_V < threshold
@@ -61,7 +72,7 @@ def sampling_logprobs(
     if sampling.min_p > 0:
         largest = jnp.max(logits_V, axis=-1, keepdims=True)
         logits_V = cut(logits_V, largest + log_share(sampling.min_p))
-    return jax.nn.log_softmax(logits_V, axis=-1)
+    return logits_V
 
 
 def log_share(min_p: float) -> np.float32:
@@ -96,9 +107,8 @@ def draw(
     temperature: Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Draws token t_B of each row by its key folded with t; returns int32 [B] and logprobs [B]."""
-    logprobs_BV = sampling_logprobs(logits_BV, sampling, temperature=temperature)
-    token_B = next_tokens(logprobs_BV, keys_B, t_B, greedy)
-    return token_B, jnp.take_along_axis(logprobs_BV, token_B[:, None], axis=1)[:, 0]
+    logits_BV = sampling_logits(logits_BV, sampling, temperature=temperature)
+    return next_tokens(logits_BV, keys_B, t_B, greedy)
 
 
 class Draws(NamedTuple):
@@ -148,9 +158,9 @@ def draw_each(
         logprobs_BV = jax.nn.log_softmax(logits_BV, axis=-1)
         if greedy:
             token_B = first_of_the_largest(logprobs_BV)
+            logprob_B = of_tokens(logprobs_BV, token_B)
         else:
-            token_B = next_tokens(logprobs_BV, keys_B, t_B, greedy_B)
-        logprob_B = jnp.take_along_axis(logprobs_BV, token_B[:, None], axis=1)[:, 0]
+            token_B, logprob_B = next_tokens(logits_BV, keys_B, t_B, greedy_B)
         values_BA, others_BA = jax.lax.top_k(logprobs_BV, alternatives)
         return Draws(token_B, logprob_B, others_BA, values_BA)
 
@@ -179,53 +189,71 @@ def least_logits(logits_BV: Array, top_k_B: Array, top_p_B: Array) -> jax.Array:
     return jnp.where(top_p_B[:, None] < 1, jnp.maximum(least_B1, kth_B1), kth_B1)
 
 
-def next_tokens(logprobs_BV: Array, keys_B: Array, t_B: Array, greedy: Array) -> jax.Array:
+def next_tokens(
+    logits_BV: Array, keys_B: Array, t_B: Array, greedy: Array
+) -> tuple[jax.Array, jax.Array]:
     """Draws a token of each row by its key folded with t, or takes the most probable one.
 
     Args:
       greedy: bool, a scalar or [B]: which rows take the most probable token.
+
+    Returns:
+      The tokens int32 [B], and their log-probabilities by the softmax of the logits.
     """
-    V = logprobs_BV.shape[-1]
-    if V < TWO_STAGES:
-        noisy_BV = logprobs_BV + noise(keys_B, t_B, V)
-        greedy = jnp.asarray(greedy)[..., None]
-        return first_of_the_largest(jnp.where(greedy, logprobs_BV, noisy_BV))
-    drawn_B = drawn_in_two_stages(logprobs_BV, keys_B, t_B)
-    return jnp.where(greedy, first_of_the_largest(logprobs_BV), drawn_B)
+    V = logits_BV.shape[-1]
+    if V >= TWO_STAGES:
+        return drawn_in_two_stages(logits_BV, keys_B, t_B, greedy)
+    logprobs_BV = jax.nn.log_softmax(logits_BV, axis=-1)
+    noisy_BV = logprobs_BV + noise(keys_B, t_B, V)
+    greedy = jnp.asarray(greedy)[..., None]
+    token_B = first_of_the_largest(jnp.where(greedy, logprobs_BV, noisy_BV))
+    return token_B, of_tokens(logprobs_BV, token_B)
 
 
-def drawn_in_two_stages(logprobs_BV: Array, keys_B: Array, t_B: Array) -> jax.Array:
+def of_tokens(x_BV: Array, token_B: Array) -> jax.Array:
+    """Returns the value of one token of each row."""
+    return jnp.take_along_axis(x_BV, token_B[:, None], axis=1)[:, 0]
+
+
+def drawn_in_two_stages(
+    logits_BV: Array, keys_B: Array, t_B: Array, greedy: Array
+) -> tuple[jax.Array, jax.Array]:
     """Draws one of some sets of tokens by its probability, and then a token of the set.
 
     P(token) = P(set) P(token | set), both by inverting their distribution functions. A token of
     probability 0 is never drawn. The result is the last token if a row has values of NaN.
 
     The vocabulary is read as a matrix of `ROWS` rows, and a set is one of its columns: so a mesh
-    that shards the vocabulary shards the rows, and devices exchange the sums of columns alone.
+    that shards the vocabulary shards the rows, and devices exchange the sums of columns alone. The
+    sum of these normalises the log-probability too, which saves a pass over the logits.
     """
-    B, V = logprobs_BV.shape
+    B, V = logits_BV.shape
 
     def two_numbers(key: Array, t: Array) -> jax.Array:
         return jax.random.uniform(jax.random.fold_in(key, t), (2,))
 
     numbers_B2 = jax.vmap(two_numbers)(keys_B, t_B)
-    padded_BV = jnp.pad(jnp.exp(logprobs_BV), ((0, 0), (0, -V % ROWS)))
+    largest_B1 = jnp.max(logits_BV, axis=-1, keepdims=True)
+    padded_BV = jnp.pad(jnp.exp(logits_BV - largest_B1), ((0, 0), (0, -V % ROWS)))
     masses_BRC = padded_BV.reshape(B, ROWS, -1)
-    column_B = first_over(jnp.sum(masses_BRC, axis=1), numbers_B2[:, 0])
+    sums_BC = jnp.cumsum(jnp.sum(masses_BRC, axis=1), axis=-1)
+    column_B = first_over(sums_BC, numbers_B2[:, 0])
     chosen_BR = jnp.take_along_axis(masses_BRC, column_B[:, None, None], axis=2)[:, :, 0]
-    row_B = first_over(chosen_BR, numbers_B2[:, 1])
-    return jnp.minimum(row_B * masses_BRC.shape[2] + column_B, V - 1)
+    row_B = first_over(jnp.cumsum(chosen_BR, axis=-1), numbers_B2[:, 1])
+    drawn_B = jnp.minimum(row_B * masses_BRC.shape[2] + column_B, V - 1)
+    token_B = jnp.where(greedy, first_of_the_largest(logits_BV), drawn_B)
+    shifted_B = of_tokens(logits_BV, token_B) - largest_B1[:, 0]
+    return token_B, shifted_B - jnp.log(sums_BC[:, -1])
 
 
-def first_over(masses_BN: Array, number_B: Array) -> jax.Array:
-    """Returns the first index at which the sum so far is over a share of the whole, int32 [B].
+def first_over(sums_BN: Array, number_B: Array) -> jax.Array:
+    """Returns the first index at which a sum is over a share of the whole, int32 [B].
 
     Args:
-      masses_BN: not below 0.
+      sums_BN: the sums of the masses up to each index; the last is the whole.
       number_B: the shares, in [0, 1).
     """
-    N = masses_BN.shape[-1]
-    sums_BN = jnp.cumsum(masses_BN, axis=-1)
+    N = sums_BN.shape[-1]
     over_BN = sums_BN > number_B[:, None] * sums_BN[:, -1:]
     return jnp.min(jnp.where(over_BN, jnp.arange(N, dtype=jnp.int32), N - 1), axis=-1)
 

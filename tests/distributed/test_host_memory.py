@@ -159,6 +159,7 @@ assert all(one.sharding.spec == other.sharding.spec for one, other in pairs)
 """
 
 
+@pytest.mark.slow
 def test_several_devices_keep_their_own_parts_in_the_host(on_devices):
     done = subprocess.run(
         [sys.executable, "-c", SEVERAL], env=on_devices(8), capture_output=True, text=True

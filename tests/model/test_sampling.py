@@ -200,8 +200,9 @@ def test_the_first_index_over_a_share_of_the_whole():
     masses = jnp.asarray([[0.0, 1.0, 0.0, 3.0, 0.0]] * 4)
     least_under_1 = np.nextafter(np.float32(1), np.float32(0))
     numbers = jnp.asarray([0.0, 0.2499, 0.25, least_under_1])
-    np.testing.assert_array_equal(first_over(masses, numbers), [1, 1, 3, 3])
-    np.testing.assert_array_equal(first_over(masses[:1] * np.nan, numbers[:1]), [4])
+    sums = jnp.cumsum(masses, axis=1)
+    np.testing.assert_array_equal(first_over(sums, numbers), [1, 1, 3, 3])
+    np.testing.assert_array_equal(first_over(sums[:1] * np.nan, numbers[:1]), [4])
 
 
 def test_a_large_vocabulary_is_drawn_from_by_its_probabilities():
@@ -213,7 +214,7 @@ def test_a_large_vocabulary_is_drawn_from_by_its_probabilities():
     logprobs = jnp.broadcast_to(jnp.log(probs), (500, LARGE))
     keys = jax.random.split(jax.random.key(5), (rows // 500, 500))
     tokens = jax.lax.map(
-        lambda keys: next_tokens(logprobs, keys, jnp.zeros(500, int), jnp.bool_(False)), keys
+        lambda keys: next_tokens(logprobs, keys, jnp.zeros(500, int), jnp.bool_(False))[0], keys
     )
     tokens = np.asarray(tokens).reshape(-1)
     assert tokens.dtype == np.int32
@@ -238,6 +239,17 @@ def test_no_token_outside_the_support_is_drawn_from_a_large_vocabulary():
         np.asarray(sampling_logprobs(jnp.asarray(logits), sampling)), np.asarray(tokens)[:, None], 1
     )
     np.testing.assert_allclose(logprobs, expected[:, 0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+def test_log_probabilities_of_a_large_vocabulary_need_no_normalised_logits(greedy):
+    logits = 100 + 5 * np.random.default_rng(3).normal(size=(64, LARGE)).astype(np.float32)
+    keys = jax.random.split(jax.random.key(2), 64)
+    tokens, logprobs = next_tokens(jnp.asarray(logits), keys, jnp.arange(64), jnp.bool_(greedy))
+    exact = np.float64(logits)
+    exact -= np.logaddexp.reduce(exact, axis=1, keepdims=True)
+    expected = np.take_along_axis(exact, np.asarray(tokens)[:, None], 1)[:, 0]
+    np.testing.assert_allclose(logprobs, expected, rtol=3e-6)
 
 
 def test_rows_of_a_large_vocabulary_are_drawn_by_their_own_keys_and_greedily():
@@ -269,14 +281,14 @@ from rl4p.model.sampling import next_tokens
 
 mesh = jax.make_mesh((4,), ("tp",))
 whole, sharded = (NamedSharding(mesh, PartitionSpec(*x)) for x in ((), (None, "tp")))
-logprobs = jax.nn.log_softmax(jax.random.normal(jax.random.key(0), (16, 151_936)))
+logits = jax.random.normal(jax.random.key(0), (16, 151_936))
 keys, t = jax.random.split(jax.random.key(1), 16), jnp.arange(16)
 
-def drawn(logprobs, keys, t):
-    return next_tokens(logprobs, keys, t, jnp.bool_(False))
+def drawn(logits, keys, t):
+    return next_tokens(logits, keys, t, jnp.bool_(False))
 
 program = jax.jit(drawn, in_shardings=(sharded, whole, whole), out_shardings=whole)
-program = program.lower(logprobs, keys, t).compile()
+program = program.lower(logits, keys, t).compile()
 found = re.findall(
     r"= \w+\[([\d,]*)\]\S* (?:all-gather|all-reduce|all-to-all|collective-permute)\(",
     program.as_text(),
@@ -284,8 +296,10 @@ found = re.findall(
 sizes = [[int(n) for n in shape.split(",") if n] for shape in found]
 assert sizes
 assert max(max(shape[1:], default=0) for shape in sizes) == 594, sizes  # sums of columns
-arrays = jax.device_put(logprobs, sharded), keys, t
-assert program(*arrays).tolist() == jax.jit(drawn)(logprobs, keys, t).tolist()
+arrays = jax.device_put(logits, sharded), keys, t
+(tokens, logprobs), (expected, others) = program(*arrays), jax.jit(drawn)(logits, keys, t)
+assert tokens.tolist() == expected.tolist()
+assert jnp.allclose(logprobs, others, rtol=1e-6)
 """
 
 

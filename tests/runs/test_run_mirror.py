@@ -12,6 +12,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 import rl4p
+import rl4p.runs.run_mirror
 from rl4p.compare import main as compare
 from rl4p.configuration import main
 from rl4p.configuration.resume_mirror import update
@@ -28,6 +29,11 @@ from rl4p.storage import ObjectStore
 from tests.runs.conftest import SMALL, assert_same_checkpoint, assert_trains, lines, summary
 
 STEPS = ("steps=8", "checkpoint.every=2", "ema.decay=0.5")
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch):
+    monkeypatch.setattr(rl4p.runs.run_mirror, "SECONDS_BETWEEN", 0.05)
 
 
 def go_on(folder: Path, step: int, *, keep: int = 2, state: str = "state") -> None:

@@ -5,6 +5,8 @@
 
 import json
 import math
+import subprocess
+import sys
 
 import pytest
 
@@ -61,3 +63,34 @@ def test_gpus_are_planned_for_without_having_them(plan, tmp_path, name, mesh, wo
     for phase, parts in guess.items():
         compiled = max(phases["update" if phase == "update" else "decode"]["total"], 1)
         assert sum(parts.values()) == pytest.approx(compiled, rel=0.3), phase
+
+
+DRAWING = r"""
+import re
+import jax
+import jax.numpy as jnp
+from rl4p.experiment.planning.topology import described
+from rl4p.model.sampling import draw
+from rl4p.types import Sampling
+
+place = jax.sharding.SingleDeviceSharding(described("h100:1")[0])
+arguments = ((64, 151_936), "float32"), ((64, 2), "uint32"), ((64,), "int32"), ((), bool)
+shapes = [jax.ShapeDtypeStruct(*argument, sharding=place) for argument in arguments]
+
+def drawn(logits, keys, t, greedy):
+    return draw(logits, Sampling(), jax.random.wrap_key_data(keys), t, greedy)
+
+text = jax.jit(drawn).trace(*shapes).lower().compile().as_text()
+text = text[text.index("ENTRY") :]
+(logits,) = re.findall(r"(%\S+) = f32\[64,151936\]\S* parameter\(0\)", text)
+reductions = re.findall(rf"fusion\({re.escape(logits)}[,)].*kind=kInput", text)
+assert len(reductions) == 3, text
+assert text.count(" = f32[64,151936]") == 1, text
+"""
+
+
+@pytest.mark.gpu_plan
+def test_a_gpu_reads_all_logits_three_times_to_draw_from_them():
+    """For the largest, the sums, and the greedy token; no other array of their size is written."""
+    done = subprocess.run([sys.executable, "-c", DRAWING], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]

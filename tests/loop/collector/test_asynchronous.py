@@ -507,6 +507,7 @@ def test_devices_that_only_sample_take_any_number_of_rows(on_devices, sampler):
     assert sampling_devices(on_devices(4), *apart) == ["[2, 3"] * 3
 
 
+@pytest.mark.slow
 def test_devices_that_train_too_sample_in_another_layout_during_updates(on_devices):
     layout = "mesh.fsdp=4", "mesh.dp=1", "mesh.sampling_tp=2", "group_size=2"
     assert sampling_devices(on_devices(4), *layout) == ["[0, 1, 2, 3"] * 3

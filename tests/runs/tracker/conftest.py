@@ -76,7 +76,8 @@ def dead():
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch):
     """Shortens the waiting times of the tracker, and unsets MLflow's variables."""
-    monkeypatch.setattr(background, "SECONDS_BETWEEN_BATCHES", 0.01)
+    defaults = background.BackgroundMirror.__init__.__kwdefaults__
+    monkeypatch.setitem(defaults, "between_seconds", 0.01)
     monkeypatch.setattr(background, "SECONDS_BETWEEN_ATTEMPTS", 0.05)
     for name in (mlflow.PARENT_VARIABLE, mlflow.URI, mlflow.NAME, mlflow.ID):
         monkeypatch.delenv(name, raising=False)

@@ -210,7 +210,8 @@ def test_a_run_deleted_in_mlflow_is_made_anew(store, record):
     assert run.data.metrics["reward/mean"] == 0.1
 
 
-def test_no_call_waits_for_a_store_that_is_busy(store, record, caplog):
+def test_no_call_waits_for_a_store_that_is_busy(store, record, caplog, monkeypatch):
+    monkeypatch.setattr(tracking, "CREATION_SECONDS", 0.1)
     with lock_of(store._database).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another process migrates and never ends
         tracked = MLflow(uri=store.uri, close_timeout_seconds=0.05).open(record.folder)
