@@ -1,6 +1,7 @@
 """Tests that costs are the compiler's, and that advice names options which reduce them."""
 
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import jax
@@ -124,21 +125,30 @@ def test_a_step_is_bounded_by_all_its_programs_and_names_the_longest():
         made("decode", products=1.0, memory=5.0, network=0.5),
         made("update", products=3.0, memory=1.0, network=2.0),
     ]
-    assert bound_of_step(parts, tokens=16_000, chips=2, wider=None) == (
+    bound = partial(bound_of_step, tokens=16_000, chips=2)
+    assert bound(parts, wider=None, remat="layer") == (
         "A step takes at least 8.00 s: at most 1,000 response tokens/s on each chip. The longest "
         "part is decode, by its memory (5.00 s). Shorter with: more sequences at a time, which "
         "share each read of the parameters, or more chips."
     )
-    wider = bound_of_step(parts, tokens=16_000, chips=2, wider=8)
+    wider = bound(parts, wider=8, remat="layer")
     assert wider is not None
     assert "Shorter with: mesh.sampling_tp=8, with which a device reads fewer parameters, more" in (
         wider
     )
     parts[1] = made("update", products=9.0)
-    other = bound_of_step(parts, tokens=16_000, chips=2, wider=8)
+    other = bound(parts, wider=8, remat="elementwise")
     assert other is not None
-    assert "sampling_tp" not in other
-    assert bound_of_step([*parts, made("scores")], tokens=16_000, chips=2, wider=None) is None
+    assert other.endswith(
+        "by its products (9.00 s). Shorter with: more chips, or fewer tokens a step."
+    )
+    twice = bound(parts, wider=8, remat="layer")
+    assert twice is not None
+    assert twice.endswith(
+        "Shorter with: model.remat=elementwise, which computes no product twice, more chips, or "
+        "fewer tokens a step."
+    )
+    assert bound([*parts, made("scores")], wider=None, remat="layer") is None
 
 
 @pytest.mark.parametrize(("tp", "heads", "wider"), [(1, 16, 8), (2, 28, 8), (8, 16, None)])

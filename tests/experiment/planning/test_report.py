@@ -111,7 +111,7 @@ def run():
     return SimpleNamespace(
         mesh=mesh,
         policy=SimpleNamespace(
-            decoder=SimpleNamespace(config=SimpleNamespace(dimensions=sizes)),
+            decoder=SimpleNamespace(config=SimpleNamespace(dimensions=sizes), remat="layer"),
             sampling_mesh=mesh,
         ),
         phases=SimpleNamespace(
