@@ -24,7 +24,7 @@ from rl4p.configuration.commands import Checkpoint, read, run_command
 from rl4p.configuration.folder import run_folder
 from rl4p.configuration.resume import saved_config
 from rl4p.errors import InputError
-from rl4p.terminal import write
+from rl4p.terminal.text import write
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -251,7 +251,7 @@ ROWS: dict[str, list[dict[str, str]]] = {
         },
         {
             "what": "text of others never acts on the terminal",
-            "tests": "tests/test_terminal.py",
+            "tests": "tests/terminal/test_text.py",
             "mutant": "escape sequences reach the terminal",
         },
         {

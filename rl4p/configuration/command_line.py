@@ -38,7 +38,7 @@ from rl4p.configuration.sweep_start import new_sweep, resumed_sweep
 from rl4p.configuration.trust import CONF
 from rl4p.configuration.user_code import own_failures
 from rl4p.errors import AlreadyFinished, InputError, importing, report
-from rl4p.terminal import VisibleStream, make_logs_visible, write
+from rl4p.terminal.text import VisibleStream, make_logs_visible, write
 
 log = logging.getLogger(__name__)
 

@@ -33,7 +33,7 @@ from rl4p.configuration.streams import replace_what_cannot_be_shown
 from rl4p.configuration.suggestions import did_you_mean, write
 from rl4p.configuration.targets import check_arguments, type_hints
 from rl4p.errors import InputError, report
-from rl4p.terminal import VisibleStream, make_logs_visible
+from rl4p.terminal.text import VisibleStream, make_logs_visible
 
 Options = TypeVar("Options")
 

@@ -30,6 +30,7 @@ from rl4p.configuration.override_errors import (
     wrong_option,
 )
 from rl4p.configuration.schema import GROUPS, PLACES, check, without_place
+from rl4p.configuration.slices import refuse_sizes_beside_a_shape
 from rl4p.configuration.suggestions import option_correction
 from rl4p.configuration.trust import CONF
 from rl4p.errors import InputError
@@ -79,6 +80,7 @@ class Composer:
     def check(self, config: DictConfig, *, targets: bool = True) -> None:
         """Checks a configuration (`schema.check`) and, with its targets, its capabilities."""
         check(config, targets=targets)
+        refuse_sizes_beside_a_shape(config, self.loader.given)
         if targets:
             self.loader.check_capabilities(config)
 

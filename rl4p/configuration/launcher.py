@@ -38,7 +38,7 @@ from rl4p.configuration.sweep import (
 )
 from rl4p.configuration.user_code import own_failures
 from rl4p.errors import InputError, RunError, Stopped
-from rl4p.terminal import make_logs_visible, write
+from rl4p.terminal.text import make_logs_visible, write
 
 log = logging.getLogger(__name__)
 

@@ -1,10 +1,11 @@
 """The options of the group `mesh` that name a slice, such as v5p_64: they need no YAML files."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from hydra.core.object_type import ObjectType
 from hydra.plugins.config_source import ConfigResult, ConfigSource
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from rl4p.configuration.chips import CHIPS, GIB, slice_of, topology_of
 from rl4p.errors import InputError
@@ -74,3 +75,22 @@ def unknown_slice(name: str) -> InputError | None:
         f"mesh={name} does not exist: slices of {chip} have {', '.join(map(str, sizes))} chips; "
         f"did you mean mesh={chip}_{near}?"
     )
+
+
+def refuse_sizes_beside_a_shape(config: DictConfig, given: Mapping[str, Any]) -> None:
+    """Checks that the command line gives no size of an axis that `mesh.shape` replaces.
+
+    Those of a preset, such as mesh=v5p_8, are replaced without a word.
+
+    Args:
+      given: the values of the command line, by key.
+
+    Raises:
+      InputError: it gives one.
+    """
+    shape = OmegaConf.select(config, "mesh.shape", default=None)
+    for key in ("mesh.dp", "mesh.fsdp", "mesh.tp"):
+        if shape is not None and key in given:
+            raise InputError(
+                f"{key} has no effect beside mesh.shape: give all sizes there, or leave it out."
+            )

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from rl4p.configuration.targets import TRUSTED, join
 from rl4p.errors import InputError, RunError, Stopped
-from rl4p.terminal import write
+from rl4p.terminal.text import write
 
 LONGEST = 300  # characters of the message of an exception
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rl4p.errors import RunError
 from rl4p.runs.record import replace_file
-from rl4p.terminal import visible
+from rl4p.terminal.text import visible
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

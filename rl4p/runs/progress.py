@@ -26,7 +26,7 @@ from rl4p.loop.stopwatch import activity
 from rl4p.protocols.hook import StepInfo
 from rl4p.runs.remaining_time import RemainingTime
 from rl4p.runs.tolerance import RunConsole, Tolerance
-from rl4p.terminal import visible
+from rl4p.terminal.text import visible
 
 NAME = "The progress bar"
 FILES = ("metrics.jsonl", "samples.jsonl", "plots/learning_curve.png")  # named at the end

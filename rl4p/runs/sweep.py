@@ -10,7 +10,7 @@ import yaml
 
 from rl4p.configuration.yaml_file import read_yaml
 from rl4p.errors import InputError, RunError
-from rl4p.terminal import write
+from rl4p.terminal.text import write
 
 BEST = "optimization_results.yaml"  # which the Optuna sweeper writes
 

@@ -9,7 +9,7 @@ from typing import Any
 from rl4p.errors import InputError, RunError
 from rl4p.protocols.hook import Hook, StepInfo
 from rl4p.runs.signals import discard_output
-from rl4p.terminal import VisibleConsole
+from rl4p.terminal.console import VisibleConsole
 
 log = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from rl4p.serving.scheduler import Scheduler
 from rl4p.serving.seeds import key_data
 from rl4p.serving.server_state import ServerState
 from rl4p.serving.web_server import address_of, end_process, listening, run
-from rl4p.terminal import write
+from rl4p.terminal.text import write
 from rl4p.types import Sampling
 
 Messages = list[Mapping[str, Any]]

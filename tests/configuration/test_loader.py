@@ -3,8 +3,10 @@
 import os
 
 import pytest
+from hydra.core.object_type import ObjectType
 
 from rl4p.configuration import compose, instantiate
+from rl4p.configuration.composition import CONFIG, Composer
 from tests.configuration.hostile import cases, recorded, write
 
 
@@ -21,6 +23,19 @@ def test_a_file_is_read_anew_once_it_has_changed(toy):
         folder = write(toy.folder / "c", experiment__own=f"rollout: {{size: {size}}}")
         config = compose(["experiment=own"], config_dir=folder, conf=toy.conf)
         assert config.rollout.size == size
+
+
+def test_the_options_of_a_group_are_listed_with_the_folders_that_overrides_add(tmp_path):
+    (tmp_path / "advantage").mkdir()
+    (tmp_path / "advantage" / "own.yaml").write_text("{}")
+    loader, words = Composer().loader, [f"hydra.searchpath=[file://{tmp_path}]"]
+    before = loader.get_group_options("advantage")
+    assert "grpo" in before
+    assert "own" not in before
+    assert "own" in loader.get_group_options("advantage", config_name=CONFIG, overrides=words)
+    before.append("own")
+    assert "own" not in loader.get_group_options("advantage")
+    assert "hydra" in loader.get_group_options("", ObjectType.GROUP)
 
 
 def test_a_composition_changes_none_that_follows(toy):

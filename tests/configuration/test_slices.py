@@ -79,3 +79,12 @@ def test_an_unknown_slice_is_one_sentence_with_a_near_name(name, sentence):
 @pytest.mark.parametrize("name", ["fsdpp", "v5p_x", "v9_8", "gpu"])
 def test_other_names_are_no_slices(name):
     assert unknown_slice(name) is None
+
+
+@pytest.mark.parametrize("key", ["mesh.dp", "mesh.fsdp", "mesh.tp"])
+def test_a_size_beside_a_shape_is_refused_unless_a_preset_has_it(key):
+    sentence = rf"^{key} has no effect beside mesh\.shape: give all sizes there, or leave it out\.$"
+    with pytest.raises(InputError, match=sentence):
+        compose(["mesh.shape=[1,-1,1]", f"{key}=2"])
+    assert compose(["mesh=v5p_8", "mesh.shape=[1,-1,1]"]).mesh.dp == 1
+    assert compose(["mesh.shape=null", f"{key}=2"]).mesh.shape is None

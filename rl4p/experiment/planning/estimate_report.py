@@ -19,7 +19,7 @@ from rl4p.experiment.planning.programs import slots_of, unplanned
 from rl4p.experiment.planning.topology import FRACTION, estimated, gpu_share, memory_of
 from rl4p.loop.evaluation import Evaluation
 from rl4p.protocols.model import PlannedModel
-from rl4p.terminal import VisibleConsole
+from rl4p.terminal.console import VisibleConsole
 
 
 def estimate(config: DictConfig) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from rl4p.learner.logprobs import score_tokens
 from rl4p.loop.scoring import OF_POLICY
 from rl4p.protocols.planning import KeepsCaches, Planned
 from rl4p.protocols.traits import OptimizerTraits, RewardTraits, RolloutTraits, TermTraits
-from rl4p.terminal import write
+from rl4p.terminal.text import write
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,7 +34,7 @@ from rl4p.experiment.planning.programs import programs, unplanned
 from rl4p.experiment.planning.search import search
 from rl4p.experiment.planning.topology import DescribedMesh, memory_of, planned, reports_memory
 from rl4p.protocols.traits import OptimizerTraits
-from rl4p.terminal import VisibleConsole
+from rl4p.terminal.console import VisibleConsole
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from rl4p.runs.comparison.curves import AXES, MOST_POINTS
 from rl4p.runs.comparison.samples import side_by_side
 from rl4p.runs.comparison.statistics import ERROR_RATE, LEVEL
 from rl4p.runs.metric_words import title
-from rl4p.terminal import visible
+from rl4p.terminal.text import visible
 
 TEMPLATE = Path(__file__).with_name("page.html")
 

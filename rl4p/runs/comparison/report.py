@@ -18,7 +18,8 @@ from rl4p.runs.comparison.runs import LeftOut, Run
 from rl4p.runs.comparison.statistics import LEVEL
 from rl4p.runs.comparison.tables import tables
 from rl4p.runs.record import replace_file
-from rl4p.terminal import VisibleConsole, visible
+from rl4p.terminal.console import VisibleConsole
+from rl4p.terminal.text import visible
 
 
 def compare(

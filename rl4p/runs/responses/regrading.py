@@ -29,7 +29,7 @@ from rl4p.runs.responses.file import read_samples
 from rl4p.runs.responses.grading import graded, mean_grades, text_reward
 from rl4p.runs.responses.sample import Sample
 from rl4p.storage import local_copy
-from rl4p.terminal import VisibleConsole
+from rl4p.terminal.console import VisibleConsole
 from rl4p.types import Prompt
 
 MAY_SET = ("reward", "max_response_tokens", "experiment", "trusted_targets", "allow")

@@ -32,7 +32,7 @@ from rl4p.runs.tracker.mirror import (
 )
 from rl4p.runs.tracker.mlflow import PARENT_VARIABLE, TARGET, MLflow
 from rl4p.runs.tracker.view import page, share_view, view, where_to_look
-from rl4p.terminal import write
+from rl4p.terminal.text import write
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -15,7 +15,8 @@ from rl4p.runs.responses.browser.samples import SampleFilter, samples_in
 from rl4p.runs.responses.browser.terminal import show
 from rl4p.runs.responses.sample import Sample
 from rl4p.storage import local_copy
-from rl4p.terminal import VisibleConsole, write
+from rl4p.terminal.console import VisibleConsole
+from rl4p.terminal.text import write
 
 ON_TERMINAL, ON_PAGE = 20, 400  # samples, unless `limit` says otherwise
 

@@ -1,19 +1,14 @@
-"""What rl4p prints: text of others is shown on the terminal, and never acts on it.
+"""Text of others on the terminal and in logs.
 
 A recipe, a model or a server may write anything, also escape sequences that clear the screen, set
-its title or fill the clipboard. All text for a terminal or a log passes through `visible` here: by
-`write` for lines, by `VisibleConsole` for tables and progress, and by `VisibleRecord` for logs.
+its title or fill the clipboard. All text for a terminal or a log passes through `visible`: by
+`write` for lines, by `VisibleRecord` for logs, and by `VisibleConsole` for tables and progress.
 """
 
 import io
 import logging
 import sys
-from collections.abc import Iterable
 from typing import Any, TextIO
-
-from rich.console import Console, ConsoleOptions, RenderableType
-from rich.segment import Segment
-from rich.text import Text
 
 
 def visible(text: str, *, keep: str = "\n\t") -> str:
@@ -37,26 +32,6 @@ def visible(text: str, *, keep: str = "\n\t") -> str:
 def write(text: object, stream: TextIO | None = None) -> None:
     """Prints a line, to the standard output unless another stream is given."""
     print(visible(str(text)), file=stream or sys.stdout, flush=stream is None)
-
-
-class VisibleConsole(Console):
-    """A console for text of anyone: none of it is markup, and nothing is highlighted.
-
-    Escape sequences that rich writes act on the terminal; those within a text are only shown.
-    """
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(highlight=False, markup=False, emoji=False, **options)
-
-    def render_str(self, text: str, **options: Any) -> Text:
-        return super().render_str(visible(text), **options)  # before its width is measured
-
-    def render(
-        self, renderable: RenderableType, options: ConsoleOptions | None = None
-    ) -> Iterable[Segment]:
-        for segment in super().render(renderable, options):
-            text = segment.text if segment.control else visible(segment.text)
-            yield Segment(text, segment.style, segment.control)
 
 
 class VisibleRecord(logging.LogRecord):

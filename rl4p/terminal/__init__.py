@@ -1,0 +1,1 @@
+"""What rl4p prints: text of others is shown on the terminal, and never acts on it."""
