@@ -227,7 +227,7 @@ def launch(
     hydra = Hydra(name, composer.loader)
     try:
         if args.help or args.hydra_help or args.shell_completion:
-            with redirect_stdout(VisibleStream(sys.stdout)):
+            with importing(), redirect_stdout(VisibleStream(sys.stdout)):  # Hydra imports plugins
                 if args.shell_completion:
                     shell_completion(name, args.overrides, conf=conf)
                 else:
@@ -245,7 +245,7 @@ def launch(
                     resumable=after_sweep is not None,
                 )
             if shows:
-                with redirect_stdout(VisibleStream(sys.stdout)):
+                with importing(), redirect_stdout(VisibleStream(sys.stdout)):
                     if args.cfg:
                         hydra.show_cfg(CONFIG, lines, args.cfg, args.package, args.resolve)
                     else:
