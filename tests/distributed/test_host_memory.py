@@ -61,7 +61,12 @@ def assert_equal(one, other):
 @pytest.mark.usefixtures("on_a_cpu")
 @pytest.mark.parametrize(
     "words",
-    [(), ("update.minibatches=2", "update.epochs=2"), ("optimizer=muon",), ("optimizer=sgd",)],
+    [
+        (),
+        ("update.minibatches=2", "update.epochs=2"),
+        pytest.param(("optimizer=muon",), marks=pytest.mark.slow),
+        pytest.param(("optimizer=sgd",), marks=pytest.mark.slow),
+    ],
     ids=lambda words: " ".join(words) or "adamw",
 )
 def test_an_update_is_the_same_with_the_moments_in_the_host(words, monkeypatch):

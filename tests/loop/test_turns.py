@@ -72,6 +72,7 @@ def assert_same(ours, theirs):
         assert ours == pytest.approx(theirs, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_an_openenv_server_with_two_places_trains():
     small = [x for x in SMALL if "environment.factory" not in x and "+environment@" not in x]
     resets = []

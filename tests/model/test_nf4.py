@@ -187,6 +187,7 @@ with pytest.raises(InputError, match="blocks cannot be divided among the devices
 """
 
 
+@pytest.mark.slow
 def test_eight_devices_hold_whole_blocks_and_equal_one(folder, on_devices):
     done = subprocess.run(
         [sys.executable, "-c", EIGHT, str(folder)],

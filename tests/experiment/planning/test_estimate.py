@@ -44,7 +44,9 @@ def estimate_of(*overrides, small=SMALL):
 
 
 @pytest.mark.mixed_dtypes
-@pytest.mark.parametrize("remat", ["elementwise", "layer", "none"])
+@pytest.mark.parametrize(
+    "remat", ["elementwise", "layer", pytest.param("none", marks=pytest.mark.slow)]
+)
 def test_an_update_needs_what_is_estimated(remat):
     guess = estimate_of(f"model.remat={remat}")
     compiled = cost(update(guess.run), CPU, guess.run.mesh)

@@ -170,6 +170,7 @@ assert places((4, 80, 4, 80, 4, 4, 4, 4)) == [all_slots, (4, 0, 1)]
 """
 
 
+@pytest.mark.slow
 def test_rows_leave_their_devices_only_on_a_cpu(on_devices):
     done = subprocess.run(
         [sys.executable, "-c", SHARDS], capture_output=True, text=True, env=on_devices(4)
