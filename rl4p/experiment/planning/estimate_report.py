@@ -69,6 +69,7 @@ def estimate(config: DictConfig) -> dict[str, Any]:
         "phases": estimate.memory,
         "seconds_at_least": estimate.seconds,
         "faster_sampling": faster_sampling(estimate, memory),
+        "update_without_recomputed_layers": without_recomputed_layers(estimate, memory),
     }
 
 
@@ -89,6 +90,22 @@ def faster_sampling(estimate: StepEstimate, memory: float) -> tuple[int, float] 
         if seconds < fastest and (memory == 0 or held <= memory):
             best, fastest = (tp, seconds), seconds
     return best
+
+
+def without_recomputed_layers(estimate: StepEstimate, memory: float) -> float | None:
+    """Returns the least seconds of an update with `model.remat=elementwise` in place of `layer`.
+
+    Returns None if no whole layers are recomputed, if it does not fit or is not a tenth faster, or
+    if the rates are not known.
+    """
+    run, before = estimate.run, estimate.seconds["update"]
+    if not before or run.policy.decoder.remat != "layer":
+        return None
+    decoder = replace(run.policy.decoder, remat="elementwise")
+    other = replace(estimate, run=replace(run, policy=replace(run.policy, decoder=decoder)))
+    seconds = max(other.seconds["update"].values())
+    fits = memory == 0 or other.total("update") <= memory
+    return seconds if fits and seconds < 0.9 * max(before.values()) else None
 
 
 def needed(config: DictConfig, evaluation: Evaluation) -> list[str]:
@@ -239,6 +256,8 @@ def show_estimate(report: dict[str, Any]) -> None:
             out.print(f"{phase}: at least {seconds[longest]:,.2f} s, by its {longest} ({each})")
     if faster := report["faster_sampling"]:
         out.print("sampling with mesh.sampling_tp={}: at least {:,.2f} s".format(*faster))
+    if (seconds := report["update_without_recomputed_layers"]) is not None:
+        out.print(f"update with model.remat=elementwise, which fits: at least {seconds:,.2f} s")
     out.print("An estimate from shapes, per chip, for responses of full length.")
     if report["fits"]:
         out.print(report["verdict"])

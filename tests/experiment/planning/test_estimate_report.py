@@ -68,6 +68,23 @@ def test_the_layout_that_samples_fastest_is_named(capsys):
     assert "sampling with" not in capsys.readouterr().out
 
 
+def test_an_update_that_recomputes_less_is_named_if_it_fits(capsys):
+    plan = report_of("mesh=v5p_8", "model.remat=layer")
+    seconds = plan["update_without_recomputed_layers"]
+    without = report_of("mesh=v5p_8", "model.remat=elementwise")
+    assert seconds == max(without["seconds_at_least"]["update"].values())
+    assert seconds < 0.8 * max(plan["seconds_at_least"]["update"].values())
+    assert without["update_without_recomputed_layers"] is None
+    show_estimate(plan)
+    sentence = f"update with model.remat=elementwise, which fits: at least {seconds:,.2f} s"
+    assert sentence in capsys.readouterr().out
+    held = sum(without["phases"]["update"].values()) / GIB
+    scarce = report_of("mesh=v5p_8", "model.remat=layer", f"plan.memory_gib={held - 0.01}")
+    assert scarce["update_without_recomputed_layers"] is None
+    show_estimate(scarce)
+    assert "model.remat=elementwise" not in capsys.readouterr().out
+
+
 def test_the_named_change_fits():
     words = ("mesh=h100_8", "group_size=256", "update.tokens_per_microbatch=65536")
     memory = "plan.memory_gib=34"
