@@ -97,10 +97,10 @@ def test_a_part_that_is_done_is_skipped_and_one_that_failed_runs_again(parts, ou
 
 
 def test_a_part_past_its_deadline_is_killed_with_its_processes_and_keeps_its_rows(parts, out):
-    late = Part(**vars(parts["hanging"]) | {"seconds": 5})
+    late = Part(**vars(parts["hanging"]) | {"seconds": 10})
     assert not run_parts([late], out, seconds=120, tiny=True)
     found = read_json(out / "hanging.json")
-    assert found["status"] == "late: stopped after 5 s"
+    assert found["status"] == "late: stopped after 10 s"
     (row,) = found["rows"]
     for _ in range(100):
         if not alive(row["value"]):

@@ -251,7 +251,7 @@ ROWS: dict[str, list[dict[str, str]]] = {
         },
         {
             "what": "text of others never acts on the terminal",
-            "tests": "tests/terminal/test_text.py",
+            "tests": "tests/terminal",
             "mutant": "escape sequences reach the terminal",
         },
         {

@@ -245,7 +245,7 @@ def launch(
                     resumable=after_sweep is not None,
                 )
             if shows:
-                with importing(), redirect_stdout(VisibleStream(sys.stdout)):
+                with importing(), redirect_stdout(VisibleStream(sys.stdout)):  # as above
                     if args.cfg:
                         hydra.show_cfg(CONFIG, lines, args.cfg, args.package, args.resolve)
                     else:

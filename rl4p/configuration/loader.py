@@ -187,7 +187,7 @@ class Loader(ConfigLoaderImpl):
         config_name: str | None = None,
         overrides: list[str] | None = None,
     ) -> list[str]:
-        """Returns the options of a group, which --help asks for again and again."""
+        """Returns the options of a group, and remembers them: to list them takes Hydra a while."""
         if config_name is not None or overrides:  # which may add folders to the search path
             return super().get_group_options(group_name, results_filter, config_name, overrides)
         key = group_name, results_filter

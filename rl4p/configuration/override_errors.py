@@ -35,7 +35,6 @@ class Catalogue:
 
     def __init__(self, loader: ConfigLoaderImpl):
         self.loader = loader
-        self.known: dict[str, list[str]] = {}  # to list the options of a group takes Hydra a while
 
     def groups(self) -> list[str]:
         """Returns the names of all groups of rl4p."""
@@ -43,9 +42,7 @@ class Catalogue:
 
     def options(self, group: str) -> list[str]:
         """Returns the options of a group; [] if there is no such group."""
-        if group not in self.known:
-            self.known[group] = self.loader.get_group_options(group)
-        return self.known[group]
+        return self.loader.get_group_options(group)
 
     def options_like(self, name: str) -> list[list[str]]:
         """Returns [GROUP=OPTION] for every option of this name, whatever its case."""

@@ -80,17 +80,18 @@ def unknown_slice(name: str) -> InputError | None:
 def refuse_sizes_beside_a_shape(config: DictConfig, given: Mapping[str, Any]) -> None:
     """Checks that the command line gives no size of an axis that `mesh.shape` replaces.
 
-    Those of a preset, such as mesh=v5p_8, are replaced without a word.
+    The sizes of a preset, such as mesh=v5p_8, are replaced without a word.
 
     Args:
       given: the values of the command line, by key.
 
     Raises:
-      InputError: it gives one.
+      InputError: the command line gives such a size.
     """
     shape = OmegaConf.select(config, "mesh.shape", default=None)
     for key in ("mesh.dp", "mesh.fsdp", "mesh.tp"):
         if shape is not None and key in given:
             raise InputError(
-                f"{key} has no effect beside mesh.shape: give all sizes there, or leave it out."
+                f"{key} has no effect beside mesh.shape={shape}: give all sizes there, or add "
+                "mesh.shape=null."
             )

@@ -157,7 +157,7 @@ def draw_each(
             logits_BV = jnp.where(outside_BV, -jnp.inf, logits_BV)
         logprobs_BV = jax.nn.log_softmax(logits_BV, axis=-1)
         if greedy:
-            token_B = first_of_the_largest(logprobs_BV)
+            token_B = first_of_the_largest(logits_BV)
             logprob_B = of_tokens(logprobs_BV, token_B)
         else:
             token_B, logprob_B = next_tokens(logits_BV, keys_B, t_B, greedy_B)
@@ -206,7 +206,7 @@ def next_tokens(
     logprobs_BV = jax.nn.log_softmax(logits_BV, axis=-1)
     noisy_BV = logprobs_BV + noise(keys_B, t_B, V)
     greedy = jnp.asarray(greedy)[..., None]
-    token_B = first_of_the_largest(jnp.where(greedy, logprobs_BV, noisy_BV))
+    token_B = first_of_the_largest(jnp.where(greedy, logits_BV, noisy_BV))
     return token_B, of_tokens(logprobs_BV, token_B)
 
 
@@ -221,7 +221,7 @@ def drawn_in_two_stages(
     """Draws one of some sets of tokens by its probability, and then a token of the set.
 
     P(token) = P(set) P(token | set), both by inverting their distribution functions. A token of
-    probability 0 is never drawn. The result is the last token if a row has values of NaN.
+    probability 0 is never drawn. A row with NaN gives some token, and NaN as its log-probability.
 
     The vocabulary is read as a matrix of `ROWS` rows, and a set is one of its columns: so a mesh
     that shards the vocabulary shards the rows, and devices exchange the sums of columns alone. The
@@ -236,25 +236,29 @@ def drawn_in_two_stages(
     largest_B1 = jnp.max(logits_BV, axis=-1, keepdims=True)
     padded_BV = jnp.pad(jnp.exp(logits_BV - largest_B1), ((0, 0), (0, -V % ROWS)))
     masses_BRC = padded_BV.reshape(B, ROWS, -1)
-    sums_BC = jnp.cumsum(jnp.sum(masses_BRC, axis=1), axis=-1)
+    sums_BC = jnp.sum(masses_BRC, axis=1)
     column_B = first_over(sums_BC, numbers_B2[:, 0])
     chosen_BR = jnp.take_along_axis(masses_BRC, column_B[:, None, None], axis=2)[:, :, 0]
-    row_B = first_over(jnp.cumsum(chosen_BR, axis=-1), numbers_B2[:, 1])
+    row_B = first_over(chosen_BR, numbers_B2[:, 1])
     drawn_B = jnp.minimum(row_B * masses_BRC.shape[2] + column_B, V - 1)
     token_B = jnp.where(greedy, first_of_the_largest(logits_BV), drawn_B)
     shifted_B = of_tokens(logits_BV, token_B) - largest_B1[:, 0]
-    return token_B, shifted_B - jnp.log(sums_BC[:, -1])
+    # Not jnp.sum, which XLA would make one sum over all masses: one more pass over the logits.
+    return token_B, shifted_B - jnp.log(jnp.cumsum(sums_BC, axis=-1)[:, -1])
 
 
-def first_over(sums_BN: Array, number_B: Array) -> jax.Array:
-    """Returns the first index at which a sum is over a share of the whole, int32 [B].
+def first_over(masses_BN: Array, number_B: Array) -> jax.Array:
+    """Returns the first index at which the sum so far is over a share of the whole, int32 [B].
+
+    It has a mass above 0: by rounding, the sums may rise where the mass is 0.
 
     Args:
-      sums_BN: the sums of the masses up to each index; the last is the whole.
+      masses_BN: not below 0.
       number_B: the shares, in [0, 1).
     """
-    N = sums_BN.shape[-1]
-    over_BN = sums_BN > number_B[:, None] * sums_BN[:, -1:]
+    N = masses_BN.shape[-1]
+    sums_BN = jnp.where(masses_BN > 0, jnp.cumsum(masses_BN, axis=-1), 0.0)
+    over_BN = sums_BN > number_B[:, None] * jnp.max(sums_BN, axis=-1, keepdims=True)
     return jnp.min(jnp.where(over_BN, jnp.arange(N, dtype=jnp.int32), N - 1), axis=-1)
 
 

@@ -200,9 +200,20 @@ def test_the_first_index_over_a_share_of_the_whole():
     masses = jnp.asarray([[0.0, 1.0, 0.0, 3.0, 0.0]] * 4)
     least_under_1 = np.nextafter(np.float32(1), np.float32(0))
     numbers = jnp.asarray([0.0, 0.2499, 0.25, least_under_1])
-    sums = jnp.cumsum(masses, axis=1)
-    np.testing.assert_array_equal(first_over(sums, numbers), [1, 1, 3, 3])
-    np.testing.assert_array_equal(first_over(sums[:1] * np.nan, numbers[:1]), [4])
+    np.testing.assert_array_equal(first_over(masses, numbers), [1, 1, 3, 3])
+    np.testing.assert_array_equal(first_over(masses[:1] * np.nan, numbers[:1]), [4])
+
+
+def test_no_index_without_mass_is_chosen_where_the_sums_rise_by_rounding():
+    rng = np.random.default_rng(0)
+    masses = np.where(rng.random((64, 594)) < 0.08, np.exp(1.5 * rng.normal(size=(64, 594))), 0)
+    masses = masses.astype(np.float32)
+    sums = np.asarray(jnp.cumsum(jnp.asarray(masses), axis=1))
+    rows, rises = np.nonzero((masses[:, 1:] == 0) & (sums[:, 1:] > sums[:, :-1]))
+    assert len(rows) > 100
+    numbers = sums[rows, rises] / sums[rows, -1]
+    chosen = np.asarray(jax.jit(first_over)(jnp.asarray(masses[rows]), jnp.asarray(numbers)))
+    assert (masses[rows, chosen] > 0).all()
 
 
 def test_a_large_vocabulary_is_drawn_from_by_its_probabilities():
@@ -250,6 +261,20 @@ def test_log_probabilities_of_a_large_vocabulary_need_no_normalised_logits(greed
     exact -= np.logaddexp.reduce(exact, axis=1, keepdims=True)
     expected = np.take_along_axis(exact, np.asarray(tokens)[:, None], 1)[:, 0]
     np.testing.assert_allclose(logprobs, expected, rtol=3e-6)
+
+
+@pytest.mark.parametrize("V", [100, TWO_STAGES])
+def test_a_greedy_token_is_that_of_the_largest_logit_whatever_the_other_rows_are(V):
+    """Two logits that differ in their last bit have the same log-probability."""
+    least = np.float32(0.01)
+    row = np.full(V, -1, np.float32)
+    row[10], row[20] = least, np.nextafter(least, np.float32(1))
+    assert jax.nn.log_softmax(jnp.asarray(row))[10] == jax.nn.log_softmax(jnp.asarray(row))[20]
+    logits, keys, t = jnp.asarray([row, row]), jax.random.split(jax.random.key(0), 2), jnp.arange(2)
+    others = jnp.zeros(2, int), jnp.ones(2), jnp.full(2, -jnp.inf), keys, t
+    for temperatures in ([0.0, 0.0], [0.0, 1.0]):
+        assert draw_each(logits, jnp.asarray(temperatures), *others).token_B[0] == 20
+    assert draw(logits, Sampling(), keys, t, jnp.bool_(True))[0].tolist() == [20, 20]
 
 
 def test_rows_of_a_large_vocabulary_are_drawn_by_their_own_keys_and_greedily():

@@ -43,7 +43,7 @@ def test_a_support_smaller_than_the_vocabulary_is_refused(options):
 
 @pytest.mark.parametrize("fault", ["no_success", "late_no_success"])
 def test_an_update_that_does_not_succeed_is_an_error(opened, params, fault):
-    with opened(patience=2.0) as (engine, (double,)):
+    with opened(patience=5.0) as (engine, (double,)):
         double.fault = lambda path: fault if "update_weights" in path else None
         with pytest.raises(RunError, match="no such file"):
             engine.publish(of_step(params, 1), 1)

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from rl4p.terminal.console import VisibleConsole
 from rl4p.terminal.text import visible
-from tests.terminal.test_text import ACTS, hostile
+from tests.terminal.hostile_text import ACTS, hostile
 
 
 @hostile

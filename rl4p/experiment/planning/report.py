@@ -158,7 +158,7 @@ def summary(run: AbstractRun, chip: Chip, memory: float, costs: list[Cost]) -> d
         "unplanned": left_out,
         "change": change,
         "wider_sampling": wider_sampling(run),
-        "remat": run.policy.decoder.remat,
+        "recomputes_layers": run.policy.decoder.remat == "layer",
         "phases": [asdict(each) for each in costs],
     }
 
@@ -215,7 +215,8 @@ def show(plan: dict[str, Any], costs: list[Cost]) -> None:
         "memory besides the arguments. `time >=`: a bound by peak FLOP/s, bandwidth and links."
     )
     tokens = step["prompts"] * step["group_size"] * step["response_tokens"]
-    if sentence := bound_of_step(costs, tokens, devices, plan["wider_sampling"], plan["remat"]):
+    again = plan["fits"] and plan["recomputes_layers"]
+    if sentence := bound_of_step(costs, tokens, devices, plan["wider_sampling"], again):
         out.print(sentence)
     for key, value in plan.get("largest", {}).items():
         out.print(f"the largest value that fits: {key}={value}")

@@ -1,0 +1,10 @@
+"""The folder in which a launch script runs."""
+
+import pytest
+
+from tests.launch.place import Place
+
+
+@pytest.fixture
+def place(tmp_path) -> Place:
+    return Place(tmp_path)
