@@ -223,8 +223,9 @@ def launch(
             args.overrides.append(override(folder, options.out))
     elif not (args.help or args.hydra_help or args.shell_completion):
         args.overrides = with_local_folder(args.overrides)
-    composer = Composer(conf, args.config_dir, args.overrides)
-    hydra = Hydra(name, composer.loader)
+    with importing():
+        composer = Composer(conf, args.config_dir, args.overrides)
+        hydra = Hydra(name, composer.loader)
     try:
         if args.help or args.hydra_help or args.shell_completion:
             with importing(), redirect_stdout(VisibleStream(sys.stdout)):  # Hydra imports plugins
@@ -247,6 +248,7 @@ def launch(
             if shows:
                 with importing(), redirect_stdout(VisibleStream(sys.stdout)):  # as above
                     if args.cfg:
+                        hydra.compose_config = lambda *_, **__: config  # preflight has composed it
                         hydra.show_cfg(CONFIG, lines, args.cfg, args.package, args.resolve)
                     else:
                         hydra.show_info(args.info, CONFIG, lines)

@@ -11,6 +11,7 @@ import yaml
 
 from rl4p import configuration
 from rl4p.configuration import schema
+from rl4p.configuration.loader import Loader
 from rl4p.errors import InputError, RunError, Stopped
 
 TRAIN = [sys.executable, "-m", "rl4p.train"]
@@ -293,6 +294,16 @@ def test_what_is_only_shown_meets_nobody(toy, capsys):
     configuration.main("toy", toy.jobs.append, join=None, argv=["--cfg", "job"], conf=toy.conf)
     assert "seed: 0" in capsys.readouterr().out
     assert not toy.jobs
+
+
+def test_what_is_only_shown_is_composed_once(toy, capsys, monkeypatch):
+    load, composed = Loader.load_configuration, []
+    monkeypatch.setattr(
+        Loader, "load_configuration", lambda *a, **b: composed.append(1) or load(*a, **b)
+    )
+    configuration.main("toy", toy.jobs.append, argv=["--cfg", "job", "seed=3"], conf=toy.conf)
+    assert "seed: 3" in capsys.readouterr().out
+    assert len(composed) == 1
 
 
 @pytest.mark.slow
