@@ -236,28 +236,33 @@ def drawn_in_two_stages(
     largest_B1 = jnp.max(logits_BV, axis=-1, keepdims=True)
     padded_BV = jnp.pad(jnp.exp(logits_BV - largest_B1), ((0, 0), (0, -V % ROWS)))
     masses_BRC = padded_BV.reshape(B, ROWS, -1)
-    sums_BC = jnp.sum(masses_BRC, axis=1)
-    column_B = first_over(sums_BC, numbers_B2[:, 0])
+    columns_BC = jnp.sum(masses_BRC, axis=1)
+    sums_BC = jnp.cumsum(columns_BC, axis=-1)
+    column_B = first_over(columns_BC, sums_BC, numbers_B2[:, 0])
     chosen_BR = jnp.take_along_axis(masses_BRC, column_B[:, None, None], axis=2)[:, :, 0]
-    row_B = first_over(chosen_BR, numbers_B2[:, 1])
+    # The sums of rows that several devices have: a product is one exchange, a cumsum many.
+    up_to_RR = jnp.triu(jnp.ones((ROWS, ROWS), chosen_BR.dtype))
+    sums_BR = jnp.matmul(chosen_BR, up_to_RR, precision=jax.lax.Precision.HIGHEST)
+    row_B = first_over(chosen_BR, sums_BR, numbers_B2[:, 1])
     drawn_B = jnp.minimum(row_B * masses_BRC.shape[2] + column_B, V - 1)
     token_B = jnp.where(greedy, first_of_the_largest(logits_BV), drawn_B)
     shifted_B = of_tokens(logits_BV, token_B) - largest_B1[:, 0]
     # Not jnp.sum, which XLA would make one sum over all masses: one more pass over the logits.
-    return token_B, shifted_B - jnp.log(jnp.cumsum(sums_BC, axis=-1)[:, -1])
+    return token_B, shifted_B - jnp.log(sums_BC[:, -1])
 
 
-def first_over(masses_BN: Array, number_B: Array) -> jax.Array:
+def first_over(masses_BN: Array, sums_BN: Array, number_B: Array) -> jax.Array:
     """Returns the first index at which the sum so far is over a share of the whole, int32 [B].
 
     It has a mass above 0: by rounding, the sums may rise where the mass is 0.
 
     Args:
       masses_BN: not below 0.
+      sums_BN: the sums of the masses up to each index.
       number_B: the shares, in [0, 1).
     """
     N = masses_BN.shape[-1]
-    sums_BN = jnp.where(masses_BN > 0, jnp.cumsum(masses_BN, axis=-1), 0.0)
+    sums_BN = jnp.where(masses_BN > 0, sums_BN, 0.0)
     over_BN = sums_BN > number_B[:, None] * jnp.max(sums_BN, axis=-1, keepdims=True)
     return jnp.min(jnp.where(over_BN, jnp.arange(N, dtype=jnp.int32), N - 1), axis=-1)
 
