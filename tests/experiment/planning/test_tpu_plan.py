@@ -162,6 +162,13 @@ def test_a_decode_step_has_no_loop_over_rows_and_slots_send_none(on_eight, mesh)
 
 
 @pytest.mark.tpu_plan
+def test_chips_that_share_a_large_vocabulary_pass_no_sums_from_one_to_the_next(on_eight):
+    words = ("mesh=v5e_16", "mesh.sampling_tp=16", "model.vocabulary=152064")
+    traffic = on_eight(PROGRAMS, *SMALL, *SMALL_SHAPE, *words)["costs"]["decode"]["collectives"]
+    assert {kind.split(" over ")[0] for kind in traffic} == {"all-reduce", "all-gather"}, traffic
+
+
+@pytest.mark.tpu_plan
 def test_a_wiring_that_does_not_exist_is_one_sentence(plan, tmp_path):
     wiring = ("mesh=v5e_8", "mesh.topology=v5e:3x7", "mesh.fsdp=21", "mesh.tp=1")
     done = plan(*wiring, f"hydra.run.dir={tmp_path}")
