@@ -224,7 +224,7 @@ def drawn_in_two_stages(
     probability 0 is never drawn. A row with NaN gives some token, and NaN as its log-probability.
 
     The vocabulary is read as a matrix of `ROWS` rows, and a set is one of its columns: so a mesh
-    that shards the vocabulary shards the rows, and devices exchange the sums of columns and a single
+    that shards the vocabulary shards the rows, and devices exchange the sums of columns and one
     column. The sum of all normalises the log-probability too, which saves a pass over the logits.
     """
     B, V = logits_BV.shape
