@@ -60,9 +60,10 @@ def importing() -> Iterator[None]:
     """Pauses the garbage collector, and lets Ctrl-C end the process at once, while modules load.
 
     Imports make many objects and hardly any garbage, and the collector would search all of them
-    again and again. KeyboardInterrupt in an import prints a traceback, or a library ignores it, so
-    Ctrl-C ends the process with exit code 1. Outside the main thread, and if another handler of
-    SIGINT is installed, Ctrl-C stays as it is.
+    again and again. It is the same where Hydra only shows its help or a configuration.
+    KeyboardInterrupt in an import prints a traceback, or a library ignores it, so Ctrl-C ends the
+    process with exit code 1. Outside the main thread, and if another handler of SIGINT is
+    installed, Ctrl-C stays as it is.
     """
     main = threading.current_thread() is threading.main_thread()
     ours = main and signal.getsignal(signal.SIGINT) is signal.default_int_handler

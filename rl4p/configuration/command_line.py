@@ -223,12 +223,11 @@ def launch(
             args.overrides.append(override(folder, options.out))
     elif not (args.help or args.hydra_help or args.shell_completion):
         args.overrides = with_local_folder(args.overrides)
-    with importing():
-        composer = Composer(conf, args.config_dir, args.overrides)
-        hydra = Hydra(name, composer.loader)
+    composer = Composer(conf, args.config_dir, args.overrides)
+    hydra = Hydra(name, composer.loader)
     try:
         if args.help or args.hydra_help or args.shell_completion:
-            with importing(), redirect_stdout(VisibleStream(sys.stdout)):  # Hydra imports plugins
+            with importing(), redirect_stdout(VisibleStream(sys.stdout)):
                 if args.shell_completion:
                     shell_completion(name, args.overrides, conf=conf)
                 else:
@@ -246,9 +245,9 @@ def launch(
                     resumable=after_sweep is not None,
                 )
             if shows:
-                with importing(), redirect_stdout(VisibleStream(sys.stdout)):  # as above
+                with importing(), redirect_stdout(VisibleStream(sys.stdout)):
                     if args.cfg:
-                        hydra.compose_config = lambda *_, **__: config  # preflight has composed it
+                        hydra.compose_config = lambda *_, **__: config  # `preflight` composed it
                         hydra.show_cfg(CONFIG, lines, args.cfg, args.package, args.resolve)
                     else:
                         hydra.show_info(args.info, CONFIG, lines)

@@ -211,7 +211,7 @@ def next_tokens(
 
 
 def of_tokens(x_BV: Array, token_B: Array) -> jax.Array:
-    """Returns the value of one token of each row."""
+    """Returns x[b, token_b] for each row b."""
     return jnp.take_along_axis(x_BV, token_B[:, None], axis=1)[:, 0]
 
 
@@ -240,21 +240,22 @@ def drawn_in_two_stages(
     sums_BC = jnp.cumsum(columns_BC, axis=-1)
     column_B = first_over(columns_BC, sums_BC, numbers_B2[:, 0])
     chosen_BR = jnp.take_along_axis(masses_BRC, column_B[:, None, None], axis=2)[:, :, 0]
-    # The sums of rows that several devices have: a product is one exchange, a cumsum many.
+    # Devices that share the rows exchange one array for a product, but many for a cumsum.
     up_to_RR = jnp.triu(jnp.ones((ROWS, ROWS), chosen_BR.dtype))
     sums_BR = jnp.matmul(chosen_BR, up_to_RR, precision=jax.lax.Precision.HIGHEST)
     row_B = first_over(chosen_BR, sums_BR, numbers_B2[:, 1])
     drawn_B = jnp.minimum(row_B * masses_BRC.shape[2] + column_B, V - 1)
     token_B = jnp.where(greedy, first_of_the_largest(logits_BV), drawn_B)
     shifted_B = of_tokens(logits_BV, token_B) - largest_B1[:, 0]
-    # Not jnp.sum, which XLA would make one sum over all masses: one more pass over the logits.
+    # jnp.sum(columns_BC) would read all logits again: XLA joins it with the sum above.
     return token_B, shifted_B - jnp.log(sums_BC[:, -1])
 
 
 def first_over(masses_BN: Array, sums_BN: Array, number_B: Array) -> jax.Array:
     """Returns the first index at which the sum so far is over a share of the whole, int32 [B].
 
-    It has a mass above 0: by rounding, the sums may rise where the mass is 0.
+    The mass there is above 0. Indices without mass are left out, because rounding can make the sums
+    rise at them.
 
     Args:
       masses_BN: not below 0.

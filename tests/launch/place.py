@@ -97,7 +97,7 @@ class Place:
         (self.folder / "plan").write_text("\n".join(outcomes) + "\n")
 
     def call(self, *words: object, **env: object) -> subprocess.CompletedProcess[str]:
-        """Runs a script to its end; one that does not end fails, with all that it has started."""
+        """Runs a script until it ends. After 20 s it is killed, with all that it has started."""
         line = ["bash", *map(str, words)]
         changed = self.env | {name: str(value) for name, value in env.items()}
         pipe = subprocess.PIPE

@@ -35,9 +35,10 @@ def rows():
 
 @pytest.fixture(scope="module")
 def packed_rows(rows):
-    """Returns rows of four sequences behind a prompt, the second with two later segments.
+    """Returns two packed rows and how their tokens see one another.
 
-    Row 1 has no prompt but two sequences.
+    Row 0 has a prompt and four sequences, of which the second has two more segments. Row 1 has two
+    sequences and no prompt.
     """
     arrays, view = rows
     own = np.repeat(np.int32([1, 42, -43, -44, 83, 124, 0]), [7, 6, 5, 5, 8, 4, 5])

@@ -4,8 +4,8 @@
 class Clock:
     """A clock that stands still until a test moves it.
 
-    It begins after 34 years: `time.perf_counter` counts from when the machine started, and programs
-    that earlier tests compiled at the same seconds would be taken off the times of this one.
+    It begins at 34 years, because `time.perf_counter` counts from the start of the machine. If the
+    clock began at 1,000 s, compilations of other tests, made at that time, would count in this one.
     """
 
     now = 2.0**30

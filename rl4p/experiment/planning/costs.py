@@ -159,14 +159,14 @@ SHORTER = {
 
 
 def bound_of_step(
-    costs: Sequence[Cost], tokens: int, chips: int, wider: int | None, again: bool
+    costs: Sequence[Cost], tokens: int, chips: int, wider: int | None, recomputes: bool
 ) -> str | None:
     """Returns a sentence about the least time of a step; None if the rates are not known.
 
     Args:
       tokens: the response tokens of a step.
       wider: what `wider_sampling` returns.
-      again: whether an update computes whole layers twice, although the run fits.
+      recomputes: whether updates recompute whole layers, and the run fits.
     """
     if not costs or not all(each.seconds for each in costs):
         return None
@@ -175,8 +175,8 @@ def bound_of_step(
     shorter = SHORTER[longest.pole]
     if wider and (longest.phase, longest.pole) == ("decode", "memory"):
         shorter = f"mesh.sampling_tp={wider}, with which a device reads fewer parameters, {shorter}"
-    if again and longest.pole == "products" and longest.phase in ("update", "gradient"):
-        shorter = f"model.remat=elementwise (few products twice) if it fits, {shorter}"
+    if recomputes and longest.pole == "products" and longest.phase in ("update", "gradient"):
+        shorter = f"model.remat=elementwise, if it fits, which recomputes little, {shorter}"
     return (
         f"A step takes at least {total:,.2f} s: at most {tokens / total / chips:,.0f} response "
         f"tokens/s on each chip. The longest part is {longest.phase}, by its {longest.pole} "

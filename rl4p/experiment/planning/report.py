@@ -215,8 +215,8 @@ def show(plan: dict[str, Any], costs: list[Cost]) -> None:
         "memory besides the arguments. `time >=`: a bound by peak FLOP/s, bandwidth and links."
     )
     tokens = step["prompts"] * step["group_size"] * step["response_tokens"]
-    again = plan["fits"] and plan["recomputes_layers"]
-    if sentence := bound_of_step(costs, tokens, devices, plan["wider_sampling"], again):
+    recomputes = plan["fits"] and plan["recomputes_layers"]
+    if sentence := bound_of_step(costs, tokens, devices, plan["wider_sampling"], recomputes):
         out.print(sentence)
     for key, value in plan.get("largest", {}).items():
         out.print(f"the largest value that fits: {key}={value}")

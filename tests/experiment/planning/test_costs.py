@@ -126,21 +126,21 @@ def test_a_step_is_bounded_by_all_its_programs_and_names_the_longest():
         made("update", products=3.0, memory=1.0, network=2.0),
     ]
     bound = partial(bound_of_step, tokens=16_000, chips=2)
-    assert bound(parts, wider=None, again=True) == (
+    assert bound(parts, wider=None, recomputes=True) == (
         "A step takes at least 8.00 s: at most 1,000 response tokens/s on each chip. The longest "
         "part is decode, by its memory (5.00 s). Shorter with: more sequences at a time, which "
         "share each read of the parameters, or more chips."
     )
-    wider = bound(parts, wider=8, again=True)
+    wider = bound(parts, wider=8, recomputes=True)
     assert wider is not None
     assert "Shorter with: mesh.sampling_tp=8, with which a device reads fewer parameters, more" in (
         wider
     )
     parts[1] = made("update", products=9.0)
-    other = bound(parts, wider=8, again=False)
+    other = bound(parts, wider=8, recomputes=False)
     assert other is not None
     assert other.endswith("(9.00 s). Shorter with: more chips, or fewer tokens a step.")
-    assert bound([*parts, made("scores")], wider=None, again=True) is None
+    assert bound([*parts, made("scores")], wider=None, recomputes=True) is None
 
 
 @pytest.mark.parametrize(
@@ -150,11 +150,11 @@ def test_a_step_is_bounded_by_all_its_programs_and_names_the_longest():
         *(("update", "network", False), ("decode", "products", False)),
     ],
 )
-def test_an_update_of_products_is_shorter_if_layers_are_not_computed_twice(phase, pole, named):
+def test_an_update_of_products_is_shorter_if_layers_are_not_recomputed(phase, pole, named):
     longest = made(phase, **({"products": 1.0} | {pole: 9.0}))
-    sentence = bound_of_step([longest], tokens=1, chips=1, wider=None, again=True)
+    sentence = bound_of_step([longest], tokens=1, chips=1, wider=None, recomputes=True)
     assert sentence is not None
-    words = "Shorter with: model.remat=elementwise (few products twice) if it fits, more chips"
+    words = "Shorter with: model.remat=elementwise, if it fits, which recomputes little, more chips"
     assert (words in sentence) == named
 
 
