@@ -130,7 +130,7 @@ def test_a_job_whose_time_is_over_goes_on_bit_for_bit(real, whole):
 
 @pytest.mark.slow
 def test_hosts_that_restart_by_themselves_meet_again(real, whole):
-    """Each process has its own loop of restarts, like the pods of jobset.yml. Process 0 is killed."""
+    """Each process has its own loop, like the pods of jobset.yml. Process 0 is killed."""
     place, port = real(), free_port()
     run = [f"hydra.run.dir={place.run}", "resume=auto", "mesh.processes=2"]
     env = {name: value for name, value in place.env.items() if not name.startswith("SLURM_")}
