@@ -66,11 +66,11 @@ drills: $(PARITY) $(STORES)
 
 # libtpu has its own folder: if it were installed in .venv, JAX would look for a TPU at every import.
 tpu-plan: $(DEVELOPMENT) $(LIBTPU)
-	PYTHONPATH=$(LIBTPU) $(BIN)/python -m pytest -m tpu_plan tests/experiment/planning $(ARGS)
+	PYTHONPATH=$(LIBTPU) $(BIN)/python -m pytest -m tpu_plan tests/tools/planning $(ARGS)
 
 # The plugin has its own folder too: JAX would look for a driver at every start.
 gpu-plan: $(DEVELOPMENT) $(CUDA)
-	PYTHONPATH=$(CUDA) $(BIN)/python -m pytest -m gpu_plan tests/experiment/planning $(ARGS)
+	PYTHONPATH=$(CUDA) $(BIN)/python -m pytest -m gpu_plan tests/tools/planning $(ARGS)
 
 # The pages are made in .cache/docs, and the site from them.
 docs: $(DOCUMENTATION)

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
+from rl4p.base.types import Episode, Prompt
 from rl4p.configuration import instantiate
 from rl4p.data.prompts import encode_prompts
 from rl4p.loop.source.stream import PromptStream
@@ -30,7 +31,6 @@ from rl4p.model.tokenizer import load_tokenizer
 from rl4p.protocols.hook import StepInfo
 from rl4p.runs.pictures import COLOURS, legend, panels, save
 from rl4p.runs.record import Record
-from rl4p.types import Episode, Prompt
 
 HERE = Path(__file__).parent
 COMMANDS = """\

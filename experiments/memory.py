@@ -22,9 +22,9 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from rl4p.configuration import compose, instantiate
-from rl4p.experiment.planning.abstract import abstract_run
-from rl4p.experiment.planning.estimate import StepEstimate
-from rl4p.experiment.planning.topology import estimated, memory_of
+from rl4p.tools.planning.abstract import abstract_run
+from rl4p.tools.planning.estimate import StepEstimate
+from rl4p.tools.planning.topology import estimated, memory_of
 
 HERE = Path(__file__).parent
 TINY = Path(__file__).parents[1] / "rl4p/model/tiny"  # lends its tokenizer
@@ -76,7 +76,7 @@ with which `rl4p.plan estimate=true` says that the run fits; `-` means that none
 * JAX takes three quarters of a GPU's memory by default. The table is for
   `XLA_PYTHON_CLIENT_MEM_FRACTION={share}`, and for a gigabyte of 10^9 bytes.
 * The estimate counts shapes. A test holds it within 15 % of compiled programs
-  ([test_estimate.py](../tests/experiment/planning/test_estimate.py)).
+  ([test_estimate.py](../tests/tools/planning/test_estimate.py)).
 
 The plan of a cell, with every part:
 

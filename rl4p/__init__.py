@@ -16,7 +16,7 @@ __all__ = ["Record", "build", "compose", "rollout_batches", "train"]  # pyright:
 
 _MODULES = {
     "Record": "rl4p.runs.record",
-    "build": "rl4p.experiment.build",
+    "build": "rl4p.runs.build",
     "compose": "rl4p.configuration",
     "rollout_batches": "rl4p.loop.batches",
 }

@@ -29,9 +29,9 @@ from rl4p.configuration.commands import run_command
 
 
 def job(arguments: list[str]) -> None:
-    from rl4p.runs.comparison.measures import Value
-    from rl4p.runs.comparison.report import compare, print_comparison
-    from rl4p.runs.comparison.sources import read, read_options
+    from rl4p.tools.comparison.measures import Value
+    from rl4p.tools.comparison.report import compare, print_comparison
+    from rl4p.tools.comparison.sources import read, read_options
 
     options = read_options(arguments)
     runs, left_out, out = read(options)

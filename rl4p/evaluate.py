@@ -43,7 +43,7 @@ def job(arguments: list[str]) -> None:
     request, config = read(arguments)
     # Imports JAX, which errors do not need.
     from rl4p.distributed.processes import join_processes, reporting_errors
-    from rl4p.runs.responses.evaluation.job import evaluate
+    from rl4p.tools.evaluation.job import evaluate
 
     with join_processes(config), reporting_errors():
         evaluate(config, request)

@@ -19,12 +19,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from rl4p.base.errors import InputError
+from rl4p.base.terminal.text import write
 from rl4p.configuration import instantiate
 from rl4p.configuration.commands import Checkpoint, read, run_command
 from rl4p.configuration.folder import run_folder
 from rl4p.configuration.resume import saved_config
-from rl4p.errors import InputError
-from rl4p.terminal.text import write
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -49,11 +49,11 @@ from rl4p.configuration.commands import run_command
 
 
 def job(arguments: list[str]) -> None:
-    from rl4p.runs.responses.generation.options import read_options
+    from rl4p.tools.generation.options import read_options
 
     read_options(arguments)
     # Imports JAX, which --help and errors do not need.
-    from rl4p.runs.responses.generation.job import generate
+    from rl4p.tools.generation.job import generate
 
     generate(arguments)
 

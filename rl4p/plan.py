@@ -16,7 +16,7 @@ from rl4p import configuration
 
 
 def job(config: DictConfig) -> Any:
-    from rl4p.experiment.planning.report import (
+    from rl4p.tools.planning.report import (
         plan,  # imports JAX, which --help and --cfg do not need
     )
 

@@ -53,7 +53,7 @@ from rl4p.configuration.commands import run_command
 
 
 def job(arguments: list[str]) -> None:
-    from rl4p.runs.responses.regrading import regrade  # imports JAX, which --help does not need
+    from rl4p.tools.regrading import regrade  # imports JAX, which --help does not need
 
     regrade(arguments)
 

@@ -33,7 +33,7 @@ from rl4p.configuration.commands import run_command
 
 
 def job(arguments: list[str]) -> None:
-    from rl4p.runs.responses.browser.job import browse
+    from rl4p.tools.browser.job import browse
 
     browse(arguments)
 

@@ -16,11 +16,11 @@ Words
 import sys
 from collections.abc import Sequence
 
+from rl4p.base.terminal.text import write
 from rl4p.configuration.commands import read, run_command
 from rl4p.configuration.folder import run_folder
 from rl4p.configuration.trust import names_in
 from rl4p.runs.tracker.sending import Destination, SendOptions, send
-from rl4p.terminal.text import write
 
 
 def job(words: list[str]) -> None:

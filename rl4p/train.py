@@ -7,7 +7,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from rl4p.errors import importing
+from rl4p.base.errors import importing
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

@@ -50,10 +50,7 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 from fsspec.implementations.memory import MemoryFileSystem  # noqa: E402
 
-from rl4p.distributed import counting  # noqa: E402
-from rl4p.distributed.mesh import Mesh  # noqa: E402
-from rl4p.protocols.engine import Completion, finish  # noqa: E402
-from rl4p.types import (  # noqa: E402
+from rl4p.base.types import (  # noqa: E402
     Episode,
     Finish,
     Prompt,
@@ -63,6 +60,9 @@ from rl4p.types import (  # noqa: E402
     TrainState,
     Trajectories,
 )
+from rl4p.distributed import counting  # noqa: E402
+from rl4p.distributed.mesh import Mesh  # noqa: E402
+from rl4p.protocols.engine import Completion, finish  # noqa: E402
 
 # Hydra sets logging up anew, which closes the handlers that are there, and that of absl (Orbax
 # brings it) closes its stream: it would be the one that pytest captures.
@@ -82,10 +82,10 @@ LONG = [
     ROOT / "tests" / name
     for name in (
         *("test_recipes.py", "runs/test_train.py", "runs/test_policy.py"),
-        *("runs/test_checkpoint.py", "runs/responses/generation/test_job.py"),
-        *("experiment/test_conversations.py", "experiment/test_build.py", "reward/test_code.py"),
+        *("runs/test_checkpoint.py", "tools/generation/test_job.py"),
+        *("runs/test_conversations.py", "runs/test_build.py", "reward/test_code.py"),
         *("configuration/test_command_line.py", "configuration/test_conf.py"),
-        *("reward/test_workers.py", "rollout/remote/test_pool.py"),
+        *("reward/test_workers.py", "engine/remote/test_pool.py"),
     )
 ]
 

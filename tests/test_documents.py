@@ -24,9 +24,9 @@ from rl4p import configuration
 from rl4p.configuration import compose
 from rl4p.configuration.composition import Composer, sweep_jobs
 from rl4p.configuration.schema import PLACES, without_hydra
-from rl4p.experiment.build import build, build_phases
-from rl4p.experiment.compatibility import refuse_what_cannot_act
 from rl4p.loop.loop import train
+from rl4p.runs.build import build, build_phases
+from rl4p.runs.compatibility import refuse_what_cannot_act
 from tests.documents import (
     DOCS,
     DOCUMENTS,
@@ -84,7 +84,7 @@ def is_a_module_here(words: list[str]) -> bool:
 def asks_an_endpoint(words: list[str]) -> bool:
     (url,) = (word for word in words if word.startswith("http://127.0.0.1:8000/"))
     body = words[words.index("-d") + 1]
-    code = "".join(path.read_text() for path in (ROOT / "rl4p/serving").glob("*.py"))
+    code = "".join(path.read_text() for path in (ROOT / "rl4p/engine/serving").glob("*.py"))
     return f'("POST", "{url.rpartition(":8000")[2]}"): ' in code and bool(json.loads(body))
 
 

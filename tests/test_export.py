@@ -9,10 +9,10 @@ from omegaconf import OmegaConf
 
 from rl4p.configuration import compose
 from rl4p.distributed.mesh import Mesh
-from rl4p.experiment.build import build
 from rl4p.export import main
 from rl4p.model import huggingface
 from rl4p.model.pretrained import Pretrained
+from rl4p.runs.build import build
 from rl4p.runs.checkpoint import Orbax
 
 SMALL = (

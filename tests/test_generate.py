@@ -5,8 +5,8 @@ import sys
 
 import rl4p.generate
 from rl4p.configuration.schema import Root
-from rl4p.runs.responses.generation import job
-from rl4p.runs.responses.generation.options import OF_BOTH, OF_POLICY, GenerateOptions, Server
+from rl4p.tools.generation import job
+from rl4p.tools.generation.options import OF_BOTH, OF_POLICY, GenerateOptions, Server
 
 
 def test_the_help_imports_no_jax():

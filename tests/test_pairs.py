@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 import yaml
 
+from rl4p.base.errors import InputError
 from rl4p.configuration import compose
-from rl4p.errors import InputError
-from rl4p.experiment.build import build
 from rl4p.loop.loop import train
 from rl4p.model.scratch import Scratch
+from rl4p.runs.build import build
 
 pytestmark = [pytest.mark.slow, pytest.mark.mixed_dtypes]
 

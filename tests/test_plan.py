@@ -4,8 +4,8 @@ import subprocess
 import sys
 
 import rl4p.configuration
-import rl4p.experiment.planning.report
 import rl4p.plan
+import rl4p.tools.planning.report
 
 
 def test_the_help_imports_no_jax():
@@ -20,7 +20,7 @@ def test_the_help_imports_no_jax():
 
 
 def test_the_job_is_the_plan_of_its_configuration(monkeypatch):
-    monkeypatch.setattr(rl4p.experiment.planning.report, "plan", lambda config: {"of": config})
+    monkeypatch.setattr(rl4p.tools.planning.report, "plan", lambda config: {"of": config})
     assert rl4p.plan.job("a configuration") == {"of": "a configuration"}
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import rl4p
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
 
 NOTEBOOK = Path(__file__).resolve().parents[1] / "docs" / "python.ipynb"
 

@@ -12,11 +12,11 @@ import pytest
 
 from rl4p.configuration import compose
 from rl4p.distributed.mesh import Mesh
-from rl4p.experiment.build import build
 from rl4p.loop.loop import train
 from rl4p.model.huggingface import write_policy
 from rl4p.model.pretrained import Pretrained
 from rl4p.reward.sandbox import bubblewrap_problem
+from rl4p.runs.build import build
 
 pytestmark = pytest.mark.mixed_dtypes
 

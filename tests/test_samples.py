@@ -4,8 +4,8 @@ import subprocess
 import sys
 
 import rl4p.samples
-from rl4p.runs.responses.browser.job import SamplesOptions
-from rl4p.runs.responses.browser.samples import SampleFilter
+from rl4p.tools.browser.job import SamplesOptions
+from rl4p.tools.browser.samples import SampleFilter
 
 
 def test_it_runs_without_jax(tmp_path):

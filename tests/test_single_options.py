@@ -36,15 +36,15 @@ from pydantic import TypeAdapter, ValidationError
 
 import rl4p
 import tests.conftest  # noqa: F401  the environment of tests, before JAX is used
+from rl4p.base.errors import InputError, RunError
+from rl4p.base.types import Episode, Prompt, Turn
 from rl4p.configuration import compose, instantiate
 from rl4p.configuration.schema import PLACES
-from rl4p.errors import InputError, RunError
-from rl4p.experiment.build import build
-from rl4p.experiment.evaluation import held_out_questions
 from rl4p.loop.loop import train
+from rl4p.runs.build import build
+from rl4p.runs.evaluation import held_out_questions
 from rl4p.runs.outcome import params_sha256
 from rl4p.runs.run import refuse_what_only_a_plan_reads
-from rl4p.types import Episode, Prompt, Turn
 from tests.options import CONF, option
 
 TABLE = yaml.safe_load((Path(__file__).parent / "single_options.yaml").read_text())

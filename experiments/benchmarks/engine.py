@@ -30,6 +30,14 @@ import numpy as np
 from experiments.benchmarks.peers.__main__ import machine
 from experiments.benchmarks.peers.workload import WORKLOADS, Workload, matmul_rate, step_flops
 from experiments.benchmarks.timing import in_turn
+from rl4p.base.types import (
+    Finish,
+    Prompt,
+    Sampling,
+    TrainingBatch,
+    TrainState,
+    Trajectories,
+)
 from rl4p.distributed import placement
 from rl4p.distributed.mesh import Mesh
 from rl4p.learner.correction import none as correction
@@ -46,14 +54,6 @@ from rl4p.model.tokenizer import byte_tokenizer
 from rl4p.protocols.engine import Completion
 from rl4p.rollout.answers import answers
 from rl4p.rollout.continuous import Continuous
-from rl4p.types import (
-    Finish,
-    Prompt,
-    Sampling,
-    TrainingBatch,
-    TrainState,
-    Trajectories,
-)
 from rl4p.update.ppo import PPO
 
 UNIFORM = WORKLOADS["uniform"]

@@ -29,12 +29,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from rl4p.base.types import Episode, Prompt
 from rl4p.data.rush_hour import RushHour
 from rl4p.data.rush_hour_board import board_of, solve
 from rl4p.reward.code import Code
 from rl4p.reward.correct import Correct
 from rl4p.reward.math import Math
-from rl4p.types import Episode, Prompt
 
 RESPONSES = 2000
 WORKING = "First we add {a} and {b}, which is {c}. Then we take a half of it, and {c}/2 is left. "
@@ -146,8 +146,8 @@ def hang() -> dict[str, float]:
 
 def bombs() -> dict[str, Any]:
     from rl4p.configuration import compose
-    from rl4p.experiment.build import build
     from rl4p.loop.loop import train
+    from rl4p.runs.build import build
 
     experiment = build(compose(["steps=100000", "evaluation.every=0"]))
     steps = train(experiment.loop, experiment.state)
@@ -218,8 +218,8 @@ def solver() -> dict[str, float]:
 
 def share() -> dict[str, float]:
     from rl4p.configuration import compose
-    from rl4p.experiment.build import build
     from rl4p.loop.loop import train
+    from rl4p.runs.build import build
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "train.jsonl"

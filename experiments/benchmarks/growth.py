@@ -101,8 +101,8 @@ def in_a_process(size: Size) -> list[float]:
 
 def seconds_of_steps(size: Size) -> list[float]:
     from rl4p.configuration import compose
-    from rl4p.experiment.build import build
     from rl4p.loop.loop import train
+    from rl4p.runs.build import build
 
     words = (
         *(f"model.width={size.width}", f"model.heads={size.width // HEAD_WIDTH}"),

@@ -20,10 +20,10 @@ from pathlib import Path
 
 import numpy as np
 
+from rl4p.base.types import Episode, Prompt
 from rl4p.data.answer import final_answer
 from rl4p.data.quantity import quantity
 from rl4p.reward.correct import Correct
-from rl4p.types import Episode, Prompt
 
 # Where a response may state its answer; {gold} is a number elsewhere in the text.
 FORMATS = (

@@ -31,8 +31,8 @@ os.environ.setdefault(
 )
 
 from rl4p.configuration import compose
-from rl4p.experiment.build import build
 from rl4p.loop.loop import train
+from rl4p.runs.build import build
 
 RUN = (
     "mesh.cpu_devices=2",

@@ -63,9 +63,9 @@ def measure(overrides: list[str]) -> dict[str, float]:
     import jax
 
     from rl4p.configuration import compose, instantiate
-    from rl4p.experiment.planning.costs import cost
-    from rl4p.experiment.planning.programs import update
-    from rl4p.experiment.planning.report import described
+    from rl4p.tools.planning.costs import cost
+    from rl4p.tools.planning.programs import update
+    from rl4p.tools.planning.report import described
 
     config = compose(overrides)
     run, chip, _ = described(config, instantiate(config.mesh))

@@ -35,14 +35,14 @@ import jax
 import numpy as np
 
 from experiments.benchmarks.peers.__main__ import machine
+from rl4p.base.types import Params, Prompt, Trajectories
 from rl4p.data.arithmetic import Arithmetic
 from rl4p.data.prompts import encode_prompts
 from rl4p.distributed.mesh import Mesh
+from rl4p.engine import speculation
 from rl4p.model.policy import Policy
 from rl4p.model.pretrained import Pretrained
 from rl4p.rollout.continuous import Continuous
-from rl4p.rollout.engine import speculation
-from rl4p.types import Params, Prompt, Trajectories
 
 COMMAND = "python -m experiments.benchmarks.speculation"
 LEGEND = """\

@@ -27,8 +27,8 @@ import psutil
 from omegaconf import OmegaConf
 
 from rl4p.configuration import compose
-from rl4p.experiment.build import build
 from rl4p.loop.loop import train
+from rl4p.runs.build import build
 from rl4p.runs.record import Record
 from rl4p.runs.tracker.background import BackgroundMirror
 from rl4p.runs.tracker.mlflow import MLflow

@@ -13,11 +13,11 @@ import time
 
 from experiments.drills.outcome import tell
 from experiments.drills.small_run import SLOWLY, SMALL
+from rl4p.base.types import Episode, Prompt
 from rl4p.configuration import compose
-from rl4p.experiment.build import build
 from rl4p.loop.loop import train
 from rl4p.reward.math import Math
-from rl4p.types import Episode, Prompt
+from rl4p.runs.build import build
 
 BOMBS = (
     *(r"\boxed{9**9**9}", r"\boxed{9^{9^9}}", r"\boxed{(10^9)!}", r"\boxed{(x+1)^{99999}}"),

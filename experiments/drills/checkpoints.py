@@ -3,9 +3,9 @@
 import jax
 import jax.numpy as jnp
 
+from rl4p.base.types import Prompt, TrainState
 from rl4p.loop.source.stream import PromptStream
 from rl4p.runs.checkpoint import Checkpoints, Orbax
-from rl4p.types import Prompt, TrainState
 
 
 def state(step: int) -> TrainState:

@@ -28,6 +28,7 @@ import jax
 import numpy as np
 
 from experiments.drills.outcome import tell
+from rl4p.base.types import Episode, Microbatching, Params, Question, Trajectories
 from rl4p.data.prompts import encode_prompts
 from rl4p.distributed.mesh import Mesh
 from rl4p.learner.logprobs import ScoreOptions, score_tokens
@@ -36,7 +37,6 @@ from rl4p.model.scratch import Scratch
 from rl4p.protocols.environment import StepResult
 from rl4p.rollout.continuous import Continuous
 from rl4p.rollout.environment import Environment
-from rl4p.types import Episode, Microbatching, Params, Question, Trajectories
 from tests.data.chats import byte_level, wrapped
 
 COLUMNS, GROUP = 512, 4

@@ -18,7 +18,7 @@ from pathlib import Path
 from experiments.drills.checkpoints import restored_step, save
 from experiments.drills.fuzz import fuzzed
 from experiments.drills.outcome import tell
-from rl4p.errors import InputError, RunError
+from rl4p.base.errors import InputError, RunError
 from rl4p.runs.saved_steps import DIGESTS
 
 FILES = ("_CHECKPOINT_METADATA", "parts/metadata", "state/_METADATA", "state/_sharding")

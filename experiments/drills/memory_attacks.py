@@ -15,9 +15,9 @@ from contextlib import closing
 from pathlib import Path
 
 from experiments.drills.outcome import tell
+from rl4p.base.types import Episode, Prompt
 from rl4p.reward import memory_group
 from rl4p.reward.code import Code
-from rl4p.types import Episode, Prompt
 
 MIB = 2**20
 LIMIT_MIB, SECONDS = 512, 20.0

@@ -73,7 +73,7 @@ ROWS: dict[str, list[dict[str, str]]] = {
         },
         {
             "what": "new weights are used from the next completion on, in process and by servers",
-            "tests": "tests/rollout/engine/test_in_process.py tests/rollout/remote/test_probe.py",
+            "tests": "tests/engine/test_in_process.py tests/engine/remote/test_probe.py",
             "mutant": "a stale server that claims to be new gets requests",
         },
     ],
@@ -187,7 +187,7 @@ ROWS: dict[str, list[dict[str, str]]] = {
         },
         {
             "what": "faults of servers lose no completion and train no wrong token",
-            "tests": "tests/rollout/remote",
+            "tests": "tests/engine/remote",
             "mutant": "the requests of a server that is taken out are not given to others",
         },
         {
@@ -251,7 +251,7 @@ ROWS: dict[str, list[dict[str, str]]] = {
         },
         {
             "what": "text of others never acts on the terminal",
-            "tests": "tests/terminal",
+            "tests": "tests/base/terminal",
             "mutant": "escape sequences reach the terminal",
         },
         {
@@ -296,7 +296,7 @@ ROWS: dict[str, list[dict[str, str]]] = {
             "what": (
                 "servers answer their hosts only, with a token; secrets stay out of what is written"
             ),
-            "tests": "tests/serving/test_guard.py tests/http/test_client.py",
+            "tests": "tests/engine/serving/test_guard.py tests/base/http/test_client.py",
             "mutant": "a request needs no token",
         },
     ],

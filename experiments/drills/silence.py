@@ -27,7 +27,7 @@ from pathlib import Path
 
 from experiments.drills.outcome import tell
 from experiments.drills.small_run import SMALL, command, compiling, environment, trains
-from rl4p.types import Episode
+from rl4p.base.types import Episode
 
 STEPS = 2
 GRADING, COMPILATION = 60.0, 200.0  # the least seconds of a step and of all compilations

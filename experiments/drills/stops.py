@@ -24,7 +24,7 @@ from pathlib import Path
 from experiments.drills.interruptions import Whole, begun_or_resumed, run_to_its_end
 from experiments.drills.outcome import tell
 from experiments.drills.small_run import SLOWLY, SMALL, compiling, difference, environment
-from rl4p.errors import Stopped
+from rl4p.base.errors import Stopped
 from rl4p.runs.saved_steps import newest_undamaged, steps_of
 
 STEPS = ("steps=16", "checkpoint.every=2", "group_size=8", SLOWLY, "data.held_out_size=64")

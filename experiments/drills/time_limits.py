@@ -14,7 +14,7 @@ from pathlib import Path
 
 from experiments.drills.outcome import tell
 from experiments.drills.small_run import SLOWLY, SMALL, run, start, summary
-from rl4p.errors import OutOfTime
+from rl4p.base.errors import OutOfTime
 from rl4p.runs.saved_steps import chosen_step
 
 LEAST, MOST = 40, 70  # seconds of a limit; a start takes about ten

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 
 import jax.numpy as jnp
 
+from rl4p.base.errors import InputError
+from rl4p.base.types import Array, Rewards, Trajectories
 from rl4p.configuration.bounds import AboveZero
-from rl4p.errors import InputError
 from rl4p.learner.advantage_options import AdvantageOptions
 from rl4p.learner.masking import group_statistics, masked_statistics, spread_over_tokens
-from rl4p.types import Array, Rewards, Trajectories
 
 
 @dataclass(frozen=True, kw_only=True)

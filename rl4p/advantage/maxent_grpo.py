@@ -8,6 +8,7 @@ from typing import Literal
 
 import jax.numpy as jnp
 
+from rl4p.base.types import Array, Rewards, Trajectories
 from rl4p.configuration.bounds import AboveZero, Natural, NonNegative
 from rl4p.learner.advantage_options import AdvantageOptions
 from rl4p.learner.masking import (
@@ -18,7 +19,6 @@ from rl4p.learner.masking import (
     response_lengths,
     spread_over_tokens,
 )
-from rl4p.types import Array, Rewards, Trajectories
 
 Memory = dict[str, Array]
 

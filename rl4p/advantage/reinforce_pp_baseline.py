@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 
+from rl4p.base.types import Array, Rewards, Trajectories
 from rl4p.configuration.bounds import AboveZero
 from rl4p.learner.advantage_options import AdvantageOptions
 from rl4p.learner.masking import group_statistics, loss_mask, spread_over_tokens, whiten
-from rl4p.types import Array, Rewards, Trajectories
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 
+from rl4p.base.types import Array, Rewards, Trajectories
 from rl4p.learner.advantage_options import AdvantageOptions
 from rl4p.learner.masking import spread_over_tokens
-from rl4p.types import Array, Rewards, Trajectories
 
 
 @dataclass(frozen=True, kw_only=True)

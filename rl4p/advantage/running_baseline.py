@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 
+from rl4p.base.types import Array, Rewards, Trajectories
 from rl4p.configuration.bounds import Positive, Share
 from rl4p.learner.advantage_options import AdvantageOptions
 from rl4p.learner.masking import group_statistics, spread_over_tokens
-from rl4p.types import Array, Rewards, Trajectories
 
 Memory = dict[str, Array]
 

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 
+from rl4p.base.types import Array, Rewards, Trajectories
 from rl4p.configuration.bounds import Share
 from rl4p.learner.advantage_options import AdvantageOptions
 from rl4p.learner.masking import loss_mask
 from rl4p.learner.turns import turn_returns
-from rl4p.types import Array, Rewards, Trajectories
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
 
 GIB = 2**30
 

@@ -20,6 +20,8 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from rl4p.base.errors import AlreadyFinished, InputError, importing, report
+from rl4p.base.terminal.text import VisibleStream, make_logs_visible, write
 from rl4p.configuration.capability import refuse_secrets
 from rl4p.configuration.commands import Reading, options_of
 from rl4p.configuration.completion import shell_completion
@@ -37,8 +39,6 @@ from rl4p.configuration.sweep import FAILURE, MULTIRUN, Sweep
 from rl4p.configuration.sweep_start import new_sweep, resumed_sweep
 from rl4p.configuration.trust import CONF
 from rl4p.configuration.user_code import own_failures
-from rl4p.errors import AlreadyFinished, InputError, importing, report
-from rl4p.terminal.text import VisibleStream, make_logs_visible, write
 
 log = logging.getLogger(__name__)
 

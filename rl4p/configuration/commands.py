@@ -23,6 +23,8 @@ import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
+from rl4p.base.errors import InputError, report
+from rl4p.base.terminal.text import VisibleStream, make_logs_visible
 from rl4p.configuration.bounds import Natural
 from rl4p.configuration.capability import refuse_secrets
 from rl4p.configuration.completion import shell_completion
@@ -32,8 +34,6 @@ from rl4p.configuration.override_errors import refuse_arguments, without_spaces
 from rl4p.configuration.streams import replace_what_cannot_be_shown
 from rl4p.configuration.suggestions import did_you_mean, write
 from rl4p.configuration.targets import check_arguments, type_hints
-from rl4p.errors import InputError, report
-from rl4p.terminal.text import VisibleStream, make_logs_visible
 
 Options = TypeVar("Options")
 

@@ -18,6 +18,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from rl4p.base.errors import InputError
 from rl4p.configuration.hydra_internals import create_config_search_path
 from rl4p.configuration.loader import Loader
 from rl4p.configuration.override_errors import (
@@ -33,7 +34,6 @@ from rl4p.configuration.schema import GROUPS, PLACES, check, without_place
 from rl4p.configuration.slices import refuse_sizes_beside_a_shape
 from rl4p.configuration.suggestions import option_correction
 from rl4p.configuration.trust import CONF
-from rl4p.errors import InputError
 
 CONFIG = "config"  # the primary YAML
 

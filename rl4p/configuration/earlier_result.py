@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
 
 BEGINNING = 2048  # bytes of a page that are searched for its generator
 

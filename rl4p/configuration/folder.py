@@ -10,13 +10,13 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from rl4p.base.errors import InputError
+from rl4p.base.storage import is_address
 from rl4p.configuration.quoting import command, override
 from rl4p.configuration.run_copy import copy_for_reading
 from rl4p.configuration.signature import is_own, signed
 from rl4p.configuration.suggestions import write
 from rl4p.configuration.yaml_file import load_yaml, read_yaml
-from rl4p.errors import InputError
-from rl4p.storage import is_address
 
 RECORD = "metrics.jsonl"  # its presence marks the folder of a run
 RUNS = Path("outputs/runs")  # the runs that got no other `hydra.run.dir`

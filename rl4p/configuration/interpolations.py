@@ -15,7 +15,7 @@ from omegaconf import Container, OmegaConf
 from omegaconf.errors import InterpolationResolutionError
 from omegaconf.resolvers import oc
 
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
 
 MOST_CHARACTERS = 2**20  # in the values of all interpolations together
 COST = 100  # characters added for each interpolation, since an empty value takes time too

@@ -17,6 +17,8 @@ from hydra.errors import HydraException
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig
 
+from rl4p.base.errors import InputError, RunError, Stopped
+from rl4p.base.terminal.text import make_logs_visible, write
 from rl4p.configuration.composition import CONFIG
 from rl4p.configuration.folder import only_run_in, save_config
 from rl4p.configuration.hydra_internals import Callbacks, Hydra, replace_save_config
@@ -37,8 +39,6 @@ from rl4p.configuration.sweep import (
     write_jobs,
 )
 from rl4p.configuration.user_code import own_failures
-from rl4p.errors import InputError, RunError, Stopped
-from rl4p.terminal.text import make_logs_visible, write
 
 log = logging.getLogger(__name__)
 

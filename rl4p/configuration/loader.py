@@ -21,6 +21,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from rl4p.base.errors import InputError
 from rl4p.configuration.capability import (
     allowed_by_environment,
     refuse_mistyped,
@@ -47,7 +48,6 @@ from rl4p.configuration.targets import resolved
 from rl4p.configuration.tree import leaves
 from rl4p.configuration.trust import TRUSTED, check_hydra, names_in, refuse_unsaid
 from rl4p.configuration.yaml_file import configuration_of, read_yaml, text_of
-from rl4p.errors import InputError
 
 
 class BoundedRepository(ConfigRepository):

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
+from rl4p.base.errors import InputError
 from rl4p.configuration.chips import slice_names
 from rl4p.configuration.folder import JOBS, LATEST, RECORD
 from rl4p.configuration.hydra_internals import ConfigLoaderImpl
@@ -25,7 +26,6 @@ from rl4p.configuration.suggestions import (
 )
 from rl4p.configuration.targets import holds_node, is_node, unknown_key
 from rl4p.configuration.tree import join
-from rl4p.errors import InputError
 
 MOST_CHOICES = 4  # more choices than this help nobody
 

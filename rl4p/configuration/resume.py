@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from rl4p.base.errors import AlreadyFinished, InputError
 from rl4p.configuration.capability import refuse_of_file, uses
 from rl4p.configuration.composition import Composer
 from rl4p.configuration.folder import not_a_run, only_run_in, run_folder
@@ -23,7 +24,6 @@ from rl4p.configuration.targets import resolved
 from rl4p.configuration.tree import differences, leaves
 from rl4p.configuration.trust import TRUSTED, check_names, check_trust, names_in
 from rl4p.configuration.yaml_file import load_yaml, read_yaml
-from rl4p.errors import AlreadyFinished, InputError
 
 MAY_CHANGE = (
     "steps",

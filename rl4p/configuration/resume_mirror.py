@@ -18,11 +18,11 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
+from rl4p.base.errors import InputError
+from rl4p.base.storage import ObjectStore, is_address
 from rl4p.configuration.folder import AUTO, RECORD, is_in_use, not_a_run
 from rl4p.configuration.quoting import override
 from rl4p.configuration.run_copy import START, names_to_copy, register
-from rl4p.errors import InputError
-from rl4p.storage import ObjectStore, is_address
 
 MIRRORS = Path("outputs/mirrors")
 KEYS = ("resume", "checkpoint.mirror", "hydra.run.dir")

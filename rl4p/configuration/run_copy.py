@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from rl4p.storage import ObjectStore, cache_folder
+from rl4p.base.storage import ObjectStore, cache_folder
 
 CHECKPOINTS = "checkpoints"  # the folder of a run that holds its checkpoints
 DIGESTS = "digests.sha256"

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 from omegaconf import DictConfig, OmegaConf
 from pydantic import Field
 
+from rl4p.base.errors import InputError
 from rl4p.configuration.suggestions import write
 from rl4p.configuration.targets import (
     check_arguments,
@@ -17,7 +18,6 @@ from rl4p.configuration.targets import (
 )
 from rl4p.configuration.tree import join
 from rl4p.configuration.trust import TRUSTED, check_names, check_trust, names_in
-from rl4p.errors import InputError
 
 Natural = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]

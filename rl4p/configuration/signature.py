@@ -15,8 +15,8 @@ from pathlib import Path
 
 from yaml import YAMLError
 
+from rl4p.base.errors import InputError
 from rl4p.configuration.yaml_file import text_of
-from rl4p.errors import InputError
 
 MARK = "# signature: "
 BYTES = 32

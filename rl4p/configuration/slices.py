@@ -7,8 +7,8 @@ from hydra.core.object_type import ObjectType
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from omegaconf import DictConfig, OmegaConf
 
+from rl4p.base.errors import InputError
 from rl4p.configuration.chips import CHIPS, GIB, slice_of, topology_of
-from rl4p.errors import InputError
 
 GROUP = "mesh"
 SMALL = 32 * GIB  # chips with at most this memory also divide heads, feed-forward and vocabulary

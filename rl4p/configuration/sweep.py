@@ -19,11 +19,11 @@ from typing import Any
 import yaml
 from hydra.core.hydra_config import HydraConfig
 
+from rl4p.base.errors import InputError
+from rl4p.base.terminal.text import write
 from rl4p.configuration.folder import JOBS, RECORD, is_in_use, replace
 from rl4p.configuration.signature import signed
 from rl4p.configuration.yaml_file import read_yaml
-from rl4p.errors import InputError
-from rl4p.terminal.text import write
 
 MULTIRUN = "multirun.yaml"
 FAILURE = "failure.json"

@@ -10,6 +10,7 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from yaml import YAMLError
 
+from rl4p.base.errors import InputError
 from rl4p.configuration.composition import Composer, refused_jobs, sweep_jobs
 from rl4p.configuration.folder import JOBS, RECORD, refuse_taken
 from rl4p.configuration.hydra_internals import BasicSweeper
@@ -30,7 +31,6 @@ from rl4p.configuration.sweep import (
 from rl4p.configuration.targets import resolved
 from rl4p.configuration.trust import unsandboxed
 from rl4p.configuration.yaml_file import read_yaml
-from rl4p.errors import InputError
 
 log = logging.getLogger(__name__)
 

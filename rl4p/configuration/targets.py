@@ -21,6 +21,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import SchemaError
 
+from rl4p.base.errors import InputError
 from rl4p.configuration.interpolations import bounded_interpolations
 from rl4p.configuration.suggestions import (
     SECTIONS,
@@ -33,7 +34,6 @@ from rl4p.configuration.suggestions import (
 )
 from rl4p.configuration.tree import join
 from rl4p.configuration.trust import TRUSTED, check_trust, names_in, require_trust
-from rl4p.errors import InputError
 
 # Words for values that YAML writes differently, with the value and its YAML.
 WORDS = {

@@ -14,9 +14,9 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
+from rl4p.base.errors import InputError
 from rl4p.configuration.suggestions import did_you_mean, write
 from rl4p.configuration.tree import below, join, leaves
-from rl4p.errors import InputError
 
 PACKAGE = Path(__file__).resolve().parents[1]
 # In a wheel, conf is inside the package; in a checkout, it is next to the package.

@@ -10,8 +10,8 @@ import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from rl4p.base.errors import InputError
 from rl4p.configuration.interpolations import limit_interpolations
-from rl4p.errors import InputError
 
 MOST_BYTES = 2**20
 MOST_VALUES = 10_000  # after every alias is replaced by a copy of what it names

@@ -7,10 +7,10 @@ from typing import Annotated
 import numpy as np
 from annotated_types import Ge, Le
 
+from rl4p.base.errors import InputError
+from rl4p.base.types import Question
 from rl4p.configuration.bounds import Natural, Positive, Share
 from rl4p.data.prompting import Prompting
-from rl4p.errors import InputError
-from rl4p.types import Question
 
 Digits = Annotated[int, Ge(1), Le(9)]  # the number of pairs must fit into 64 bits
 

@@ -6,11 +6,11 @@ from functools import cached_property
 from itertools import product
 from typing import Any
 
+from rl4p.base.errors import InputError
+from rl4p.base.types import Question
 from rl4p.configuration.capability import ReadPath
 from rl4p.data.fields import MISSING, names_of, value_of
 from rl4p.data.jsonl import JSONLines
-from rl4p.errors import InputError
-from rl4p.types import Question
 
 GENERATED = "the generated questions"
 NUMBERS = range(2, 22)

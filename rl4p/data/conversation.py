@@ -24,11 +24,11 @@ from dataclasses import dataclass, replace
 from sys import maxsize
 from typing import TYPE_CHECKING, Any
 
+from rl4p.base.errors import InputError
+from rl4p.base.types import Demonstration, Prompt, Question
 from rl4p.data.prompts import FIRST, encode_prompts, system_of
-from rl4p.errors import InputError
 from rl4p.model.tokenizer import TEMPLATE_ERRORS
 from rl4p.model.trial import try_first_use
-from rl4p.types import Demonstration, Prompt, Question
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

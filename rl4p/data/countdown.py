@@ -8,11 +8,11 @@ from typing import Annotated
 import numpy as np
 from annotated_types import Ge, Le
 
+from rl4p.base.types import Question
 from rl4p.configuration.bounds import Positive
 from rl4p.data.expression import parse
 from rl4p.data.metadata import exact_number, whole_numbers
 from rl4p.data.random_questions import RandomQuestions
-from rl4p.types import Question
 
 OPERATORS = "+-*/"
 

@@ -7,6 +7,8 @@ from functools import cached_property
 
 import numpy as np
 
+from rl4p.base.errors import InputError
+from rl4p.base.types import Question
 from rl4p.configuration.bounds import Natural, Positive
 from rl4p.configuration.capability import ReadPath
 from rl4p.data.crossword_answer import canonical
@@ -14,8 +16,6 @@ from rl4p.data.crossword_facts import clues
 from rl4p.data.jsonl import JSONLines
 from rl4p.data.prompting import Prompting
 from rl4p.data.rows import digest
-from rl4p.errors import InputError
-from rl4p.types import Question
 
 LENGTH_AT_END = re.compile(r"\(\s*\d[\d\s,.-]*(letters?)?\s*\)\s*$")
 

@@ -7,8 +7,8 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+from rl4p.base.errors import InputError
 from rl4p.data.files import Files
-from rl4p.errors import InputError
 
 LONGEST_FIELD = 1 << 30  # characters; Python's own limit is too small for long solutions
 

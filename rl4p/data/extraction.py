@@ -15,12 +15,12 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
+from rl4p.base.types import Episode
 from rl4p.data.answer import final_answer, tagged
 from rl4p.data.box import BOX, boxed
 from rl4p.data.quantity import last_quantity
 from rl4p.data.stated import stated
 from rl4p.data.thoughts import after_thoughts
-from rl4p.types import Episode
 
 Extraction = Literal["hashes", "boxed", "answer", "number", "stated"]
 RULES = {

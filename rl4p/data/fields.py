@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
 
 MISSING = object()
 MOST_DIGITS = 10_000  # before or after the point

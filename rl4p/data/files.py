@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from rl4p.base.errors import InputError
+from rl4p.base.storage import local_copy
 from rl4p.configuration.capability import ReadPath
 from rl4p.data.rows import Rows
-from rl4p.errors import InputError
-from rl4p.storage import local_copy
 
 
 @dataclass(frozen=True, kw_only=True)

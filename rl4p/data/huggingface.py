@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, ClassVar
 
+from rl4p.base.errors import InputError
+from rl4p.base.storage import local_copy
 from rl4p.configuration.capability import ReadPath
 from rl4p.data.arrow import of_fields
 from rl4p.data.rows import Rows
-from rl4p.errors import InputError
-from rl4p.storage import local_copy
 
 log = logging.getLogger(__name__)
 

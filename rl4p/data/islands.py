@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rl4p.base.types import Question
 from rl4p.data.random_questions import RandomQuestions
-from rl4p.types import Question
 
 COUNT = 240  # islands, each with a town
 BEGINS = (

@@ -4,8 +4,8 @@ import json
 import shlex
 from typing import Any
 
+from rl4p.base.errors import InputError
 from rl4p.data.fields import Written
-from rl4p.errors import InputError
 
 
 def parsed(line: bytes, place: str) -> dict[str, Any]:

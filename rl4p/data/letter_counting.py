@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rl4p.base.types import Question
 from rl4p.configuration.bounds import Positive, Share
 from rl4p.data.random_questions import RandomQuestions
-from rl4p.types import Question
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,10 +3,10 @@ r"""Questions from a file of JSON lines in MATH's format, whose answers stand in
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from rl4p.base.errors import InputError
+from rl4p.base.types import Question
 from rl4p.data.extraction import extract
 from rl4p.data.jsonl import JSONLines
-from rl4p.errors import InputError
-from rl4p.types import Question
 
 
 @dataclass(frozen=True, kw_only=True)

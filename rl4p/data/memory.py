@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from rl4p.base.errors import InputError
 from rl4p.data.rows import Rows
-from rl4p.errors import InputError
 
 Source = Iterable[Mapping[str, Any]] | Callable[[], Iterable[Mapping[str, Any]]]
 

@@ -5,8 +5,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rl4p.base.errors import InputError
 from rl4p.data.fields import MISSING
-from rl4p.errors import InputError
 
 ROLES = ("system", "user", "assistant", "tool")
 # The names of the fields and of the roles in ShareGPT's format.

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 from annotated_types import Gt
 
+from rl4p.base.errors import InputError
+from rl4p.base.types import Question
 from rl4p.configuration.bounds import FINITE
 from rl4p.data.prompting import prompted
-from rl4p.errors import InputError
-from rl4p.types import Question
 
 log = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
+from rl4p.base.errors import InputError
 from rl4p.data.fields import MISSING, names_of, value_of
 from rl4p.data.messages import conversation
-from rl4p.errors import InputError
 
 Response = str | Mapping[str, Any]
 

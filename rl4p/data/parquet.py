@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from rl4p.base.errors import InputError
 from rl4p.data.arrow import of_fields
 from rl4p.data.files import Files
-from rl4p.errors import InputError
 
 BATCH = 1024  # rows in memory as Python values, beside the questions
 

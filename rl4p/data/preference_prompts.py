@@ -10,13 +10,13 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rl4p.base.errors import InputError
+from rl4p.base.types import Prompt, Question
 from rl4p.data.conversation import Template, short_enough
 from rl4p.data.pairs import common_length
 from rl4p.data.prompts import FIRST, system_of
-from rl4p.errors import InputError
 from rl4p.model.tokenizer import TEMPLATE_ERRORS
 from rl4p.model.trial import try_first_use
-from rl4p.types import Prompt, Question
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

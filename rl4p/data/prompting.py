@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from string import Formatter
 from typing import Any
 
-from rl4p.errors import InputError
-from rl4p.types import Question
+from rl4p.base.errors import InputError
+from rl4p.base.types import Question
 
 
 @dataclass(frozen=True, kw_only=True)

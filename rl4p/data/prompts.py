@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
+from rl4p.base.types import Prompt, Question
 from rl4p.model.tokenizer import TEMPLATE_ERRORS
 from rl4p.model.trial import try_first_use
-from rl4p.types import Prompt, Question
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -7,10 +7,10 @@ from functools import cached_property
 
 import numpy as np
 
+from rl4p.base.errors import InputError
+from rl4p.base.types import Question
 from rl4p.configuration.bounds import Natural, Positive
 from rl4p.data.prompting import Prompting
-from rl4p.errors import InputError
-from rl4p.types import Question
 
 DRAWS = 30  # allowed for each requested question
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
+from rl4p.base.errors import InputError
+from rl4p.base.types import Question
 from rl4p.configuration.bounds import Natural, Positive
 from rl4p.data.answer import final_answer
 from rl4p.data.fields import (
@@ -24,8 +26,6 @@ from rl4p.data.messages import conversation, tools_of, without_tags
 from rl4p.data.pairs import pair_of
 from rl4p.data.prompting import Prompting
 from rl4p.data.thoughts import after_thoughts
-from rl4p.errors import InputError
-from rl4p.types import Question
 
 log = logging.getLogger(__name__)
 

@@ -9,6 +9,8 @@ from typing import Annotated
 import numpy as np
 from annotated_types import Ge, Le
 
+from rl4p.base.errors import InputError
+from rl4p.base.types import Question
 from rl4p.configuration.bounds import Natural, Positive
 from rl4p.data.prompting import Prompting
 from rl4p.data.rush_hour_board import (
@@ -20,8 +22,6 @@ from rl4p.data.rush_hour_board import (
     fewest_moves,
 )
 from rl4p.data.rush_hour_moves import Move, written
-from rl4p.errors import InputError
-from rl4p.types import Question
 
 Size = Annotated[int, Ge(3), Le(6)]
 

@@ -7,9 +7,9 @@ from typing import Annotated
 import numpy as np
 from annotated_types import Ge, Le
 
+from rl4p.base.types import Question
 from rl4p.configuration.bounds import Positive
 from rl4p.data.random_questions import RandomQuestions
-from rl4p.types import Question
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,9 +6,9 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from rl4p.base.types import Array, Params
 from rl4p.distributed.mesh import ROW_AXES, Mesh
 from rl4p.distributed.partition import specs
-from rl4p.types import Array, Params
 
 ROWS, REPLICATED = PartitionSpec(ROW_AXES), PartitionSpec()
 

@@ -22,8 +22,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from rl4p.base.types import Array
 from rl4p.distributed.partition import along_tp
-from rl4p.types import Array
 
 HEADS = PartitionSpec(None, None, "tp")  # of arrays [B, T, H, ...]
 

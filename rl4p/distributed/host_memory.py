@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from jax import memory
 
-from rl4p.types import Array
+from rl4p.base.types import Array
 
 HOST = "pinned_host"  # JAX's name
 DEVICE = memory.Space.Device

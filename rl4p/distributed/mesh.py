@@ -12,11 +12,11 @@ import numpy as np
 from jax.experimental.mesh_utils import create_device_mesh
 from jax.sharding import NamedSharding, PartitionSpec
 
+from rl4p.base.errors import InputError
 from rl4p.configuration.bounds import Positive
 from rl4p.configuration.chips import slice_of
 from rl4p.distributed.partition import RULES
 from rl4p.distributed.processes import ProcessOptions, place
-from rl4p.errors import InputError
 
 AXES = ("dp", "fsdp", "cp", "tp")
 ROW_AXES = ("dp", "fsdp")  # these divide the rows of a batch

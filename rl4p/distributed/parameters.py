@@ -8,7 +8,7 @@ left undecayed. A critic of your own adds its parameters to `DECLARED` in its ow
 from dataclasses import dataclass
 from typing import Any
 
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
 
 ADAPTERS = ("lora_a", "lora_b")  # siblings of the kernel that they adapt
 PACKED = ("codes", "scales")  # of a kernel in 4 bits (`rl4p.model.nf4`)

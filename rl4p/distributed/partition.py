@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
+from rl4p.base.types import Array, Params
 from rl4p.distributed.parameters import declared
-from rl4p.types import Array, Params
 
 GATHERED = "gathered parameters"  # a backward pass gathers them again, even if it keeps all else
 

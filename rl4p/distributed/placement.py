@@ -7,6 +7,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding
 
+from rl4p.base.types import Params
 from rl4p.distributed.host_memory import HOST
 from rl4p.distributed.mesh import Mesh, SamplingMesh
 from rl4p.distributed.partition import (
@@ -17,7 +18,6 @@ from rl4p.distributed.partition import (
     specs_beside,
 )
 from rl4p.distributed.processes import place
-from rl4p.types import Params
 
 
 def param_shardings(mesh: Mesh, params: Params) -> Any:

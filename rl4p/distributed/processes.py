@@ -20,10 +20,10 @@ from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import NamedSharding, PartitionSpec
 from omegaconf import DictConfig, OmegaConf
 
+from rl4p.base.errors import InputError, RunError, Stopped
 from rl4p.configuration.bounds import Natural, Positive
 from rl4p.configuration.capability import HostAndPort
 from rl4p.distributed.connections import Connections
-from rl4p.errors import InputError, RunError, Stopped
 
 _joined: list[Connections] = []
 

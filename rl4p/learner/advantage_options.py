@@ -5,9 +5,9 @@ from typing import Any, ClassVar
 
 import jax.numpy as jnp
 
+from rl4p.base.types import Array, Finish, Rewards, Trajectories
 from rl4p.configuration.bounds import NonNegative
 from rl4p.protocols.traits import AdvantageTraits
-from rl4p.types import Array, Finish, Rewards, Trajectories
 
 
 @dataclass(frozen=True, kw_only=True)

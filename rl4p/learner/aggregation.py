@@ -6,8 +6,8 @@ not depend on the number of microbatches, on padding, or on the width of the bat
 
 import jax.numpy as jnp
 
+from rl4p.base.types import Array
 from rl4p.learner.update_options import Aggregation
-from rl4p.types import Array
 
 
 def aggregation_weights(mask_BT: Array, aggregation: Aggregation, length: int | None) -> Array:

@@ -7,7 +7,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import jax
 from jax.core import Tracer
 
-from rl4p.types import TrainState
+from rl4p.base.types import TrainState
 
 P = ParamSpec("P")
 R = TypeVar("R")

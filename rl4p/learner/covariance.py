@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 
-from rl4p.types import Array, TrainingBatch
+from rl4p.base.types import Array, TrainingBatch
 
 
 def token_covariance(batch: TrainingBatch) -> Array:

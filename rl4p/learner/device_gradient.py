@@ -5,6 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from rl4p.base.types import Array, Params, TrainingBatch, Trajectories
 from rl4p.distributed import collectives, columns
 from rl4p.distributed.partition import gather
 from rl4p.learner.logprobs import ForwardRows
@@ -16,7 +17,6 @@ from rl4p.learner.shared_prompts import KeysAndValues, SharedPrompts, add_groups
 from rl4p.learner.token_loss import token_loss
 from rl4p.model.lora import merge_trees
 from rl4p.protocols.traits import UpdateTraits
-from rl4p.types import Array, Params, TrainingBatch, Trajectories
 
 
 class Totals(NamedTuple):

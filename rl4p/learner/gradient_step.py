@@ -15,11 +15,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from rl4p.base.errors import RunError
+from rl4p.base.types import Array, Metrics, Params, TrainingBatch, TrainState, Trajectories
 from rl4p.distributed import collectives, placement
 from rl4p.distributed.host_memory import as_before, on_device
 from rl4p.distributed.mesh import Mesh
 from rl4p.distributed.processes import to_host
-from rl4p.errors import RunError
 from rl4p.learner.aggregation import aggregation_weights
 from rl4p.learner.compiled import compiled
 from rl4p.learner.device_gradient import device_gradient
@@ -29,7 +30,6 @@ from rl4p.learner.packing import packed
 from rl4p.learner.shared_prompts import pays
 from rl4p.protocols.phases import Optimizer, Prepares
 from rl4p.protocols.traits import UpdateTraits
-from rl4p.types import Array, Metrics, Params, TrainingBatch, TrainState, Trajectories
 
 
 class Gradient(NamedTuple):

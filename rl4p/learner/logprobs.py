@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from rl4p.base.types import Array, Microbatching, Params, Sampling, Trajectories
 from rl4p.distributed import columns
 from rl4p.distributed.host_memory import on_device
 from rl4p.distributed.mesh import ONE_DEVICE, Mesh
@@ -17,7 +18,6 @@ from rl4p.learner.packing import Packing
 from rl4p.learner.shared_prompts import SharedPrompts, pays, take_groups
 from rl4p.model.decoder import Decoder, Prefix
 from rl4p.model.sampling import sampling_logprobs
-from rl4p.types import Array, Microbatching, Params, Sampling, Trajectories
 
 # The float32 logits that exist at a time, recomputed in the backward pass: 64 MiB on a CPU, which
 # reads few of them faster, and 512 MiB on other platforms.

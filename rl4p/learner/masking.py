@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from rl4p.types import Array, Rewards, Trajectories
+from rl4p.base.types import Array, Rewards, Trajectories
 
 
 def masked_sum(values: Array, mask: Array) -> Array:

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from rl4p.base.types import Array, Microbatching
 from rl4p.distributed import columns
 from rl4p.distributed.collectives import ROWS, on_rows
 from rl4p.distributed.mesh import Mesh
 from rl4p.distributed.partition import in_step
-from rl4p.types import Array, Microbatching
 
 
 class MicrobatchRows(NamedTuple):

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
+from rl4p.base.types import Sampling
 from rl4p.distributed.mesh import Mesh
 from rl4p.model.decoder import Decoder
 from rl4p.protocols.phases import KL, Correction, Critic, Entropy, Update
-from rl4p.types import Sampling
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple, Self
 import jax
 import jax.numpy as jnp
 
+from rl4p.base.types import Array, Trajectories
 from rl4p.distributed.partition import in_step
 from rl4p.learner.microbatches import MicrobatchLoop, MicrobatchRows, cost_of, extents
 from rl4p.model.kernels import MOST_SEQUENCES
-from rl4p.types import Array, Trajectories
 
 
 class Packing(NamedTuple):

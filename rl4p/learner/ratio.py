@@ -6,7 +6,7 @@ Beyond the clamp the value is constant and the gradient is 0.
 
 import jax.numpy as jnp
 
-from rl4p.types import Array, TrainingBatch
+from rl4p.base.types import Array, TrainingBatch
 
 
 def log_ratio(logprobs_BT: Array, base_BT: Array, batch: TrainingBatch) -> Array:

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from rl4p.base.types import Array, TrainingBatch
 from rl4p.learner.ratio import log_ratio, sampler_logprobs
 from rl4p.learner.update_options import UpdateOptions
-from rl4p.types import Array, TrainingBatch
 
 
 @dataclass(frozen=True, kw_only=True)

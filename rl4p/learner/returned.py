@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import jax.numpy as jnp
 
-from rl4p.errors import RunError
+from rl4p.base.errors import RunError
 
 KINDS = {"b": "bool", "i": "int", "f": "float"}
 

@@ -6,7 +6,7 @@ and the order of rows do not change a result.
 
 import jax.numpy as jnp
 
-from rl4p.types import Array
+from rl4p.base.types import Array
 
 
 def share_count(mask_BT: Array, share: float) -> Array:

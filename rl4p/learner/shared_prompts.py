@@ -16,12 +16,12 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 
+from rl4p.base.types import Array, Microbatching, Params, Trajectories
 from rl4p.distributed.mesh import Mesh
 from rl4p.learner.microbatches import MicrobatchRows, fold, loops
 from rl4p.learner.packing import Packing
 from rl4p.model.decoder import Decoder, Prefix
 from rl4p.model.kernels import SHARED_PROMPT
-from rl4p.types import Array, Microbatching, Params, Trajectories
 
 FEWEST_COLUMNS = 64  # a shorter prompt saves little and adds programs to compile
 FEWEST_RESPONSES = 4  # of a group whose responses share rows

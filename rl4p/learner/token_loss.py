@@ -5,12 +5,12 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 
+from rl4p.base.types import Array, Params, TrainingBatch
 from rl4p.learner.logprobs import ForwardRows, token_scores, trunk
 from rl4p.learner.objective import Objective
 from rl4p.learner.returned import check_array, check_names, check_pair
 from rl4p.protocols.phases import Estimator, Update
 from rl4p.protocols.traits import PhaseTraits
-from rl4p.types import Array, Params, TrainingBatch
 
 
 def token_loss(

@@ -7,8 +7,8 @@ is one turn.
 import jax
 import jax.numpy as jnp
 
+from rl4p.base.types import Array, Rewards, Trajectories
 from rl4p.learner.masking import loss_mask, token_rewards
-from rl4p.types import Array, Rewards, Trajectories
 
 
 def turn_starts(mask_BT: Array) -> Array:

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from rl4p.base.types import Microbatching
 from rl4p.configuration.bounds import Positive
-from rl4p.types import Microbatching
 
 Aggregation = Literal[
     "token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "constant"

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import jax
 
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
 from rl4p.loop.compilation import clock, compiled_within
 from rl4p.protocols.collection import CollectorPhases
 from rl4p.protocols.engine import Engine, HoldsEpisodes, OpensEngine

@@ -3,12 +3,12 @@
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 
+from rl4p.base.types import Array, Episode, Metrics, Rewards, TrainingBatch, TrainState
 from rl4p.loop.metrics import collection_metrics, task_metrics
 from rl4p.loop.parts import Loop
 from rl4p.loop.phases import Memory
 from rl4p.loop.stopwatch import Stopwatch
 from rl4p.loop.transformation import transformed
-from rl4p.types import Array, Episode, Metrics, Rewards, TrainingBatch, TrainState
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
+from rl4p.base.errors import RunError
+from rl4p.base.types import Episode, Finish, Rewards, TrainingBatch, Trajectories
 from rl4p.distributed.processes import to_host
-from rl4p.errors import RunError
 from rl4p.model.policy import Policy
-from rl4p.types import Episode, Finish, Rewards, TrainingBatch, Trajectories
 
 
 class Checker:

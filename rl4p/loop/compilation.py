@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.monitoring
 
-from rl4p.storage import cache_folder
+from rl4p.base.storage import cache_folder
 
 
 @dataclass(kw_only=True)

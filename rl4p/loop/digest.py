@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from rl4p.errors import InputError
-from rl4p.types import Question
+from rl4p.base.errors import InputError
+from rl4p.base.types import Question
 
 
 def digest_of(prompts: Sequence[Question]) -> str:

@@ -5,12 +5,12 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
+from rl4p.base.types import Array, Rewards, Trajectories
 from rl4p.learner.advantage_options import clipped, drop_truncated
 from rl4p.learner.masking import loss_mask
 from rl4p.learner.returned import check_array, check_pair
 from rl4p.protocols.phases import TeachesCritic
 from rl4p.protocols.traits import PhaseTraits
-from rl4p.types import Array, Rewards, Trajectories
 
 KEY = "advantage"
 

@@ -15,9 +15,10 @@ from typing import Any
 
 import jax
 
+from rl4p.base.errors import InputError
+from rl4p.base.types import Episode, Params, Prompt, Rewards, TrainState, Trajectories
 from rl4p.distributed.counting import counted
 from rl4p.distributed.processes import to_host
-from rl4p.errors import InputError
 from rl4p.loop.accuracy import Tally, metrics_of
 from rl4p.loop.digest import check_digest, digest_of
 from rl4p.loop.grading import graded
@@ -29,7 +30,6 @@ from rl4p.protocols.engine import Engine, HoldsEpisodes, Request, opened
 from rl4p.protocols.hook import StepInfo
 from rl4p.rollout.answers import answers
 from rl4p.rollout.response_keys import response_keys
-from rl4p.types import Episode, Params, Prompt, Rewards, TrainState, Trajectories
 
 
 @dataclass(frozen=True, kw_only=True)

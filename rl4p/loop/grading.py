@@ -8,11 +8,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from rl4p.base.types import Array, Episode, Rewards, Trajectories
 from rl4p.distributed.processes import gathered_rows, share, to_host
 from rl4p.learner.returned import check_array, check_names, described, refuse
 from rl4p.protocols.collection import CollectorPhases
 from rl4p.protocols.traits import RewardTraits
-from rl4p.types import Array, Episode, Rewards, Trajectories
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ def checked_rewards(phase: Any, rewards: Any, rows: int) -> Rewards:
       RunError: these are no `Rewards`, or one of the arrays has a wrong type or shape.
     """
     if not isinstance(rewards, Rewards):
-        refuse(KEY, phase, "rl4p.types.Rewards", f"not {described(rewards)}")
+        refuse(KEY, phase, "rl4p.base.types.Rewards", f"not {described(rewards)}")
     terms = check_names(KEY, phase, "terms", rewards.terms)
     late = {} if rewards.late_B is None else {"late_B": rewards.late_B}
     for kind, arrays in (

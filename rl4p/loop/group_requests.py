@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rl4p.base.types import Array, Finish
 from rl4p.distributed.processes import to_host
 from rl4p.loop.pending_groups import PendingGroup
 from rl4p.model.policy import Policy
 from rl4p.protocols.engine import Engine, HoldsEpisodes, Request
 from rl4p.rollout.episodes import seed_of
-from rl4p.types import Array, Finish
 
 
 def requests_for(

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
+from rl4p.base.types import Episode, Group, Rewards, Trajectories
 from rl4p.protocols.collection import Filter
 from rl4p.protocols.members import require
 from rl4p.protocols.traits import FilterTraits
-from rl4p.types import Episode, Group, Rewards, Trajectories
 
 # What fills the columns outside a sequence. Positions repeat their last value there.
 FILL = {

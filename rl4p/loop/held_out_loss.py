@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from rl4p.base.types import Array, Params, Prompt, TrainingBatch, Trajectories
 from rl4p.distributed.counting import counted
 from rl4p.distributed.processes import to_host
 from rl4p.learner.logprobs import score_tokens
@@ -17,7 +18,6 @@ from rl4p.loop.phases import Phases
 from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy
 from rl4p.protocols.traits import RolloutTraits
-from rl4p.types import Array, Params, Prompt, TrainingBatch, Trajectories
 
 
 @dataclass(frozen=True, kw_only=True)

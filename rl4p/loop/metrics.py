@@ -12,11 +12,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from rl4p.base.types import Array, Episode, Finish, Metrics, Rewards, Trajectories
 from rl4p.distributed.processes import to_host
 from rl4p.learner.masking import group_statistics
 from rl4p.protocols.collection import Collected
 from rl4p.protocols.engine import HasMetrics, HoldsEpisodes
-from rl4p.types import Array, Episode, Finish, Metrics, Rewards, Trajectories
 
 compiled_statistics = jax.jit(group_statistics)  # one program; without it, each operation is one
 

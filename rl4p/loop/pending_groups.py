@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
+from rl4p.base.types import Finish, Group, Prompt
 from rl4p.loop.source.quota import most_repeated
 from rl4p.protocols.collection import REPLAYED, OpenSource
 from rl4p.protocols.engine import Completion
-from rl4p.types import Finish, Group, Prompt
 
 
 @dataclass(kw_only=True, eq=False)

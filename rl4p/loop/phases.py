@@ -8,8 +8,9 @@ from typing import Any
 
 import jax
 
+from rl4p.base.errors import InputError
+from rl4p.base.types import Array, Episode, Params, Prompt, Rewards, Trajectories
 from rl4p.distributed.counting import counted
-from rl4p.errors import InputError
 from rl4p.learner.logprobs import ScoreOptions
 from rl4p.learner.objective import Objective
 from rl4p.loop.estimate import AdvantageEstimate, estimate
@@ -34,7 +35,6 @@ from rl4p.protocols.phases import (
     UserScore,
 )
 from rl4p.protocols.traits import PhaseTraits, UpdateTraits
-from rl4p.types import Array, Episode, Params, Prompt, Rewards, Trajectories
 
 Memory = dict[str, Any]  # the memory of each phase that has one, by phase name
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from rl4p.base.types import Question
 from rl4p.loop.digest import as_json
-from rl4p.types import Question
 
 SPACES = re.compile(r"\s+")
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from rl4p.types import Episode, Prompt, Rewards
+from rl4p.base.types import Episode, Prompt, Rewards
 
 
 def rewards_by_prompt(

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
-from rl4p.errors import RunError
+from rl4p.base.errors import RunError
+from rl4p.base.types import Episode
 from rl4p.protocols.phases import Rollout
 from rl4p.protocols.traits import RolloutTraits
-from rl4p.types import Episode
 
 GAP = "rollout/logprob_gap_mean"
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from rl4p.base.errors import RunError
+from rl4p.base.types import Array, Episode, Params, TrainState, Trajectories, Turn
 from rl4p.data.extraction import answer_of as final_answer
 from rl4p.data.quantity import quantity
 from rl4p.distributed.processes import to_host
-from rl4p.errors import RunError
 from rl4p.learner.logprobs import score_tokens
 from rl4p.loop.evaluation import greedy_answers
 from rl4p.loop.phases import Phases
@@ -18,7 +19,6 @@ from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy
 from rl4p.protocols.collection import Collected
 from rl4p.protocols.traits import RewardTraits, TermTraits
-from rl4p.types import Array, Episode, Params, TrainState, Trajectories, Turn
 
 # The scores that one forward pass of the policy computes, with their names in `score_tokens`.
 OF_POLICY = {

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from rl4p.errors import InputError
-from rl4p.types import Prompt
+from rl4p.base.errors import InputError
+from rl4p.base.types import Prompt
 
 
 def property_of(prompt: Prompt, name: str) -> Any:

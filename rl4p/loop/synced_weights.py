@@ -6,10 +6,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from rl4p.base.types import Params, TrainState
 from rl4p.distributed.processes import to_host
 from rl4p.protocols.phases import Rollout
 from rl4p.protocols.traits import RolloutTraits
-from rl4p.types import Params, TrainState
 
 Weights = tuple[int, Any]  # a version with its parameters, or with their leaves on the host
 

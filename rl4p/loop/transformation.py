@@ -7,13 +7,13 @@ from typing import Any
 import jax
 import numpy as np
 
+from rl4p.base.errors import RunError
+from rl4p.base.types import Group
 from rl4p.distributed.processes import to_host
-from rl4p.errors import RunError
 from rl4p.learner.returned import described, refuse
 from rl4p.loop.groups import divided, joined
 from rl4p.model.policy import Policy
 from rl4p.protocols.collection import Collected, Transform
-from rl4p.types import Group
 
 
 def transformed(
@@ -46,7 +46,7 @@ def called(name: str, transform: Transform, group: Group) -> Group:
     """
     key, result = f"transforms.{name}", transform(group)
     if not isinstance(result, Group):
-        refuse(key, transform, "rl4p.types.Group", f"not {described(result)}")
+        refuse(key, transform, "rl4p.base.types.Group", f"not {described(result)}")
     if arrays_of(result) != arrays_of(group) or len(result.episodes) != len(group.episodes):
         expected = f"the {len(group.episodes)} samples of its group with their shapes and dtypes"
         refuse(key, transform, expected, "not others")

@@ -5,10 +5,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from rl4p.base.types import Array
 from rl4p.model.decoder_config import DecoderConfig, LayerKind
 from rl4p.model.kernels import SHARED_PROMPT, Kernel, cudnn, splash
 from rl4p.model.rope import rotations
-from rl4p.types import Array
 
 QUERY_BLOCK = 64
 MASKED = -1e30  # finite: a row without any visible key must not become nan

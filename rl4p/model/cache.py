@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
+from rl4p.base.types import Array
 from rl4p.distributed.mesh import ROW_AXES, Mesh, SamplingMesh
 from rl4p.model.column_kernel import write_columns
-from rl4p.types import Array
 
 FEW = 32  # columns of each row that a TPU writes one by one
 

@@ -5,10 +5,10 @@ Each is written from the documented format of a family. No template has a defaul
 
 from typing import Literal, NamedTuple, get_args
 
+from rl4p.base.errors import InputError
+from rl4p.base.storage import local_copy
 from rl4p.configuration.suggestions import did_you_mean
-from rl4p.errors import InputError
 from rl4p.model.tensor_files import check_file
-from rl4p.storage import local_copy
 
 Key = Literal["chatml", "qwen", "llama3", "gemma", "mistral", "plain"]
 

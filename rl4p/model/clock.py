@@ -4,8 +4,8 @@ import json
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from rl4p.base.errors import InputError
 from rl4p.distributed.processes import agreed
-from rl4p.errors import InputError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -13,8 +13,8 @@ from jax.experimental import pallas
 from jax.experimental.pallas import tpu
 from jax.sharding import PartitionSpec
 
+from rl4p.base.types import Array
 from rl4p.distributed.mesh import ROW_AXES, Mesh
-from rl4p.types import Array
 
 LANES, SUBLANES = 128, 16  # of a tile: the last axis of an array, and the one before, in bfloat16
 

@@ -11,10 +11,11 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
+from rl4p.base.errors import InputError
+from rl4p.base.types import Array, Params
 from rl4p.distributed import columns
 from rl4p.distributed.mesh import Mesh
 from rl4p.distributed.partition import GATHERED, gather, gathering
-from rl4p.errors import InputError
 from rl4p.model.attention import AttentionInputs, softcapped, views
 from rl4p.model.cache import Cache, Prefix, Writer
 from rl4p.model.decoder_config import DecoderConfig
@@ -23,7 +24,6 @@ from rl4p.model.layer import Layer, RMSNorm
 from rl4p.model.lora import LoRA
 from rl4p.model.products import PRODUCT
 from rl4p.model.vocabulary import Head, head_product, rows_of_table
-from rl4p.types import Array, Params
 
 __all__ = ["Cache", "Decoder", "DecoderConfig", "Prefix", "Remat"]
 

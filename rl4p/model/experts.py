@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from rl4p.base.types import Array
 from rl4p.distributed.mesh import ROW_AXES, Mesh
 from rl4p.model.decoder_config import DecoderConfig
 from rl4p.model.products import INIT, plus
-from rl4p.types import Array
 
 ACTIVATIONS = {"silu": nn.silu, "gelu_tanh": partial(nn.gelu, approximate=True)}
 LIMIT, SLOPE = 7.0, 1.702  # of `clamped_swish`

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
+from rl4p.base.types import Params
 from rl4p.model.families import Tensor
 from rl4p.model.model_tensors import stacked_index
 from rl4p.model.tensor_files import DTYPES, StoredTensor, listed
-from rl4p.types import Params
 
 ROWS = 4096  # of an embedding to compare at a time
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"

@@ -4,7 +4,7 @@ import logging
 from fnmatch import fnmatch
 from pathlib import Path
 
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
 from rl4p.model.tensor_files import INDEX, SINGLE, read_json
 
 log = logging.getLogger(__name__)

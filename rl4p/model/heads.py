@@ -2,8 +2,8 @@
 
 import jax.numpy as jnp
 
+from rl4p.base.types import Array, Params
 from rl4p.distributed import columns
-from rl4p.types import Array, Params
 
 
 def scores(params: Params, hidden: Array) -> Array:

@@ -4,10 +4,10 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
+from rl4p.base.storage import is_address, local_copy
 from rl4p.model.folder import TOKENIZER_FILES
 from rl4p.model.tensor_files import INDEX
-from rl4p.storage import is_address, local_copy
 
 SHIPPED = {"rl4p/tiny": Path(__file__).parent / "tiny"}
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?")

@@ -14,9 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
+from rl4p.base.errors import InputError, RunError
+from rl4p.base.types import Params
 from rl4p.distributed.mesh import Mesh
 from rl4p.distributed.placement import param_shardings
-from rl4p.errors import InputError, RunError
 from rl4p.model import mxfp4
 from rl4p.model.decoder import Decoder, DecoderConfig
 from rl4p.model.families import FAMILIES, Tensor, TensorPart, family_of
@@ -45,7 +46,6 @@ from rl4p.model.tensor_files import (
     write_tensors,
 )
 from rl4p.model.tokenizer import save_tokenizer
-from rl4p.types import Params
 
 SHARD_BYTES = 5 * 10**9
 ALIGNMENT = 64  # bytes; the CPU backend uses aligned memory in place, and copies any other

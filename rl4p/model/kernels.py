@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu import splash_attention
 from jax.sharding import PartitionSpec
 
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
+from rl4p.base.types import Array
 from rl4p.model.decoder_config import DecoderConfig
-from rl4p.types import Array
 
 Kernel = Literal["xla", "cudnn", "splash"]
 

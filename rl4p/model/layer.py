@@ -7,6 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from rl4p.base.types import Array
 from rl4p.distributed import columns
 from rl4p.distributed.mesh import Mesh
 from rl4p.model.attention import AttentionInputs, attend
@@ -16,7 +17,6 @@ from rl4p.model.experts import Experts, gated
 from rl4p.model.kernels import Kernel
 from rl4p.model.products import INIT, Projection, projected
 from rl4p.model.rope import rotate
-from rl4p.types import Array
 
 
 class RMSNorm(nn.Module):

@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from rl4p.base.errors import InputError
+from rl4p.base.types import Array, Params
 from rl4p.configuration.bounds import AboveZero, Natural
-from rl4p.errors import InputError
-from rl4p.types import Array, Params
 
 PROJECTIONS = ("query", "key", "value", "output", "gate", "up", "down")
 # The names of the same projections in Hugging Face's modules, two of which hold several.

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import DictKey
 
+from rl4p.base.types import Array, Params
 from rl4p.model.decoder import Decoder
 from rl4p.model.decoder_config import DecoderConfig
 from rl4p.model.families import FAMILIES, Tensor, TensorPart
 from rl4p.model.lora import merged_kernel
 from rl4p.model.tensor_files import NewTensor, copy
-from rl4p.types import Array, Params
 
 PART_BYTES = 2**22  # the most of an embedding that is made at a time
 

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl4p.errors import InputError
-from rl4p.types import Array, Params
+from rl4p.base.errors import InputError
+from rl4p.base.types import Array, Params
 
 BLOCK = 64  # numbers that share a scale
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rl4p.base.types import Params
 from rl4p.distributed import placement
 from rl4p.distributed.mesh import Mesh
 from rl4p.model.decoder import Decoder
 from rl4p.model.lora import merge_trees
-from rl4p.types import Params
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -8,10 +8,11 @@ from typing import Any, Literal
 
 import jax
 
+from rl4p.base.errors import InputError
+from rl4p.base.types import Array, Params
 from rl4p.configuration.capability import ReadPath
 from rl4p.distributed import placement
 from rl4p.distributed.mesh import Mesh
-from rl4p.errors import InputError
 from rl4p.model.chat_templates import Key, chat_template
 from rl4p.model.clock import date_of, set_clock
 from rl4p.model.decoder import Decoder, Remat
@@ -25,7 +26,6 @@ from rl4p.model.nf4 import quantized_shapes
 from rl4p.model.policy import Policy
 from rl4p.model.tensor_files import read_json
 from rl4p.model.tokenizer import check_template, load_tokenizer
-from rl4p.types import Array, Params
 
 log = logging.getLogger(__name__)
 

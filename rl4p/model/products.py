@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from rl4p.base.types import Array
 from rl4p.model.nf4 import NF4Kernel
-from rl4p.types import Array
 
 INIT = nn.initializers.normal(0.02)
 PRODUCT = "product of a projection"  # checkpoint policies do not see that `product` is a dot

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl4p.types import Array
+from rl4p.base.types import Array
 
 
 @dataclass(frozen=True, kw_only=True)

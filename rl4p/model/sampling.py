@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl4p.types import Array, Sampling
+from rl4p.base.types import Array, Sampling
 
 # From this size of the vocabulary on, a token is drawn in two stages, from two random numbers. One
 # for each token of a large vocabulary is a large part of a decode step on a CPU.

@@ -6,16 +6,16 @@ from typing import Any, Literal
 
 import jax
 
+from rl4p.base.errors import InputError
+from rl4p.base.types import Array, Params
 from rl4p.configuration.bounds import AboveZero, Positive
 from rl4p.distributed import placement
 from rl4p.distributed.mesh import Mesh
-from rl4p.errors import InputError
 from rl4p.model.decoder import Decoder, DecoderConfig, Remat
 from rl4p.model.kernels import Kernel, check_kernel
 from rl4p.model.policy import Policy
 from rl4p.model.rope import Scaling
 from rl4p.model.tokenizer import byte_tokenizer
-from rl4p.types import Array, Params
 
 
 @dataclass(frozen=True, kw_only=True)

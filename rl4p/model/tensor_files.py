@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
+from rl4p.base.errors import InputError
 from rl4p.configuration.suggestions import did_you_mean
-from rl4p.errors import InputError
 from rl4p.model.chat_templates import KEYS, ChatTemplate
 from rl4p.model.folder import tokenizer_files
 from rl4p.model.tensor_files import check_file, read_json

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
-from rl4p.errors import InputError
-from rl4p.storage import cache_folder
+from rl4p.base.errors import InputError
+from rl4p.base.storage import cache_folder
 
 LOADING, SECONDS = 20, 5  # of processor time: to load the files, and for the short texts
 PATIENCE = 60.0  # seconds of a clock, with the start of the process

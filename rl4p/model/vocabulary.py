@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from rl4p.types import Array
+from rl4p.base.types import Array
 
 float32_product = partial(jax.lax.dot_general, preferred_element_type=jnp.float32)
 

@@ -5,9 +5,9 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from rl4p.base.types import Prompt, Sampling
 from rl4p.model.policy import Policy
 from rl4p.protocols.engine import Completion
-from rl4p.types import Prompt, Sampling
 
 Message = Mapping[str, Any]
 

@@ -9,10 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from rl4p.model.policy import Policy
-from rl4p.protocols.phases import KL, Advantage, Reward, Rollout
-from rl4p.serialization import Serializable
-from rl4p.types import (
+from rl4p.base.serialization import Serializable
+from rl4p.base.types import (
     Array,
     Episode,
     Group,
@@ -22,6 +20,8 @@ from rl4p.types import (
     TrainState,
     Trajectories,
 )
+from rl4p.model.policy import Policy
+from rl4p.protocols.phases import KL, Advantage, Reward, Rollout
 
 
 class Stateful(Protocol):

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from rl4p.types import Question
+from rl4p.base.types import Question
 
 
 class DataSet(Protocol):

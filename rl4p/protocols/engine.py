@@ -6,9 +6,9 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from rl4p.base.serialization import Serializable
+from rl4p.base.types import Episode, Finish, Params, Prompt, Trajectories
 from rl4p.model.policy import Policy
-from rl4p.serialization import Serializable
-from rl4p.types import Episode, Finish, Params, Prompt, Trajectories
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from rl4p.types import Prompt
+from rl4p.base.types import Prompt
 
 Message = Mapping[str, Any]  # with `role` and `content`
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from rl4p.base.types import Array, Episode, Rewards, TrainState, Trajectories
 from rl4p.model.policy import Policy
-from rl4p.types import Array, Episode, Rewards, TrainState, Trajectories
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from typing import Any, Generic, Protocol
 
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
 
 
 def require(part: Any, contract: type, key: str) -> None:

@@ -2,9 +2,9 @@
 
 from typing import Any, Protocol, runtime_checkable
 
+from rl4p.base.types import Array, Params
 from rl4p.distributed.mesh import Mesh
 from rl4p.model.policy import Policy
-from rl4p.types import Array, Params
 
 
 class Model(Protocol):

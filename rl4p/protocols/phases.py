@@ -39,9 +39,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import optax
 
-from rl4p.model.decoder import Decoder
-from rl4p.model.policy import Policy
-from rl4p.types import (
+from rl4p.base.types import (
     Array,
     Episode,
     Microbatching,
@@ -53,6 +51,8 @@ from rl4p.types import (
     TrainState,
     Trajectories,
 )
+from rl4p.model.decoder import Decoder
+from rl4p.model.policy import Policy
 
 
 class Rollout(Protocol):

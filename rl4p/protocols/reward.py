@@ -5,7 +5,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
-from rl4p.types import Episode, Rewards
+from rl4p.base.types import Episode, Rewards
 
 Grades = Sequence[float | None]  # None: the term does not apply; nan or infinite: it failed
 

@@ -10,10 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rl4p.base.errors import InputError
+from rl4p.base.types import Array, Episode, Microbatching, Params
 from rl4p.configuration.bounds import AboveZero, Natural, Positive
 from rl4p.configuration.capability import ReadPath
 from rl4p.distributed.mesh import Mesh, OwnMesh
-from rl4p.errors import InputError
 from rl4p.learner.microbatches import MicrobatchRows, fold, spread
 from rl4p.model.clock import date_of, set_clock, uses_clock
 from rl4p.model.decoder import Decoder
@@ -23,7 +24,6 @@ from rl4p.model.huggingface import read_config, read_params
 from rl4p.model.policy import padded_width
 from rl4p.model.tensor_files import read_json
 from rl4p.model.tokenizer import load_tokenizer
-from rl4p.types import Array, Episode, Microbatching, Params
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from rl4p.base.types import Episode
 from rl4p.configuration.bounds import AboveZero, Positive
 from rl4p.data.code import are_tests
 from rl4p.data.extraction import rest_of
@@ -19,7 +20,6 @@ from rl4p.data.metadata import plain_list
 from rl4p.distributed.counting import item_done
 from rl4p.reward.sandbox import Kind, ProcessLimits, output, problem, start
 from rl4p.reward.ungradable import Ungradable, with_nan
-from rl4p.types import Episode
 
 
 @dataclass(frozen=True, kw_only=True)

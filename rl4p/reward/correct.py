@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rl4p.base.types import Episode
 from rl4p.data.answer import same_answer
 from rl4p.data.extraction import Extraction, answer_of
-from rl4p.types import Episode
 
 
 @dataclass(frozen=True, kw_only=True)

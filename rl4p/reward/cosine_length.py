@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rl4p.base.types import Episode, Finish
 from rl4p.configuration.bounds import Positive
 from rl4p.protocols.phases import Closes
 from rl4p.protocols.reward import OpensTerm
 from rl4p.protocols.traits import TermTraits
-from rl4p.types import Episode, Finish
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rl4p.base.types import Episode
 from rl4p.configuration.bounds import Share
 from rl4p.data.countdown import solves
 from rl4p.data.extraction import Extraction, answer_of
 from rl4p.reward.ungradable import Ungradable, with_nan
-from rl4p.types import Episode
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,10 +4,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rl4p.base.types import Episode
 from rl4p.data.crossword_answer import canonical, contains
 from rl4p.data.extraction import TAGS, stated_answer, tagged_text
 from rl4p.reward.ungradable import Ungradable, with_nan
-from rl4p.types import Episode
 
 TAG, CONTAINED = 0.02, 0.25
 

@@ -1,7 +1,7 @@
 """Requests to a grading server over HTTP: many at a time, with retries, to one address only.
 
-`rl4p/http/client.py` says which failures are tried again. Any other is final. A wrong address or
-key stops the run, as does a redirect.
+`rl4p/base/http/client.py` says which failures are tried again. Any other is final. A wrong address
+or key stops the run, as does a redirect.
 """
 
 import asyncio
@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from rl4p.base.errors import RunError
+from rl4p.base.http.address import api_key, check_address, check_key_variable
+from rl4p.base.http.client import HttpClient, RefusedError, RequestError, for_each, read_json
 from rl4p.distributed.counting import item_done
-from rl4p.errors import RunError
-from rl4p.http.address import api_key, check_address, check_key_variable
-from rl4p.http.client import HttpClient, RefusedError, RequestError, for_each, read_json
 
 Result = TypeVar("Result")
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rl4p.types import Episode
+from rl4p.base.types import Episode
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rl4p.base.http.client import InvalidResponseError
+from rl4p.base.types import Episode
 from rl4p.configuration.bounds import AboveZero, Positive
 from rl4p.configuration.capability import Address, Variable
-from rl4p.http.client import InvalidResponseError
 from rl4p.reward.endpoint import Endpoint, NoAnswer
 from rl4p.reward.ungradable import Ungradable, with_nan
-from rl4p.types import Episode
 
 log = logging.getLogger(__name__)
 

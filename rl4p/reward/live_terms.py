@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from rl4p.base.errors import InputError, RunError
+from rl4p.base.types import Episode
 from rl4p.distributed import daemon_threads
 from rl4p.distributed.counting import CountedCall, newest
-from rl4p.errors import InputError, RunError
 from rl4p.protocols.reward import Grades, OpensTerm, TimedTerm
 from rl4p.protocols.traits import TermTraits
 from rl4p.reward import term_threads
 from rl4p.reward.term_threads import Late, TermThread
-from rl4p.types import Episode
 
 log = logging.getLogger(__name__)
 

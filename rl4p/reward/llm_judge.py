@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rl4p.base.http.client import InvalidResponseError
+from rl4p.base.types import Episode
 from rl4p.configuration.bounds import AboveZero, Positive
 from rl4p.configuration.capability import Address, Variable
 from rl4p.data.thoughts import after_thoughts
-from rl4p.http.client import InvalidResponseError
 from rl4p.reward.endpoint import Endpoint, NoAnswer
 from rl4p.reward.ungradable import Ungradable, with_nan
-from rl4p.types import Episode
 
 SCORE = re.compile(r"score\W{1,8}?(-?\d{1,9}(?:\.\d{1,9})?)(?![\d.]*\d)", re.IGNORECASE)
 RUBRIC = (

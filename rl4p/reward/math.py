@@ -5,10 +5,10 @@ from contextlib import closing
 from dataclasses import dataclass
 from importlib.util import find_spec
 
+from rl4p.base.types import Episode
 from rl4p.configuration.bounds import AboveZero, Positive
 from rl4p.data.extraction import Extraction, answer_of
 from rl4p.reward.workers import Failed, Workers
-from rl4p.types import Episode
 
 FUNCTION = "rl4p.reward.equivalence:grade"
 

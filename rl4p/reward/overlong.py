@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rl4p.base.types import Episode
 from rl4p.configuration.bounds import Positive, TopShare
-from rl4p.types import Episode
 
 
 @dataclass(frozen=True, kw_only=True)

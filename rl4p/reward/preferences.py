@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from rl4p.types import Episode, Rewards, Trajectories
+from rl4p.base.types import Episode, Rewards, Trajectories
 
 
 @dataclass(frozen=True, kw_only=True)

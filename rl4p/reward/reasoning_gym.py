@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
+from rl4p.base.types import Episode
 from rl4p.configuration.bounds import AboveZero, Positive, TopShare
 from rl4p.data.extraction import Extraction, answer_of
 from rl4p.data.metadata import whole_number
 from rl4p.reward.sandbox import Kind, problem
 from rl4p.reward.workers import Failed, Workers
-from rl4p.types import Episode
 
 FUNCTION = "rl4p.reward.generator_score:score"
 LIBRARY = "reasoning_gym"

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from rl4p.base.types import Episode
 from rl4p.configuration.bounds import Positive
-from rl4p.types import Episode
 
 
 @dataclass(frozen=True, kw_only=True)

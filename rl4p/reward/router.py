@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from rl4p.errors import RunError
+from rl4p.base.errors import RunError
+from rl4p.base.types import Episode, Rewards, Trajectories
 from rl4p.protocols.phases import Remembers
 from rl4p.protocols.reward import TextReward
 from rl4p.protocols.traits import PhaseTraits
 from rl4p.reward.turn_rewards import with_turn_rewards
-from rl4p.types import Episode, Rewards, Trajectories
 
 
 @dataclass(frozen=True, kw_only=True)

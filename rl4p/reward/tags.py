@@ -4,8 +4,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rl4p.base.types import Episode
 from rl4p.data.extraction import TAGS, tagged_text
-from rl4p.types import Episode
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from rl4p.base.types import Episode, Rewards, Trajectories
 from rl4p.distributed.processes import to_host
 from rl4p.protocols.reward import ByTurn
-from rl4p.types import Episode, Rewards, Trajectories
 
 
 def with_turn_rewards(

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from rl4p.base.errors import RunError
+from rl4p.base.types import Episode, Rewards, Trajectories
 from rl4p.configuration.bounds import AboveZero, Share
-from rl4p.errors import RunError
 from rl4p.protocols.phases import Remembers
 from rl4p.protocols.reward import TimedTerm
 from rl4p.protocols.traits import TermTraits
@@ -22,7 +23,6 @@ from rl4p.reward.live_terms import (
     rows_of_groups,
 )
 from rl4p.reward.turn_rewards import with_turn_rewards
-from rl4p.types import Episode, Rewards, Trajectories
 
 log = logging.getLogger(__name__)
 

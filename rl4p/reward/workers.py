@@ -25,8 +25,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from rl4p.base.errors import RunError
 from rl4p.distributed.counting import item_done
-from rl4p.errors import RunError
 from rl4p.reward.sandbox import Kind, spawn
 
 log = logging.getLogger(__name__)

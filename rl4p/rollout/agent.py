@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from rl4p.base.errors import InputError
+from rl4p.base.types import Finish, Prompt
 from rl4p.configuration.bounds import AboveZero, Positive
 from rl4p.distributed.daemon_threads import in_thread
-from rl4p.errors import InputError
 from rl4p.model.policy import Policy
 from rl4p.protocols.agent import AgentEpisode, OpenAgentServer, ServesAgents
 from rl4p.protocols.members import require
@@ -20,7 +21,6 @@ from rl4p.rollout.episode_loop import EpisodeLoop, within
 from rl4p.rollout.episode_rows import FinishedEpisode
 from rl4p.rollout.episodes import EpisodeFailure, EpisodeKey, EpisodeRollout
 from rl4p.rollout.exact_conversation import Segment
-from rl4p.types import Finish, Prompt
 
 
 class AgentServerOfCall:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rl4p.base.types import Finish, Sampling, Turn
 from rl4p.data.messages import message_of
 from rl4p.protocols.agent import CallRefused
 from rl4p.protocols.engine import Completion, Request
@@ -13,7 +14,6 @@ from rl4p.rollout.episode_loop import EpisodeLoop
 from rl4p.rollout.episode_rows import FinishedEpisode
 from rl4p.rollout.episodes import EpisodeKey
 from rl4p.rollout.exact_conversation import Segment
-from rl4p.types import Finish, Sampling, Turn
 
 Message = Mapping[str, Any]
 OVER = "The episode has ended: its address takes no more requests."

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from rl4p.base.types import Episode, Finish, Prompt, Trajectories
 from rl4p.data.thoughts import response_texts
 from rl4p.model.policy import Policy, pad_left
 from rl4p.protocols.engine import Completion, finish
-from rl4p.types import Episode, Finish, Prompt, Trajectories
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

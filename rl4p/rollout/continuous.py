@@ -9,19 +9,19 @@ import jax
 import jax.numpy as jnp
 from annotated_types import Le
 
+from rl4p.base.types import Sampling
 from rl4p.configuration.bounds import Natural, Positive
 from rl4p.distributed.placement import with_shardings
+from rl4p.engine.cache import cache_shardings, place, prefill, resized_layer
+from rl4p.engine.decode import decode
+from rl4p.engine.distributions import SharedDistribution
+from rl4p.engine.in_process import ContinuousEngine
+from rl4p.engine.layout import response_room, slot_counts
+from rl4p.engine.slots import Slots
+from rl4p.engine.speculation import MOST_DRAFTED, Counts
 from rl4p.model.policy import Policy
 from rl4p.protocols.planning import CacheSize, PlannedProgram
-from rl4p.rollout.engine.cache import cache_shardings, place, prefill, resized_layer
-from rl4p.rollout.engine.decode import decode
-from rl4p.rollout.engine.distributions import SharedDistribution
-from rl4p.rollout.engine.in_process import ContinuousEngine
-from rl4p.rollout.engine.layout import response_room, slot_counts
-from rl4p.rollout.engine.slots import Slots
-from rl4p.rollout.engine.speculation import MOST_DRAFTED, Counts
 from rl4p.rollout.sampler import Sampler
-from rl4p.types import Sampling
 
 
 @dataclass(frozen=True, kw_only=True)

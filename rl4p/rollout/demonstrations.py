@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from rl4p.base.errors import InputError
+from rl4p.base.types import Array, Episode, Params, Prompt, Sampling, Trajectories
 from rl4p.configuration.bounds import Positive
-from rl4p.errors import InputError
 from rl4p.model.policy import Policy
 from rl4p.rollout.answers import answers, given_completion
-from rl4p.types import Array, Episode, Params, Prompt, Sampling, Trajectories
 
 
 @dataclass(frozen=True, kw_only=True)

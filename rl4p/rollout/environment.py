@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from rl4p.base.errors import RunError
+from rl4p.base.types import Finish, Prompt, Turn
 from rl4p.configuration.bounds import AboveZero, Positive
-from rl4p.errors import RunError
 from rl4p.model.policy import Policy
 from rl4p.protocols.engine import Request
 from rl4p.protocols.environment import Message, OpensEnvironment, StepResult
@@ -18,7 +19,6 @@ from rl4p.rollout.episode_loop import EpisodeLoop, within
 from rl4p.rollout.episode_rows import FinishedEpisode
 from rl4p.rollout.episodes import EpisodeFailure, EpisodeKey, EpisodeRollout
 from rl4p.rollout.exact_conversation import ExactConversation, conversation_of
-from rl4p.types import Finish, Prompt, Turn
 
 Result = TypeVar("Result")
 

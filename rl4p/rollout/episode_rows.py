@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from rl4p.base.serialization import Serializable
+from rl4p.base.types import Episode, Finish, Prompt, Trajectories, Turn
 from rl4p.model.policy import Policy, padded_width
 from rl4p.rollout.exact_conversation import Segment
-from rl4p.serialization import Serializable
-from rl4p.types import Episode, Finish, Prompt, Trajectories, Turn
 
 
 @dataclass(kw_only=True)

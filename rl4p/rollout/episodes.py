@@ -11,10 +11,11 @@ from zlib import crc32
 import jax
 import numpy as np
 
+from rl4p.base.errors import InputError, RunError
+from rl4p.base.types import Array, Episode, Params, Prompt, Sampling, Trajectories
 from rl4p.configuration.bounds import Positive, Share
 from rl4p.distributed.counting import Count, counted
 from rl4p.distributed.processes import agreed, first, to_host
-from rl4p.errors import InputError, RunError
 from rl4p.model.policy import Policy, padded_width
 from rl4p.protocols.engine import Engine, Frees, OpensEngine, complete_all
 from rl4p.protocols.phases import Anneals
@@ -23,7 +24,6 @@ from rl4p.protocols.traits import RolloutTraits
 from rl4p.rollout.episode_loop import EpisodeLoop, ForwardedRequests
 from rl4p.rollout.episode_rows import FinishedEpisode, rows_on_host
 from rl4p.rollout.sampler import Sampler, sequence_keys
-from rl4p.types import Array, Episode, Params, Prompt, Sampling, Trajectories
 
 Result = TypeVar("Result")
 

@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rl4p.base.errors import RunError
+from rl4p.base.serialization import Serializable
+from rl4p.base.types import Prompt
 from rl4p.data.conversation import Template
-from rl4p.errors import RunError
 from rl4p.model.policy import Policy
 from rl4p.model.tokenizer import TEMPLATE_ERRORS
 from rl4p.protocols.engine import Completion
-from rl4p.serialization import Serializable
-from rl4p.types import Prompt
 
 Message = Mapping[str, Any]
 

@@ -9,19 +9,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rl4p.base.types import Array, Params
 from rl4p.distributed.counting import Count
 from rl4p.distributed.mesh import Mesh
 from rl4p.distributed.processes import to_host
+from rl4p.engine.decode import without
+from rl4p.engine.distributions import Distribution, OwnDistributions, SharedDistribution
+from rl4p.engine.in_process import InProcess, PublishedWeights, Stop
 from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy, pad_left
 from rl4p.model.sampling import PROMPT, RESPONSE, penalized
 from rl4p.protocols.engine import Request
 from rl4p.protocols.planning import CacheSize, PlannedProgram
-from rl4p.rollout.engine.decode import without
-from rl4p.rollout.engine.distributions import Distribution, OwnDistributions, SharedDistribution
-from rl4p.rollout.engine.in_process import InProcess, PublishedWeights, Stop
 from rl4p.rollout.sampler import Sampler
-from rl4p.types import Array, Params
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,15 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from rl4p.base.errors import InputError
+from rl4p.base.http.client import InvalidResponseError
+from rl4p.base.types import Finish
 from rl4p.data.messages import for_request
-from rl4p.errors import InputError
-from rl4p.http.client import InvalidResponseError
+from rl4p.engine.remote.protocol import RemoteServer, ServerProtocol
+from rl4p.engine.remote.response import ServerRequest, only_choice
+from rl4p.engine.remote.response import field as at
+from rl4p.engine.remote.sampler import RemoteSampler
 from rl4p.protocols.engine import Completion
-from rl4p.rollout.remote.protocol import RemoteServer, ServerProtocol
-from rl4p.rollout.remote.response import ServerRequest, only_choice
-from rl4p.rollout.remote.response import field as at
-from rl4p.rollout.remote.sampler import RemoteSampler
-from rl4p.types import Finish
 
 
 @dataclass(frozen=True, kw_only=True)

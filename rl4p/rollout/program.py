@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
 
 
 def check_program(

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rl4p.base.types import Array
 from rl4p.distributed.processes import to_host
-from rl4p.types import Array
 
 # Folded into the key of the seed first, so that no key equals one of training (`build`).
 PURPOSE = 0x67656E

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
+from rl4p.base.types import Array, Episode, Params, Prompt, Sampling, Trajectories
 from rl4p.configuration.bounds import (
     AboveZero,
     Finite,
@@ -22,13 +23,12 @@ from rl4p.configuration.bounds import (
 )
 from rl4p.configuration.suggestions import did_you_mean
 from rl4p.distributed.processes import to_host
+from rl4p.engine.in_process import InProcess, RowOptions
 from rl4p.model.policy import Policy
 from rl4p.protocols.engine import Request
 from rl4p.protocols.traits import RolloutTraits
 from rl4p.rollout.annealing.linear import Linear
 from rl4p.rollout.answers import answers
-from rl4p.rollout.engine.in_process import InProcess, RowOptions
-from rl4p.types import Array, Episode, Params, Prompt, Sampling, Trajectories
 
 # The options that a task may have of its own, with their types.
 OF_TASKS: dict[str, Any] = {

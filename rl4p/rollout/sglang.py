@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from rl4p.http.client import InvalidResponseError, RefusedError, RequestError
-from rl4p.protocols.engine import Completion
-from rl4p.rollout.remote.protocol import (
+from rl4p.base.http.client import InvalidResponseError, RefusedError, RequestError
+from rl4p.engine.remote.protocol import (
     Deadline,
     NewWeights,
     RemoteServer,
@@ -19,8 +18,9 @@ from rl4p.rollout.remote.protocol import (
     check_checksums,
     short_pause,
 )
-from rl4p.rollout.remote.response import ServerRequest, checked, field, number
-from rl4p.rollout.remote.sampler import SyncedSampler
+from rl4p.engine.remote.response import ServerRequest, checked, field, number
+from rl4p.engine.remote.sampler import SyncedSampler
+from rl4p.protocols.engine import Completion
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
+from rl4p.base.types import Trajectories
 from rl4p.distributed.processes import to_host
-from rl4p.types import Trajectories
 
 
 def training_traces(trajectories: Trajectories) -> list[list[dict[str, Any]]]:

@@ -8,17 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rl4p.http.client import InvalidResponseError, RefusedError, RequestError
-from rl4p.protocols.engine import Completion
-from rl4p.rollout.remote.protocol import (
+from rl4p.base.http.client import InvalidResponseError, RefusedError, RequestError
+from rl4p.engine.remote.protocol import (
     Deadline,
     NewWeights,
     RemoteServer,
     WeightsProtocol,
     check_checksums,
 )
-from rl4p.rollout.remote.response import ServerRequest, checked, field, number, only_choice
-from rl4p.rollout.remote.sampler import SyncedSampler
+from rl4p.engine.remote.response import ServerRequest, checked, field, number, only_choice
+from rl4p.engine.remote.sampler import SyncedSampler
+from rl4p.protocols.engine import Completion
 
 DEVELOPMENT = "start it with VLLM_SERVER_DEV_MODE=1"
 

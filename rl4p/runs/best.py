@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from omegaconf import DictConfig, OmegaConf
 
+from rl4p.base.errors import InputError
 from rl4p.configuration.suggestions import metrics_like, write
 from rl4p.configuration.yaml_file import load_yaml
-from rl4p.errors import InputError
 from rl4p.runs.record import Record
 
 if TYPE_CHECKING:
+    from rl4p.base.types import TrainState
     from rl4p.loop.evaluation import Evaluation
     from rl4p.protocols.hook import StepInfo
-    from rl4p.types import TrainState
 
 Mode = Literal["max", "min"]
 

@@ -16,16 +16,16 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from rl4p.base.errors import InputError, RunError
+from rl4p.base.types import Params, TrainState
 from rl4p.configuration.bounds import Natural, Positive
 from rl4p.configuration.capability import WrittenPath
 from rl4p.distributed.processes import agreed, first
-from rl4p.errors import InputError, RunError
 from rl4p.protocols.collection import Stateful
 from rl4p.protocols.hook import StepInfo
 from rl4p.runs.best import Best, Mode
 from rl4p.runs.saved_steps import DIGESTS, Choice, chosen_step, set_aside, steps_of
 from rl4p.runs.saving import WithDigests, without_closed_loops
-from rl4p.types import Params, TrainState
 
 log = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from rl4p.base.types import Prompt, Question
 from rl4p.loop.digest import digest_of
 from rl4p.runs.record import EVALUATION
-from rl4p.types import Prompt, Question
 
 
 def data_sets(

@@ -8,12 +8,12 @@ import jax
 from omegaconf import DictConfig
 
 import rl4p
+from rl4p.base.errors import InputError
+from rl4p.base.types import TrainState
 from rl4p.distributed.processes import anywhere
-from rl4p.errors import InputError
 from rl4p.runs.best import Best
 from rl4p.runs.checkpoint import Checkpoints
 from rl4p.runs.run_mirror import RunMirror
-from rl4p.types import TrainState
 
 DURATION = re.compile(r"(?:(\d+)-)?(\d{1,3}):([0-5]\d):([0-5]\d)")
 END_SECONDS = 10.0  # for what follows the last checkpoint: plots, the summary, the trackers

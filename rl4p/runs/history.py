@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from rl4p.base.errors import InputError
 from rl4p.configuration.targets import locate
 from rl4p.configuration.trust import TRUSTED
-from rl4p.errors import InputError
 
 WINDOW = 10  # steps: a shorter one takes noise for a symptom, a longer one reports late
 SOLVED = 0.9  # of the held-out prompts answered correctly

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rl4p.errors import InputError, RunError
+from rl4p.base.errors import InputError, RunError
 
 LONGEST = 2**26  # bytes of a line
 

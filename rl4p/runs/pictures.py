@@ -6,9 +6,9 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rl4p.errors import RunError
+from rl4p.base.errors import RunError
+from rl4p.base.terminal.text import visible
 from rl4p.runs.record import replace_file
-from rl4p.terminal.text import visible
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -6,15 +6,15 @@ from typing import Any
 import jax
 from omegaconf import DictConfig
 
+from rl4p.base.errors import InputError
+from rl4p.base.types import Params
 from rl4p.configuration import instantiate
 from rl4p.distributed.placement import like_of
-from rl4p.errors import InputError
 from rl4p.model.policy import Policy
 from rl4p.protocols.engine import OpensEngine
 from rl4p.rollout.sampler import without_annealing
 from rl4p.runs.checkpoint import restore_params
 from rl4p.runs.saved_steps import Choice
-from rl4p.types import Params
 
 
 def load_policy(

@@ -19,6 +19,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+from rl4p.base.terminal.text import visible
 from rl4p.distributed.counting import newest
 from rl4p.distributed.memory import device_memory
 from rl4p.loop.compilation import clock, compiled_within
@@ -26,7 +27,6 @@ from rl4p.loop.stopwatch import activity
 from rl4p.protocols.hook import StepInfo
 from rl4p.runs.remaining_time import RemainingTime
 from rl4p.runs.tolerance import RunConsole, Tolerance
-from rl4p.terminal.text import visible
 
 NAME = "The progress bar"
 FILES = ("metrics.jsonl", "samples.jsonl", "plots/learning_curve.png")  # named at the end

@@ -10,9 +10,9 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
+from rl4p.base.errors import InputError
 from rl4p.configuration.folder import JOBS
 from rl4p.configuration.sweep import FAILURE, SUMMARY, document, read_jobs
-from rl4p.errors import InputError
 from rl4p.loop.compilation import clock, compiled_within
 
 RECENT = 20  # steps, and evaluations, from whose times the rest is estimated

@@ -15,6 +15,8 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 import rl4p
+from rl4p.base.errors import InputError, OutOfTime, RunError, Stopped
+from rl4p.base.types import TrainState
 from rl4p.configuration import instantiate
 from rl4p.configuration.folder import only_run_in, record_value
 from rl4p.configuration.quoting import command, override
@@ -27,12 +29,6 @@ from rl4p.distributed.processes import (
     first,
     reporting_errors,
 )
-from rl4p.errors import InputError, OutOfTime, RunError, Stopped
-from rl4p.experiment.build import Experiment, build
-from rl4p.experiment.description import is_large
-from rl4p.experiment.planning.estimate_report import needed
-from rl4p.experiment.planning.report import refuse_what_does_not_fit
-from rl4p.experiment.unusual_options import unusual_options
 from rl4p.loop.compilation import (
     clock,
     compilation,
@@ -43,9 +39,11 @@ from rl4p.loop.stopwatch import doing
 from rl4p.protocols.hook import Hook, OpensHook
 from rl4p.protocols.tracker import TrackedRun
 from rl4p.runs.best import best_of
+from rl4p.runs.build import Experiment, build
 from rl4p.runs.checkpoint import Checkpoints
 from rl4p.runs.commit import git_state
 from rl4p.runs.data_sets import data_sets
+from rl4p.runs.description import is_large
 from rl4p.runs.diagnosis import Diagnosis
 from rl4p.runs.early_stop import EarlyStop, early_stop
 from rl4p.runs.outcome import RunOutcome
@@ -53,15 +51,17 @@ from rl4p.runs.plots import plot_collector, plot_learning_curve
 from rl4p.runs.profiler import Profiler
 from rl4p.runs.progress import ProgressBar, print_summary
 from rl4p.runs.record import EVALUATION, TRAINING, Record
+from rl4p.runs.recording import RecordSamples
 from rl4p.runs.remaining_time import RemainingTime, jobs_of_sweep
-from rl4p.runs.responses.recording import RecordSamples
 from rl4p.runs.run_mirror import KEY, run_mirror
 from rl4p.runs.saved_steps import steps_of
 from rl4p.runs.signals import AT_FORCED_END, StopRequest, discard_output
 from rl4p.runs.tolerance import RunConsole, Tolerance, Tolerated
 from rl4p.runs.tracker.none import NoTracker
 from rl4p.runs.tracker.several import SeveralRuns
-from rl4p.types import TrainState
+from rl4p.runs.unusual_options import unusual_options
+from rl4p.tools.planning.estimate_report import needed
+from rl4p.tools.planning.report import refuse_what_does_not_fit
 
 log = logging.getLogger(__name__)
 

@@ -22,15 +22,15 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
+from rl4p.base.errors import InputError, RunError
+from rl4p.base.storage import ObjectStore
 from rl4p.configuration.folder import RECORD, record_value
 from rl4p.configuration.quoting import command, override
 from rl4p.configuration.run_copy import CHECKPOINTS, DIGESTS, OF_A_STEP, START, UNSENT, register
-from rl4p.errors import InputError, RunError
 from rl4p.protocols.tracker import Mirror
 from rl4p.runs.record import replace_file
 from rl4p.runs.saved_steps import names_in, steps_of
 from rl4p.runs.tracker.background import BackgroundMirror
-from rl4p.storage import ObjectStore
 
 KEY = "checkpoint.mirror"
 SECONDS_BETWEEN = 5.0  # attempts to send what is new

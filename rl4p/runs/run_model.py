@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 import jax
 
+from rl4p.base.storage import is_address
+from rl4p.base.types import Array, Params
 from rl4p.configuration import instantiate
 from rl4p.configuration.bounds import Natural
 from rl4p.configuration.capability import ReadPath
@@ -17,8 +19,6 @@ from rl4p.distributed.processes import agreed, first
 from rl4p.model.policy import Policy
 from rl4p.runs.checkpoint import restore_params
 from rl4p.runs.saved_steps import chosen_step
-from rl4p.storage import is_address
-from rl4p.types import Array, Params
 
 
 @dataclass(frozen=True, kw_only=True)

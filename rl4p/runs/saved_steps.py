@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
 
+from rl4p.base.errors import InputError
 from rl4p.configuration.run_copy import DIGESTS, fetch_absent
-from rl4p.errors import InputError
 from rl4p.runs.best import best_checkpoint
 
 OWN = "# SHA-256 of the lines below: "  # for a flipped bit in the file itself

@@ -8,9 +8,9 @@ from typing import Any
 
 import yaml
 
+from rl4p.base.errors import InputError, RunError
+from rl4p.base.terminal.text import write
 from rl4p.configuration.yaml_file import read_yaml
-from rl4p.errors import InputError, RunError
-from rl4p.terminal.text import write
 
 BEST = "optimization_results.yaml"  # which the Optuna sweeper writes
 
@@ -36,9 +36,9 @@ def compare_runs(folder: Path, runs: Sequence[Path]) -> None:
         write(best)
     if not runs:
         return
-    from rl4p.runs.comparison.report import compare, markdown, print_comparison
-    from rl4p.runs.comparison.runs import read_folders
     from rl4p.runs.tracker.sweep import attach_comparison
+    from rl4p.tools.comparison.report import compare, markdown, print_comparison
+    from rl4p.tools.comparison.runs import read_folders
 
     out = folder / "compare"
     try:

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 
+from rl4p.base.types import Array, TrainingBatch
 from rl4p.configuration.bounds import NonNegative, Share, TopShare
 from rl4p.learner.covariance import token_covariance
 from rl4p.learner.ratio import clamped_exp, clipped_surrogate, log_ratio
 from rl4p.learner.selection import largest, share_count
 from rl4p.learner.update_options import UpdateOptions
-from rl4p.types import Array, TrainingBatch
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,10 +6,10 @@ from typing import ClassVar, Literal
 import jax
 import jax.numpy as jnp
 
+from rl4p.base.types import Array, TrainingBatch
 from rl4p.configuration.bounds import AboveZero, NonNegative, Share
 from rl4p.learner.ratio import sequence_lengths, sequence_sum
 from rl4p.learner.update_options import Aggregation, UpdateOptions
-from rl4p.types import Array, TrainingBatch
 
 
 @dataclass(frozen=True, kw_only=True)

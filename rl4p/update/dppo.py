@@ -6,10 +6,10 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from rl4p.base.types import Array, TrainingBatch
 from rl4p.configuration.bounds import AboveOne, Share
 from rl4p.learner.ratio import clamped_exp
 from rl4p.learner.ratio_options import RatioOptions
-from rl4p.types import Array, TrainingBatch
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,10 +5,10 @@ from typing import Literal
 
 import jax.numpy as jnp
 
+from rl4p.base.types import Array, TrainingBatch
 from rl4p.configuration.bounds import NonNegative
 from rl4p.learner.ratio import log_ratio, sampler_logprobs, sequence_lengths, sequence_sum
 from rl4p.learner.update_options import Aggregation, UpdateOptions
-from rl4p.types import Array, TrainingBatch
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 
+from rl4p.base.types import Array, TrainingBatch
 from rl4p.configuration.bounds import AboveZero
 from rl4p.learner.ratio import clamped_exp, log_ratio, sampler_logprobs
 from rl4p.learner.update_options import UpdateOptions
-from rl4p.types import Array, TrainingBatch
 
 
 @dataclass(frozen=True, kw_only=True)

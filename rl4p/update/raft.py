@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 
+from rl4p.base.types import Array, TrainingBatch
 from rl4p.learner.update_options import UpdateOptions
-from rl4p.types import Array, TrainingBatch
 
 
 @dataclass(frozen=True, kw_only=True)

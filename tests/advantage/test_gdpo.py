@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rl4p.advantage.gdpo import GDPO
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ import yaml
 from omegaconf import DictConfig
 
 from rl4p import configuration
+from rl4p.base.errors import InputError
 from rl4p.configuration import schema
 from rl4p.configuration.targets import instantiate
 from rl4p.configuration.trust import CONF
-from rl4p.errors import InputError
 
 TOY = """
 from collections.abc import Mapping, Sequence

@@ -6,9 +6,9 @@ from typing import Annotated, get_origin
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from rl4p.base.errors import InputError
 from rl4p.configuration import bounds
 from rl4p.configuration.targets import check_nodes
-from rl4p.errors import InputError
 
 INSIDE = {
     "Natural": (0, 1, 10**9),

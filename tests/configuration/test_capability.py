@@ -11,6 +11,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from rl4p import configuration
+from rl4p.base.errors import InputError
 from rl4p.configuration import capability
 from rl4p.configuration.capability import (
     Address,
@@ -29,7 +30,6 @@ from rl4p.configuration.composition import Composer
 from rl4p.configuration.resume import saved_config
 from rl4p.configuration.targets import is_node, locate, type_hints
 from rl4p.configuration.trust import CONF, TRUSTED
-from rl4p.errors import InputError
 
 ADDRESS, VARIABLE = "http://127.0.0.1:9/x", "RL4P_TEST_KEY"
 TELLING = re.compile(

@@ -1,5 +1,6 @@
 import pytest
 
+from rl4p.base.errors import InputError
 from rl4p.configuration.chips import (
     CHIPS,
     chip_of,
@@ -9,7 +10,6 @@ from rl4p.configuration.chips import (
     topology_of,
 )
 from rl4p.distributed.mesh import Mesh
-from rl4p.errors import InputError
 
 
 @pytest.mark.parametrize(

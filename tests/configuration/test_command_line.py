@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from rl4p import configuration
+from rl4p.base.errors import InputError, RunError, Stopped
 from rl4p.configuration import schema
 from rl4p.configuration.loader import Loader
-from rl4p.errors import InputError, RunError, Stopped
 
 TRAIN = [sys.executable, "-m", "rl4p.train"]
 

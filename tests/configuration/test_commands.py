@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from rl4p.base.errors import InputError, Stopped
 from rl4p.configuration import command_line
 from rl4p.configuration.commands import (
     SEVERAL,
@@ -25,7 +26,6 @@ from rl4p.configuration.commands import (
     run_command,
 )
 from rl4p.configuration.trust import CONF
-from rl4p.errors import InputError, Stopped
 
 # The words of each command that reads a run, what it needs beside the run, and the name of what it
 # writes. rl4p.train and rl4p.plan have a --help of Hydra.

@@ -1,7 +1,7 @@
 import pytest
 
+from rl4p.base.errors import InputError
 from rl4p.configuration.composition import Composer, sweep_jobs
-from rl4p.errors import InputError
 
 
 @pytest.mark.parametrize(

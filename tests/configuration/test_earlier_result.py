@@ -2,8 +2,8 @@ import os
 
 import pytest
 
+from rl4p.base.errors import InputError
 from rl4p.configuration.earlier_result import is_document_with, is_page_of, refuse_other_file
-from rl4p.errors import InputError
 
 PAGE = '<!doctype html>\n<meta name="generator" content="rl4p.samples">'
 

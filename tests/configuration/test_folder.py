@@ -8,6 +8,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
+from rl4p.base.errors import InputError
 from rl4p.configuration.command_line import launch
 from rl4p.configuration.composition import CONF
 from rl4p.configuration.folder import (
@@ -19,7 +20,6 @@ from rl4p.configuration.folder import (
     refuse_taken,
     save_config,
 )
-from rl4p.errors import InputError
 
 SHARED = fcntl.LOCK_SH
 

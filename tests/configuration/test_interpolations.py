@@ -7,11 +7,11 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
+from rl4p.base.errors import InputError
 from rl4p.configuration import interpolations
 from rl4p.configuration.composition import Composer
 from rl4p.configuration.interpolations import COST, MOST_CHARACTERS, bounded_interpolations
 from rl4p.configuration.resume import config_of_run
-from rl4p.errors import InputError
 from tests.configuration.hostile import cases, recorded, write
 
 

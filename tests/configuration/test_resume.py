@@ -9,6 +9,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from rl4p import configuration
+from rl4p.base.errors import InputError
 from rl4p.configuration.composition import Composer
 from rl4p.configuration.folder import only_run_in
 from rl4p.configuration.quoting import command, override
@@ -20,7 +21,6 @@ from rl4p.configuration.resume import (
     saved_config,
     with_config_dir,
 )
-from rl4p.errors import InputError
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,9 @@
 """Tests local copies of runs in an object store."""
 
+from rl4p.base.storage import ObjectStore
 from rl4p.configuration.run_copy import copy_for_reading
 from rl4p.runs.best import best_checkpoint
 from rl4p.runs.saved_steps import chosen_step, steps_of
-from rl4p.storage import ObjectStore
 from tests.runs.test_run_mirror import go_on, opened
 
 

@@ -2,11 +2,11 @@
 
 import pytest
 
+from rl4p.base.errors import InputError
 from rl4p.configuration import compose, instantiate
 from rl4p.configuration.chips import slice_names, slice_of, topology_of
 from rl4p.configuration.slices import options, unknown_slice
 from rl4p.configuration.trust import CONF
-from rl4p.errors import InputError
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,9 @@ import sys
 import pytest
 from omegaconf import OmegaConf
 
+from rl4p.base.errors import InputError
 from rl4p.configuration import instantiate
 from rl4p.configuration.targets import check_nodes
-from rl4p.errors import InputError
 
 TRUSTED = ["rl4p", "toy", "toyy", "broken", "lacking"]
 
@@ -122,8 +122,9 @@ def test_what_fits_is_taken(check, arguments):
             "you mean rl4p.update.ppo.PPO?",
         ),
         (
-            {"_target_": "rl4p.errors.InputError"},
-            "rollout._target_=rl4p.errors.InputError is not trusted: it is not a part of rl4p.",
+            {"_target_": "rl4p.base.errors.InputError"},
+            "rollout._target_=rl4p.base.errors.InputError is not trusted: "
+            "it is not a part of rl4p.",
         ),
         (
             {"_target_": "toyy.Part"},

@@ -5,10 +5,10 @@ import os
 import pytest
 from omegaconf import OmegaConf, open_dict, read_write
 
+from rl4p.base.errors import InputError
 from rl4p.configuration import trust
 from rl4p.configuration.composition import Composer
 from rl4p.configuration.trust import check_hydra
-from rl4p.errors import InputError
 from tests.configuration.hostile import cases, write
 
 

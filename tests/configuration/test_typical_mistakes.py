@@ -11,10 +11,10 @@ import pytest
 from omegaconf import OmegaConf
 
 from rl4p import configuration
+from rl4p.base.errors import InputError
 from rl4p.configuration import command_line, composition
 from rl4p.configuration.composition import CONF, Composer
 from rl4p.configuration.schema import without_hydra
-from rl4p.errors import InputError
 
 HOME = Path.home()
 

@@ -11,8 +11,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from rl4p import configuration
+from rl4p.base.errors import InputError, RunError, Stopped
 from rl4p.configuration.user_code import own_failures
-from rl4p.errors import InputError, RunError, Stopped
 
 OWN = """
 import os

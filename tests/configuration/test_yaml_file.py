@@ -9,6 +9,7 @@ from hydra._internal.sources_registry import SourcesRegistry
 from omegaconf import OmegaConf
 from yaml import YAMLError
 
+from rl4p.base.errors import InputError
 from rl4p.configuration.sweep import named, read_jobs, write_jobs
 from rl4p.configuration.trust import CONF
 from rl4p.configuration.yaml_file import (
@@ -19,7 +20,6 @@ from rl4p.configuration.yaml_file import (
     load_yaml,
     read_yaml,
 )
-from rl4p.errors import InputError
 from tests.configuration.hostile import cases, recorded, write
 
 BOMB = "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n" + "".join(

@@ -10,8 +10,8 @@ from pathlib import Path
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
+from rl4p.base.types import Question
 from rl4p.data.conversation import encode_demonstrations
-from rl4p.types import Question
 
 TEMPLATES = Path(__file__).parent / "templates"
 

@@ -3,9 +3,9 @@ import re
 import numpy as np
 import pytest
 
+from rl4p.base.errors import InputError
 from rl4p.data.answer import final_answer, same_answer
 from rl4p.data.arithmetic import Arithmetic, addition
-from rl4p.errors import InputError
 
 
 @pytest.mark.parametrize(

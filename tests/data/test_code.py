@@ -1,9 +1,9 @@
 import pytest
 
+from rl4p.base.errors import InputError
 from rl4p.configuration import compose
 from rl4p.configuration.targets import instantiate
 from rl4p.data.code import Code
-from rl4p.errors import InputError
 from rl4p.reward.code import code_of
 
 CALLS = {

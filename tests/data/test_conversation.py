@@ -9,12 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from rl4p.base.errors import InputError
+from rl4p.base.types import Question
 from rl4p.data.conversation import encode_demonstrations
 from rl4p.data.prompts import encode_prompts
-from rl4p.errors import InputError
 from rl4p.loop.checks import check_rollout
 from rl4p.rollout.demonstrations import Demonstrations
-from rl4p.types import Question
 from tests.data.chats import (
     ADD,
     GEMMA3,

@@ -1,8 +1,8 @@
 import pytest
 
+from rl4p.base.errors import InputError
 from rl4p.data.crossword import Crossword
 from rl4p.data.crossword_answer import canonical
-from rl4p.errors import InputError
 
 ROWS = [
     {"clue": "Capital of Norway", "answer": "Oslo"},

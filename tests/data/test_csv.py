@@ -1,7 +1,7 @@
 import pytest
 
+from rl4p.base.errors import InputError
 from rl4p.data.csv import CSV
-from rl4p.errors import InputError
 
 
 @pytest.fixture

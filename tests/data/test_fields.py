@@ -4,6 +4,7 @@ from decimal import Decimal
 import numpy as np
 import pytest
 
+from rl4p.base.errors import InputError
 from rl4p.data.fields import (
     MISSING,
     Written,
@@ -14,7 +15,6 @@ from rl4p.data.fields import (
     without_exponent,
 )
 from rl4p.data.json_line import parsed
-from rl4p.errors import InputError
 
 
 def test_a_key_with_a_dot_names_a_field_inside_a_field():

@@ -2,8 +2,8 @@
 
 import pytest
 
+from rl4p.base.errors import InputError
 from rl4p.data.huggingface import HuggingFace
-from rl4p.errors import InputError
 
 datasets = pytest.importorskip("datasets")
 

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
+from rl4p.base.errors import InputError
 from rl4p.data.islands import Islands, documents, islands
-from rl4p.errors import InputError
 
 
 def test_the_documents_answer_every_question():

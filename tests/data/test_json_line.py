@@ -2,8 +2,8 @@
 
 import pytest
 
+from rl4p.base.errors import InputError
 from rl4p.data.json_line import parsed
-from rl4p.errors import InputError
 
 
 def test_an_object_is_read_also_after_a_byte_order_mark():

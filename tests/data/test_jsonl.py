@@ -2,8 +2,8 @@ import json
 
 import pytest
 
+from rl4p.base.errors import InputError
 from rl4p.data.jsonl import JSONLines
-from rl4p.errors import InputError
 
 
 def row(question="1+1?", answer="One and one. #### 2", **more):

@@ -1,9 +1,9 @@
 import pytest
 
+from rl4p.base.errors import InputError
 from rl4p.configuration import compose
 from rl4p.configuration.targets import instantiate
 from rl4p.data.math import Math
-from rl4p.errors import InputError
 
 ROWS = [
     {"problem": "Half of 3?", "solution": r"It is $\boxed{\frac{3}{2}}$.", "level": "Level 1"},

@@ -1,8 +1,8 @@
 import pytest
 
+from rl4p.base.errors import InputError
 from rl4p.configuration import compose, instantiate
 from rl4p.data.memory import Memory
-from rl4p.errors import InputError
 
 ROWS = [{"question": f"{n}+1?", "answer": f"#### {n + 1}"} for n in range(6)]
 

@@ -2,9 +2,9 @@ import json
 
 import pytest
 
+from rl4p.base.errors import InputError
 from rl4p.data.fields import MISSING
 from rl4p.data.messages import conversation, for_request, tools_of, without_tags
-from rl4p.errors import InputError
 
 USER = {"role": "user", "content": "1+1?"}
 ANSWER = {"role": "assistant", "content": "2"}

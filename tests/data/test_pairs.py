@@ -2,8 +2,8 @@
 
 import pytest
 
+from rl4p.base.errors import InputError
 from rl4p.data.pairs import pair_of
-from rl4p.errors import InputError
 
 
 def user(text):

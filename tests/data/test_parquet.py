@@ -4,10 +4,10 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from rl4p.base.errors import InputError
 from rl4p.data import parquet as source
 from rl4p.data.jsonl import JSONLines
 from rl4p.data.parquet import Parquet
-from rl4p.errors import InputError
 
 ROWS = [{"question": f"{n}+1?", "answer": f"#### {n + 1}", "level": n} for n in range(5)]
 

@@ -2,9 +2,9 @@
 
 import pytest
 
+from rl4p.base.errors import InputError
+from rl4p.base.types import Question
 from rl4p.data.preference_prompts import encode_preferences
-from rl4p.errors import InputError
-from rl4p.types import Question
 
 
 def said(text):

@@ -6,11 +6,11 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from rl4p.base.errors import InputError
 from rl4p.data.csv import CSV
 from rl4p.data.jsonl import JSONLines
 from rl4p.data.parquet import Parquet
 from rl4p.data.preferences import Preferences
-from rl4p.errors import InputError
 
 
 def row(prompt, chosen, rejected, **others):

@@ -2,13 +2,13 @@
 
 import pytest
 
+from rl4p.base.errors import InputError
+from rl4p.base.types import Question
 from rl4p.data.arithmetic import Arithmetic
 from rl4p.data.mixture import Mixture
 from rl4p.data.prompting import prompted
 from rl4p.data.prompts import encode_prompts
-from rl4p.errors import InputError
 from rl4p.model.tokenizer import byte_tokenizer
-from rl4p.types import Question
 
 BOXED = "{question}\nAnswer in \\boxed{{}}"
 SHOTS = ({"question": "1 + 1", "answer": "2"}, {"question": "2 + 3", "answer": "5"})

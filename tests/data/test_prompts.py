@@ -3,10 +3,10 @@ from dataclasses import fields, replace
 
 import pytest
 
+from rl4p.base.errors import InputError
+from rl4p.base.types import Question
 from rl4p.data.arithmetic import addition
 from rl4p.data.prompts import encode_prompts
-from rl4p.errors import InputError
-from rl4p.types import Question
 
 QUESTIONS = [
     addition(a, b, (False,) * len(str(a))) for a, b in ((1, 2), (123, 456), (34, 12), (9, 9))

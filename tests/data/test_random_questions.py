@@ -3,12 +3,12 @@ from dataclasses import dataclass
 
 import pytest
 
+from rl4p.base.errors import InputError
+from rl4p.base.types import Question
 from rl4p.data.countdown import Countdown
 from rl4p.data.letter_counting import LetterCounting
 from rl4p.data.random_questions import RandomQuestions
 from rl4p.data.sorting import Sorting
-from rl4p.errors import InputError
-from rl4p.types import Question
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
+from rl4p.base.errors import InputError
 from rl4p.data.reasoning_gym import BY_HASH, UNSEEDED, ReasoningGym
-from rl4p.errors import InputError
 
 SMALL = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2}
 

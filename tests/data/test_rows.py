@@ -2,9 +2,9 @@
 
 import pytest
 
+from rl4p.base.errors import InputError
 from rl4p.data.memory import Memory
 from rl4p.data.rows import first_of_each
-from rl4p.errors import InputError
 
 LEVELS = [
     {"question": f"{n}?", "answer": f"so {n} #### {n}", "level": n % 3, "of": {"kind": "ab"[n % 2]}}

@@ -158,7 +158,7 @@ from rl4p.learner.logprobs import ScoreOptions, score_tokens
 from rl4p.learner.objective import Objective
 from rl4p.model.decoder import Decoder, DecoderConfig
 from rl4p.model.lora import LoRA, merge_trees
-from rl4p.types import Microbatching, Sampling, TrainingBatch, Trajectories, TrainState
+from rl4p.base.types import Microbatching, Sampling, TrainingBatch, Trajectories, TrainState
 from rl4p.update.gspo import GSPO
 from rl4p.update.sft import SFT
 
@@ -285,7 +285,7 @@ def test_scores_and_gradients_are_those_of_one_device(on_devices, family, shapes
 
 # The compiled update of rows that are longer than a microbatch.
 MEMORY = """
-from tests.experiment.planning.test_estimate import CPU, cost, estimate_of, update
+from tests.tools.planning.test_estimate import CPU, cost, estimate_of, update
 
 def planned(shape, *more):
     words = (f"mesh.shape='{shape}'", "model.layers=2", "model.remat=layer")

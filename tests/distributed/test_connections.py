@@ -6,8 +6,8 @@ from contextlib import suppress
 
 import pytest
 
+from rl4p.base.errors import InputError, RunError, Stopped
 from rl4p.distributed.connections import Connections
-from rl4p.errors import InputError, RunError, Stopped
 
 
 @pytest.fixture

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 import rl4p
+from rl4p.base.errors import InputError
 from rl4p.configuration import compose
 from rl4p.distributed.host_memory import as_before, is_offloaded, offloaded, on_device
-from rl4p.errors import InputError
-from rl4p.experiment import build as module
-from rl4p.experiment.build import build
 from rl4p.learner import gradient_step
 from rl4p.learner.gradient_step import forward_backward
 from rl4p.loop import loop
 from rl4p.loop.loop import train
+from rl4p.runs import build as module
+from rl4p.runs.build import build
 from rl4p.runs.checkpoint import as_saved
 
 SMALL = (
@@ -152,7 +152,7 @@ def test_what_is_on_the_devices_stays_there():
 
 SEVERAL = """
 import sys, jax, numpy as np
-from rl4p.experiment import build as module
+from rl4p.runs import build as module
 module.refuse_offloading_on_a_cpu = lambda *_: None
 from tests.distributed.test_host_memory import OFFLOADED, assert_equal, trained
 mesh = ("mesh.dp=2", "mesh.fsdp=2", "mesh.tp=2")

@@ -7,8 +7,8 @@ import jax
 import numpy as np
 import pytest
 
+from rl4p.base.errors import InputError
 from rl4p.distributed.mesh import Mesh
-from rl4p.errors import InputError
 
 # On one device and on several: greedy and drawn responses, and three updates on them.
 SHAPES = """
@@ -28,8 +28,8 @@ from rl4p.model.scratch import Scratch
 from rl4p.learner.optimizer.adamw import AdamW
 from rl4p.rollout.continuous import Continuous
 from rl4p.rollout.naive_sampler import NaiveSampler
-from rl4p.types import Rewards, TrainingBatch, TrainState
-from rl4p.types import Microbatching
+from rl4p.base.types import Rewards, TrainingBatch, TrainState
+from rl4p.base.types import Microbatching
 from rl4p.learner.gradient_step import gradient_step, shares_prompts
 from rl4p.update.reinforce import Reinforce
 
@@ -174,10 +174,10 @@ else:
 
 DIVIDED = """
 import jax, numpy as np
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
 from rl4p.distributed.mesh import Mesh
 from rl4p.model.scratch import Scratch
-from rl4p.rollout.engine.cache import place, prefill
+from rl4p.engine.cache import place, prefill
 
 mesh = Mesh(shape="1,2,2")
 model = dict(width=32, layers=2, heads=4, feed_forward_width=64)
@@ -240,7 +240,7 @@ from rl4p.distributed.mesh import Mesh
 from rl4p.model.scratch import Scratch
 from rl4p.rollout.continuous import Continuous
 from rl4p.rollout.naive_sampler import NaiveSampler
-from rl4p.types import Prompt
+from rl4p.base.types import Prompt
 
 model = Scratch(width=32, layers=2, heads=4, num_kv_heads=2)
 rows = np.random.default_rng(0).integers(1, 200, (5, 9)).tolist()
@@ -296,7 +296,7 @@ def test_all_devices_are_taken_by_default():
 
 CORES = """
 import sys
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
 from rl4p.distributed.mesh import Mesh, usable_cores
 
 assert Mesh(cpu_devices=-1).size == usable_cores() >= 1
@@ -326,7 +326,7 @@ def test_one_device_has_all_rows():
 SEVERAL = """
 import numpy as np
 from rl4p.distributed.mesh import Mesh
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
 
 def parts(x):
     return [shard.data.shape for shard in x.addressable_shards]

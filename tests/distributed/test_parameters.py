@@ -1,9 +1,9 @@
 import jax
 import pytest
 
+from rl4p.base.errors import InputError
 from rl4p.distributed.parameters import DECLARED, Parameter, declared
 from rl4p.distributed.partition import specs
-from rl4p.errors import InputError
 from rl4p.learner.optimizer.blocks import is_matrix
 from rl4p.model.decoder import Decoder, DecoderConfig
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
+from rl4p.base.errors import InputError
 from rl4p.distributed import partition
 from rl4p.distributed.mesh import Mesh, sizes_of
-from rl4p.errors import InputError
 from rl4p.learner.optimizer.adafactor import Adafactor
 from rl4p.learner.optimizer.adamw import AdamW
 from rl4p.learner.optimizer.adamw_8bit import AdamW8Bit

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
+from rl4p.base.errors import InputError, RunError, Stopped
 from rl4p.configuration import compose
 from rl4p.distributed import processes
 from rl4p.distributed.mesh import Mesh, OwnMesh
-from rl4p.errors import InputError, RunError, Stopped
 
 ALONE = ["mesh=dp"]
 

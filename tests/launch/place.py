@@ -5,7 +5,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-from rl4p.errors import InputError, Stopped
+from rl4p.base.errors import InputError, Stopped
 from tests.test_house import ROOT
 
 LAUNCH = ROOT / "experiments" / "launch"

@@ -3,9 +3,9 @@
 import pytest
 import yaml
 
+from rl4p.base.errors import OutOfTime, RunError
 from rl4p.configuration import compose
 from rl4p.configuration.chips import CHIPS
-from rl4p.errors import OutOfTime, RunError
 from tests.launch.place import LAUNCH, RESTARTING, STOPPED, WRONG
 from tests.test_house import ROOT
 

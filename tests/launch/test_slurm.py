@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from rl4p.errors import OutOfTime
+from rl4p.base.errors import OutOfTime
 from tests.launch.place import LAUNCH, STOPPED, WRONG, Place
 from tests.test_house import ROOT
 

@@ -2,8 +2,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rl4p.base.types import Microbatching, Sampling, TrainingBatch
 from rl4p.learner.logprobs import ScoreOptions, score_tokens
-from rl4p.types import Microbatching, Sampling, TrainingBatch
 
 B, T = 8, 16
 SAMPLING = Sampling(temperature=0.7)

@@ -8,8 +8,8 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from rl4p.advantage.dr_grpo import DrGRPO
+from rl4p.base.types import Finish
 from rl4p.learner.advantage_options import AdvantageOptions, clipped, drop_truncated
-from rl4p.types import Finish
 
 
 def test_the_limit_is_off_at_zero():

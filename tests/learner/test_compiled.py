@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl4p.errors import RunError
+from rl4p.base.errors import RunError
+from rl4p.base.types import TrainState
 from rl4p.learner.compiled import compiled
-from rl4p.types import TrainState
 
 
 def new_state():

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rl4p.base.types import Sampling, TrainingBatch
 from rl4p.learner.correction.sequence_mask import SequenceMask
 from rl4p.learner.critic.shared import Shared
 from rl4p.learner.entropy.top_tokens import TopTokens
@@ -15,7 +16,6 @@ from rl4p.learner.kl.fixed import Fixed
 from rl4p.learner.optimizer.sgd import SGD
 from rl4p.learner.packing import Packing
 from rl4p.rollout.answers import answers
-from rl4p.types import Sampling, TrainingBatch
 from rl4p.update.dpo import DPO
 from rl4p.update.gspo import GSPO
 from rl4p.update.ppo import PPO

@@ -6,10 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rl4p.base.types import Microbatching, Sampling
 from rl4p.learner import logprobs
 from rl4p.learner.logprobs import ScoreOptions, score_tokens, token_scores, trunk
 from rl4p.model.cache import Prefix
-from rl4p.types import Microbatching, Sampling
 from tests.equations import equations
 
 

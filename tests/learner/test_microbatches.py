@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rl4p.base.types import Microbatching
 from rl4p.distributed import columns
 from rl4p.learner.microbatches import (
     MicrobatchRows,
@@ -19,7 +20,6 @@ from rl4p.learner.microbatches import (
     rows_of,
     widths,
 )
-from rl4p.types import Microbatching
 
 T = 128
 

@@ -9,12 +9,12 @@ import numpy as np
 import optax
 import pytest
 
+from rl4p.base.types import Microbatching, Sampling, TrainingBatch
 from rl4p.learner.gradient_step import gradient_step
 from rl4p.learner.logprobs import ScoreOptions, score_tokens
 from rl4p.learner.microbatches import MicrobatchRows, cost_of, extents, loops
 from rl4p.learner.packing import Packing, packed
 from rl4p.model.kernels import MOST_SEQUENCES
-from rl4p.types import Microbatching, Sampling, TrainingBatch
 from rl4p.update.sft import SFT
 
 B, T = 8, 16

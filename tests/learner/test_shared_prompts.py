@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 
+from rl4p.base.types import Microbatching, Sampling, TrainingBatch
 from rl4p.distributed.mesh import Mesh
 from rl4p.learner.critic.separate import Separate
 from rl4p.learner.critic.shared import Shared
@@ -15,7 +16,6 @@ from rl4p.learner.shared_prompts import SharedPrompts, keys_of_equal_cost, pays
 from rl4p.model.kernels import SHARED_PROMPT
 from rl4p.model.lora import LoRA
 from rl4p.rollout.answers import answers
-from rl4p.types import Microbatching, Sampling, TrainingBatch
 from rl4p.update.ppo import PPO
 
 pytestmark = pytest.mark.slow  # continuous integration runs this file

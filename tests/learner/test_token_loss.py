@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rl4p.base.types import Sampling
 from rl4p.learner.correction.token_truncate import TokenTruncate
 from rl4p.learner.critic.shared import Shared
 from rl4p.learner.entropy.bonus import Bonus
@@ -13,7 +14,6 @@ from rl4p.learner.entropy.top_tokens import TopTokens
 from rl4p.learner.kl.fixed import Fixed
 from rl4p.learner.logprobs import trunk
 from rl4p.learner.token_loss import token_loss
-from rl4p.types import Sampling
 from rl4p.update.ppo import PPO
 from rl4p.update.reinforce import Reinforce
 

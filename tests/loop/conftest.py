@@ -2,10 +2,10 @@ import jax
 import numpy as np
 import pytest
 
+from rl4p.base.types import Finish, Rewards
 from rl4p.loop.groups import divided
 from rl4p.protocols.engine import Completion
 from rl4p.rollout.answers import answers_on_host
-from rl4p.types import Finish, Rewards
 
 
 @pytest.fixture(scope="session")

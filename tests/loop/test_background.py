@@ -4,7 +4,7 @@ from dataclasses import dataclass
 import jax
 import pytest
 
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
 from rl4p.loop import background, compilation
 from rl4p.loop.background import Times, WorkingTime, check_phases
 from rl4p.loop.compilation import Spans

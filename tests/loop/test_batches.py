@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rl4p.advantage.grpo import GRPO
-from rl4p.errors import RunError
+from rl4p.base.errors import RunError
 from rl4p.learner.gradient_step import gradient_step
 from rl4p.learner.optimizer.adamw import AdamW
 from rl4p.loop.batches import rollout_batch, rollout_batches

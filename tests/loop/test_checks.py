@@ -3,7 +3,8 @@ import dataclasses
 import jax.numpy as jnp
 import pytest
 
-from rl4p.errors import RunError
+from rl4p.base.errors import RunError
+from rl4p.base.types import TrainingBatch
 from rl4p.loop.checks import (
     check_advantages,
     check_rewards,
@@ -11,7 +12,6 @@ from rl4p.loop.checks import (
     check_training_batch,
     check_trajectories,
 )
-from rl4p.types import TrainingBatch
 
 # Row 1 of the batch has a prompt of five tokens and a response of three: its columns 0 to 2 and
 # 11 to 15 are padding.

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
 from rl4p.loop.digest import check_digest, digest_of
 
 

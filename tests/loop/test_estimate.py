@@ -10,12 +10,12 @@ import pytest
 from rl4p.advantage.dr_grpo import DrGRPO
 from rl4p.advantage.gae import GAE
 from rl4p.advantage.running_baseline import RunningBaseline
-from rl4p.errors import RunError
+from rl4p.base.errors import RunError
+from rl4p.base.types import Finish
 from rl4p.learner.kl.fixed import Fixed
 from rl4p.learner.kl.none import NONE
 from rl4p.learner.masking import spread_over_tokens
 from rl4p.loop.estimate import estimate
-from rl4p.types import Finish
 
 COEFFICIENT = jnp.float32(0.5)
 IN_REWARD = Fixed(beta=0.1, estimator="k1", placement="in_reward")  # `COEFFICIENT` replaces beta

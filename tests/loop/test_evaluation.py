@@ -8,16 +8,16 @@ import jax
 import numpy as np
 import pytest
 
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
+from rl4p.base.types import Rewards
+from rl4p.engine.in_process import InProcess
 from rl4p.learner.optimizer.adamw import AdamW
 from rl4p.loop.evaluation import Evaluation, greedy_answers
 from rl4p.protocols.hook import StepInfo
 from rl4p.reward.weighted import Weighted
 from rl4p.rollout.continuous import Continuous
-from rl4p.rollout.engine.in_process import InProcess
 from rl4p.rollout.naive_sampler import NaiveSampler
 from rl4p.rollout.response_keys import response_keys
-from rl4p.types import Rewards
 
 
 @dataclass(frozen=True, kw_only=True)

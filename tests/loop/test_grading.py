@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import rl4p.loop.grading
-from rl4p.errors import RunError
+from rl4p.base.errors import RunError
+from rl4p.base.types import Rewards
 from rl4p.loop.grading import graded
 from rl4p.reward.weighted import Weighted
-from rl4p.types import Rewards
 
 MASKED = ("tokens_BT", "response_mask_BT", "group_ids_B")
 

@@ -2,11 +2,11 @@ import jax
 import numpy as np
 import pytest
 
+from rl4p.base.types import Finish
 from rl4p.loop.group_requests import finished_groups, keys_of, requests_for
 from rl4p.loop.pending_groups import PendingGroup
 from rl4p.protocols.engine import Completion
 from rl4p.rollout.sampler import sequence_keys
-from rl4p.types import Finish
 
 KEY = jax.random.key(7)
 

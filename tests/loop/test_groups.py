@@ -6,14 +6,14 @@ import jax
 import numpy as np
 import pytest
 
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
+from rl4p.base.types import Finish, Prompt, Rewards
 from rl4p.loop.checks import check_trajectories
 from rl4p.loop.filter.any_success import AnySuccess
 from rl4p.loop.filter.deviation import Deviation
 from rl4p.loop.groups import check_filters, divided, joined, newest_only
 from rl4p.protocols.engine import Completion
 from rl4p.rollout.answers import answers_on_host
-from rl4p.types import Finish, Prompt, Rewards
 
 
 @pytest.fixture(scope="module")

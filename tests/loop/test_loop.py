@@ -10,7 +10,7 @@ import pytest
 import rl4p.loop.scoring
 from rl4p.advantage.gae import GAE
 from rl4p.advantage.grpo import GRPO
-from rl4p.errors import RunError
+from rl4p.base.errors import RunError
 from rl4p.learner.critic.shared import Shared
 from rl4p.learner.entropy.bonus import Bonus
 from rl4p.learner.kl.adaptive import Adaptive

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rl4p.base.types import Episode, Finish, Turn
 from rl4p.loop.metrics import (
     batch_metrics,
     environment_metrics,
@@ -12,7 +13,6 @@ from rl4p.loop.metrics import (
     task_metrics,
 )
 from rl4p.rollout.continuous import Continuous
-from rl4p.types import Episode, Finish, Turn
 
 
 def test_every_metric_by_hand(make_trajectories, make_rewards):

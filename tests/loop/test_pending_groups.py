@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from rl4p.base.types import Finish
 from rl4p.loop.pending_groups import PendingGroups, PendingLimits
 from rl4p.protocols.engine import Completion
 from rl4p.runs.checkpoint import with_arrays, without_arrays
-from rl4p.types import Finish
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rl4p.advantage.gae import GAE
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
 from rl4p.learner.critic.shared import Shared
 from rl4p.learner.entropy.adaptive import Adaptive as AdaptiveEntropy
 from rl4p.learner.kl.adaptive import Adaptive as AdaptiveKL

@@ -1,7 +1,7 @@
 import numpy as np
 
+from rl4p.base.types import Episode, Rewards
 from rl4p.loop.rewards_by_prompt import rewards_by_prompt
-from rl4p.types import Episode, Rewards
 
 
 def test_rewards_are_grouped_by_prompt_without_invalid_samples(make_prompt):

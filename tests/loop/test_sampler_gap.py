@@ -3,7 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rl4p.errors import RunError
+from rl4p.base.errors import RunError
 from rl4p.loop.sampler_gap import GAP, check_gap
 from rl4p.rollout.naive_sampler import NaiveSampler
 

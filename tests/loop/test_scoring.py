@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import rl4p.loop.scoring
+from rl4p.base.errors import RunError
+from rl4p.base.types import Episode, Turn
 from rl4p.distributed.mesh import Mesh
-from rl4p.errors import RunError
-from rl4p.experiment.other_models import reference_params
 from rl4p.learner.critic.shared import Shared
 from rl4p.learner.kl.fixed import Fixed
 from rl4p.learner.logprobs import trunk
@@ -24,7 +24,7 @@ from rl4p.reward.correct import Correct
 from rl4p.reward.router import Router
 from rl4p.reward.weighted import Weighted
 from rl4p.rollout.naive_sampler import NaiveSampler
-from rl4p.types import Episode, Turn
+from rl4p.runs.other_models import reference_params
 from rl4p.update.ppo import PPO
 
 B, T = 8, 16

@@ -1,6 +1,6 @@
 import pytest
 
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
 from rl4p.loop.selection import matches, property_of, rounded, split_by
 
 

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from rl4p.errors import RunError
+from rl4p.base.errors import RunError
 from rl4p.loop.filter.deviation import Deviation
 from rl4p.loop.groups import joined
 from rl4p.loop.metrics import batch_metrics, task_metrics

@@ -6,13 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from rl4p.base.errors import InputError
+from rl4p.base.types import Trajectories
 from rl4p.configuration import compose
-from rl4p.errors import InputError
-from rl4p.experiment.build import build
 from rl4p.loop.loop import train
-from rl4p.runs.responses.recording import samples_of
-from rl4p.runs.responses.sample import Sample
-from rl4p.types import Trajectories
+from rl4p.runs.build import build
+from rl4p.runs.recording import samples_of
+from rl4p.runs.sample import Sample
 from tests.rollout.environments.openenv_server import OpenEnvServer
 
 pytestmark = pytest.mark.mixed_dtypes

@@ -7,9 +7,9 @@ from pathlib import Path
 import jax
 import pytest
 
+from rl4p.base.errors import InputError
 from rl4p.configuration.capability import Capability, uses
 from rl4p.distributed.mesh import Mesh
-from rl4p.errors import InputError
 from rl4p.model import hub
 from rl4p.model.chat_templates import TEMPLATES, chat_template
 from rl4p.model.huggingface import write_policy

@@ -3,7 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
 from rl4p.model.clock import date_of, dated, set_clock
 from rl4p.model.tokenizer import byte_tokenizer
 

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rl4p.base.errors import InputError
 from rl4p.distributed.partition import for_decoding
-from rl4p.errors import InputError
 from rl4p.model.decoder import Decoder, Prefix
 from tests.equations import equations
 

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rl4p.base.errors import InputError
 from rl4p.distributed.partition import for_decoding
-from rl4p.errors import InputError
 from rl4p.model.decoder import Decoder
 from rl4p.model.families import FAMILIES, family_of
 from tests.golden import forward
@@ -136,7 +136,7 @@ from rl4p.distributed import collectives, partition
 from rl4p.distributed.mesh import Mesh
 from rl4p.distributed.placement import for_sampling, param_shardings
 from rl4p.model.decoder import Decoder
-from rl4p.rollout.engine.cache import divided
+from rl4p.engine.cache import divided
 from tests.golden import forward
 from tests.golden.cases import decoder_config, make_tensors, to_params
 

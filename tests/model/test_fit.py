@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
 from rl4p.model import fit
 from rl4p.model.decoder import Decoder
 from rl4p.model.huggingface import read_config, read_params, write_model

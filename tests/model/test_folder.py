@@ -3,7 +3,7 @@ import logging
 
 import pytest
 
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
 from rl4p.model.folder import check_files, tokenizer_files
 
 INDEX = "model.safetensors.index.json"

@@ -11,9 +11,9 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
+from rl4p.base.storage import ObjectStore
 from rl4p.model.hub import SHIPPED, lasting_name, model_folder
-from rl4p.storage import ObjectStore
 
 NAME = "owner/a-model_1.5"
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from rl4p.errors import InputError, RunError
+from rl4p.base.errors import InputError, RunError
 from rl4p.model import tensor_files
 from rl4p.model.decoder import Decoder
 from rl4p.model.huggingface import (

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rl4p.base.errors import InputError
 from rl4p.distributed.mesh import Mesh
-from rl4p.errors import InputError
 from rl4p.model.attention import AttentionInputs, attend, visible
 from rl4p.model.kernels import SHARED_PROMPT, check_kernel, cudnn, splash
 from rl4p.model.scratch import Scratch

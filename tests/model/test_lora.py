@@ -5,15 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rl4p.base.errors import InputError
+from rl4p.base.types import Microbatching, Sampling, TrainingBatch
 from rl4p.distributed.mesh import Mesh
-from rl4p.errors import InputError
 from rl4p.learner.gradient_step import gradient_step
 from rl4p.learner.logprobs import ScoreOptions, score_tokens
 from rl4p.learner.optimizer.adamw import AdamW
 from rl4p.model.huggingface import write_model, write_policy
 from rl4p.model.lora import LoRA, merge_trees, merged_kernel
 from rl4p.model.pretrained import Pretrained
-from rl4p.types import Microbatching, Sampling, TrainingBatch
 from rl4p.update.reinforce import Reinforce
 
 RANK, ALPHA = 2, 6.0

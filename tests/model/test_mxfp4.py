@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
 from rl4p.model.decoder import Decoder
 from rl4p.model.huggingface import read_params
 from rl4p.model.mxfp4 import dequantized

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rl4p.base.errors import InputError
+from rl4p.base.types import Microbatching, Prompt, Sampling, TrainingBatch
 from rl4p.distributed.mesh import Mesh
-from rl4p.errors import InputError
 from rl4p.learner.gradient_step import gradient_step
 from rl4p.learner.logprobs import ScoreOptions, score_tokens
 from rl4p.learner.optimizer.adamw import AdamW
@@ -21,7 +22,6 @@ from rl4p.model.nf4 import BLOCK, VALUES, NF4Kernel, is_projection, quantized
 from rl4p.model.pretrained import Pretrained
 from rl4p.model.scratch import Scratch
 from rl4p.rollout.naive_sampler import NaiveSampler
-from rl4p.types import Microbatching, Prompt, Sampling, TrainingBatch
 from rl4p.update.reinforce import Reinforce
 
 RANK = 2
@@ -127,7 +127,7 @@ import pytest
 from rl4p.distributed import collectives, partition
 from rl4p.distributed.mesh import Mesh
 from rl4p.distributed.placement import for_sampling
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
 from rl4p.model.lora import LoRA, merge_trees
 from rl4p.model.pretrained import Pretrained
 from tests.golden import forward

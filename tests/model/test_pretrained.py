@@ -6,15 +6,15 @@ import jax
 import numpy as np
 import pytest
 
+from rl4p.base.errors import InputError
+from rl4p.base.types import Finish, Prompt
 from rl4p.distributed.mesh import Mesh
-from rl4p.errors import InputError
 from rl4p.model import pretrained
 from rl4p.model.huggingface import write_model
 from rl4p.model.lora import LoRA
 from rl4p.model.pretrained import Pretrained
 from rl4p.model.scratch import Scratch
 from rl4p.rollout.naive_sampler import NaiveSampler
-from rl4p.types import Finish, Prompt
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rl4p.base.types import Sampling
 from rl4p.model.sampling import (
     PROMPT,
     RESPONSE,
@@ -19,7 +20,6 @@ from rl4p.model.sampling import (
     penalized,
     sampling_logprobs,
 )
-from rl4p.types import Sampling
 
 LOGITS = np.random.default_rng(0).normal(0, 3, (5, 17)).astype(np.float32)
 

@@ -2,8 +2,8 @@ import jax
 import numpy as np
 import pytest
 
+from rl4p.base.errors import InputError
 from rl4p.distributed.mesh import ONE_DEVICE
-from rl4p.errors import InputError
 from rl4p.model.rope import LinearScaling
 from rl4p.model.scratch import Scratch
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
 from rl4p.model import tensor_files
 from rl4p.model.tensor_files import (
     INDEX,

@@ -3,7 +3,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
 from rl4p.model import tensor_files
 from rl4p.model.clock import set_clock
 from rl4p.model.tokenizer import (

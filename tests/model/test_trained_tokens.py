@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
+from rl4p.base.errors import InputError
+from rl4p.base.types import Prompt, Question
 from rl4p.data.prompts import encode_prompts
 from rl4p.distributed.mesh import Mesh
-from rl4p.errors import InputError
 from rl4p.model.policy import Policy
 from rl4p.model.tokenizer import CHAT_TEMPLATE, byte_tokenizer, load_tokenizer
 from rl4p.rollout.demonstrations import Demonstrations
-from rl4p.types import Prompt, Question
 
 QUESTION = Question(id="a", question="1+2", answer="3", task="t", solution="=3")
 HISTORY = [

@@ -5,11 +5,11 @@ import subprocess
 
 import pytest
 
+from rl4p.base.errors import InputError
+from rl4p.base.types import Question
 from rl4p.data.prompts import encode_prompts
-from rl4p.errors import InputError
 from rl4p.model import trial
 from rl4p.model.tokenizer import CHAT_TEMPLATE, byte_tokenizer, load_tokenizer
-from rl4p.types import Question
 
 LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 DOUBLED = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rl4p.base.types import TrainingBatch, TrainState, Trajectories
 from rl4p.distributed.parameters import DECLARED, vector
 from rl4p.learner.gradient_step import forward_backward
 from rl4p.learner.logprobs import TokenScores
-from rl4p.types import TrainingBatch, TrainState, Trajectories
 
 LENGTHS = (7, 3, 5, 1, 7, 2, 6, 4)  # 35 tokens; two groups of four
 ADVANTAGES = (1.2, -0.7, 0.4, -0.9, -1.5, 0.8, 0.0, 0.7)

@@ -24,7 +24,7 @@ from typing import Any
 
 import pytest
 
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
 from tests.data.chats import (
     ADD,
     GEMMA3,

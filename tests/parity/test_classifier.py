@@ -5,11 +5,11 @@ import json
 import numpy as np
 import pytest
 
+from rl4p.base.types import Microbatching
 from rl4p.model.families import FAMILIES
 from rl4p.model.huggingface import write_model
 from rl4p.model.tokenizer import byte_tokenizer
 from rl4p.reward.classifier import Classifier, last_scores
-from rl4p.types import Microbatching
 from tests.parity.models import random_model
 
 pytestmark = pytest.mark.parity

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 
+from rl4p.base.types import Prompt
 from rl4p.distributed.mesh import Mesh
 from rl4p.model.decoder import Decoder
 from rl4p.model.huggingface import (
@@ -19,7 +20,6 @@ from rl4p.model.huggingface import (
 from rl4p.model.lora import LoRA, merge_trees
 from rl4p.model.pretrained import Pretrained
 from rl4p.rollout.naive_sampler import NaiveSampler
-from rl4p.types import Prompt
 from tests.golden import forward
 from tests.parity.models import random_model
 

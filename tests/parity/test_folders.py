@@ -11,7 +11,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
 from rl4p.model.decoder import Decoder
 from rl4p.model.huggingface import read_config, read_params
 from tests.golden import forward

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from rl4p.distributed.mesh import Mesh
+from rl4p.engine.remote.weights_folder import WeightsFolder
 from rl4p.model.pretrained import Pretrained
 from rl4p.model.tokenizer import byte_tokenizer
-from rl4p.rollout.remote.weights_folder import WeightsFolder
 from tests.parity.models import random_model
 
 pytestmark = pytest.mark.parity

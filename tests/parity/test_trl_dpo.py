@@ -11,8 +11,8 @@ import pytest
 
 import rl4p
 from rl4p.configuration import compose
-from rl4p.experiment.build import build
 from rl4p.loop.loop import train
+from rl4p.runs.build import build
 
 pytestmark = [
     pytest.mark.parity,

@@ -1,7 +1,7 @@
 """Tests that the server for agents is what `rollout=agent` needs."""
 
+from rl4p.engine.serving.agent_server import AgentServer
 from rl4p.protocols.agent import CallRefused, ServesAgents
-from rl4p.serving.agent_server import AgentServer
 
 
 def test_the_server_serves_agents():

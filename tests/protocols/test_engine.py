@@ -1,7 +1,7 @@
 import numpy as np
 
+from rl4p.base.types import Finish
 from rl4p.protocols.engine import finish
-from rl4p.types import Finish
 
 
 def test_every_end_token_ends_a_completion():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
 from rl4p.protocols.environment import OpenEnvironment, OpensEnvironment, StepResult
 from rl4p.protocols.members import require, required_members
 from rl4p.rollout.environments.gymnasium import Gymnasium, GymnasiumEpisode

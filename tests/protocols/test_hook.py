@@ -7,7 +7,7 @@ from rl4p.runs.checkpoint import Checkpoints
 from rl4p.runs.diagnosis import Diagnosis
 from rl4p.runs.outcome import RunOutcome
 from rl4p.runs.progress import ProgressBar
-from rl4p.runs.responses.recording import RecordSamples
+from rl4p.runs.recording import RecordSamples
 
 
 def test_a_hook_is_called_and_has_an_interval():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
 from rl4p.loop.source.stream import PromptStream
 from rl4p.protocols.collection import OpenSource
 from rl4p.protocols.hook import Hook

@@ -17,11 +17,11 @@ import pytest
 from safetensors.numpy import load_file
 
 from experiments.real_model import packaged
+from rl4p.base.types import Prompt
 from rl4p.distributed.mesh import Mesh
 from rl4p.model.huggingface import write_policy
 from rl4p.model.pretrained import Pretrained
 from rl4p.rollout.naive_sampler import NaiveSampler
-from rl4p.types import Prompt
 from tests.golden import forward
 
 pytestmark = pytest.mark.real

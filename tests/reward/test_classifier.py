@@ -6,12 +6,12 @@ import sys
 import numpy as np
 import pytest
 
+from rl4p.base.errors import InputError
+from rl4p.base.types import Episode
 from rl4p.configuration import compose, instantiate
-from rl4p.errors import InputError
 from rl4p.model.decoder import Decoder
 from rl4p.model.huggingface import write_model
 from rl4p.reward.classifier import Classifier, last_scores
-from rl4p.types import Episode
 
 TERM = "+reward.terms.model"
 
@@ -217,7 +217,7 @@ def test_rows_are_split_over_devices(folder, make_prompt, on_devices):
     program = f"""
 import json, numpy as np
 from rl4p.reward.classifier import Classifier
-from rl4p.types import Episode, Prompt
+from rl4p.base.types import Episode, Prompt
 pairs = {[*PAIRS, ("ab", "x" * 99)]!r}
 prompt = lambda q: Prompt(id="a", question=q, answer="", task="t", tokens=(0,))
 term = Classifier(path={str(folder)!r}, max_tokens=64)

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rl4p.base.errors import InputError
 from rl4p.configuration import compose, instantiate
-from rl4p.errors import InputError
 from rl4p.reward import sandbox
 from rl4p.reward.code import Code, OpenCode, code_of, same_output
 from rl4p.reward.sandbox import bubblewrap_problem

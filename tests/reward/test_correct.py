@@ -3,10 +3,10 @@ import importlib
 import numpy as np
 import pytest
 
+from rl4p.base.errors import InputError
 from rl4p.configuration import compose
-from rl4p.errors import InputError
-from rl4p.experiment.build import build_phases
 from rl4p.reward.correct import Correct
+from rl4p.runs.build import build_phases
 
 gsm8k_answers = importlib.import_module("experiments.benchmarks.gsm8k_answers")
 

@@ -3,11 +3,11 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from rl4p.base.types import Finish
 from rl4p.configuration import compose
-from rl4p.experiment.build import build_phases
 from rl4p.reward.correct import Correct
 from rl4p.reward.cosine_length import CosineLength
-from rl4p.types import Finish
+from rl4p.runs.build import build_phases
 
 RIGHT, WRONG = "#### 1", "#### 2"
 

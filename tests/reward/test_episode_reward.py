@@ -1,7 +1,7 @@
 """Tests the reward of an environment as a term."""
 
+from rl4p.base.types import Episode, Turn
 from rl4p.reward.episode_reward import EpisodeReward
-from rl4p.types import Episode, Turn
 
 
 def test_the_rewards_of_the_turns_are_summed(make_prompt):

@@ -3,8 +3,8 @@ import threading
 
 import pytest
 
+from rl4p.base.types import Episode, Prompt
 from rl4p.reward.format import Format
-from rl4p.types import Episode, Prompt
 
 
 def grades(term, *responses):

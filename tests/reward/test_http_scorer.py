@@ -3,8 +3,8 @@ import math
 import numpy as np
 import pytest
 
+from rl4p.base.errors import InputError
 from rl4p.configuration import compose, instantiate
-from rl4p.errors import InputError
 from rl4p.reward.http_scorer import HttpScorer
 
 pytestmark = pytest.mark.usefixtures("impatient")

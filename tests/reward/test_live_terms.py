@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from rl4p.errors import InputError, RunError
+from rl4p.base.errors import InputError, RunError
 from rl4p.reward.live_terms import LiveTerm, group_ids_of, rows_of_groups
 
 KEY = "reward.terms.mine"

@@ -3,8 +3,8 @@ import re
 import numpy as np
 import pytest
 
+from rl4p.base.errors import InputError
 from rl4p.configuration import compose, instantiate
-from rl4p.errors import InputError
 from rl4p.reward.llm_judge import LLMJudge
 
 pytestmark = pytest.mark.usefixtures("impatient")

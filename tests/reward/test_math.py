@@ -6,11 +6,11 @@ import pytest
 
 from experiments.drills import bombs
 from experiments.drills.small_run import SLOWLY, SMALL
+from rl4p.base.errors import InputError
 from rl4p.configuration import compose, instantiate
-from rl4p.errors import InputError
-from rl4p.experiment.build import build
 from rl4p.loop.loop import train
 from rl4p.reward.math import Math
+from rl4p.runs.build import build
 
 TERM = ("+reward.terms.math._target_=rl4p.reward.math.Math",)
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 import pytest
 
 from rl4p.configuration import compose
-from rl4p.experiment.build import build_phases
 from rl4p.reward.overlong import Overlong
+from rl4p.runs.build import build_phases
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ import sys
 import numpy as np
 import pytest
 
+from rl4p.base.errors import InputError
 from rl4p.configuration import compose, instantiate
 from rl4p.data.reasoning_gym import ReasoningGym as Questions
-from rl4p.errors import InputError
 from rl4p.reward.reasoning_gym import ReasoningGym
 from rl4p.reward.sandbox import bubblewrap_problem
 from rl4p.reward.workers import Failed
@@ -148,7 +148,7 @@ def test_an_answer_to_another_question_is_invalid(make_episodes, make_prompt, ca
 HASHED = """
 from rl4p.data.reasoning_gym import ReasoningGym as Questions
 from rl4p.reward.reasoning_gym import ReasoningGym
-from rl4p.types import Episode, Prompt
+from rl4p.base.types import Episode, Prompt
 
 questions = Questions(name="isomorphic_strings", train_size=8, held_out_size=1).train()
 episodes = [

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
+from rl4p.base.errors import RunError
 from rl4p.configuration import compose
 from rl4p.data.arithmetic import Arithmetic
-from rl4p.errors import RunError
-from rl4p.experiment.build import build
 from rl4p.loop.loop import train
 from rl4p.reward.router import Router
 from rl4p.reward.weighted import Weighted
+from rl4p.runs.build import build
 
 NAN = float("nan")
 

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from rl4p.base.types import Episode, Turn
 from rl4p.learner.masking import returns_to_go
 from rl4p.loop.grading import without_failures
 from rl4p.reward.episode_reward import EpisodeReward
 from rl4p.reward.router import Router
 from rl4p.reward.weighted import Weighted
-from rl4p.types import Episode, Turn
 
 
 def test_each_turn_is_rewarded_at_its_last_token(make_prompt, make_trajectories):

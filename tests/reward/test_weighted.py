@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rl4p.base.errors import RunError
 from rl4p.distributed.counting import counted, item_done, newest
-from rl4p.errors import RunError
 from rl4p.reward.weighted import Weighted
 
 NAN, INF = float("nan"), float("inf")

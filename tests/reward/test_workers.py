@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rl4p.errors import RunError
+from rl4p.base.errors import RunError
 from rl4p.reward.sandbox import bubblewrap, bubblewrap_problem
 from rl4p.reward.workers import LONGEST_REPLY, Failed, Workers
 

@@ -1,7 +1,7 @@
 import jax
 import pytest
 
-from rl4p.rollout.engine.in_process import ContinuousEngine
+from rl4p.engine.in_process import ContinuousEngine
 
 
 @pytest.fixture(scope="module")

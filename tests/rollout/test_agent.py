@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from openai import AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
 
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
+from rl4p.base.types import Finish
+from rl4p.engine.serving.agent_server import AgentServer
+from rl4p.engine.serving.choice import Choice
 from rl4p.loop.checks import check_trajectories
 from rl4p.rollout.agent import Agent
 from rl4p.rollout.continuous import Continuous
-from rl4p.serving.agent_server import AgentServer
-from rl4p.serving.choice import Choice
-from rl4p.types import Finish
 from tests.rollout.test_environment import (
     ENDS,
     REWRITES,

@@ -2,9 +2,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from rl4p.base.types import Finish
 from rl4p.loop.checks import check_trajectories
 from rl4p.rollout.answers import Decoded, answers
-from rl4p.types import Finish
 
 
 def test_responses_stand_beside_their_prompts_in_groups(policy, make_prompt, make_completions):

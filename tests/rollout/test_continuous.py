@@ -10,12 +10,12 @@ import jax
 import numpy as np
 import pytest
 
+from rl4p.engine import batch as batches
+from rl4p.engine import speculation
+from rl4p.engine.cache import prefill
+from rl4p.engine.decode import Outcome, decode
 from rl4p.loop.checks import check_trajectories
 from rl4p.rollout.continuous import Continuous
-from rl4p.rollout.engine import batch as batches
-from rl4p.rollout.engine import speculation
-from rl4p.rollout.engine.cache import prefill
-from rl4p.rollout.engine.decode import Outcome, decode
 from rl4p.rollout.naive_sampler import NaiveSampler
 
 R = 72
@@ -219,12 +219,12 @@ import sys
 import jax, numpy as np
 from rl4p.distributed.mesh import Mesh
 from rl4p.model.scratch import Scratch
-from rl4p.rollout.engine.cache import place, prefill
-from rl4p.rollout.engine.decode import decode
-from rl4p.rollout.engine.distributions import SharedDistribution
-from rl4p.rollout.engine.slots import Slots
+from rl4p.engine.cache import place, prefill
+from rl4p.engine.decode import decode
+from rl4p.engine.distributions import SharedDistribution
+from rl4p.engine.slots import Slots
 from rl4p.rollout.naive_sampler import StaticBatch, generate
-from rl4p.types import Sampling
+from rl4p.base.types import Sampling
 
 mesh, n = Mesh(), 24
 model = Scratch(width=32, layers=2, heads=4, num_kv_heads=2)

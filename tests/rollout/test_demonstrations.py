@@ -3,10 +3,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
+from rl4p.base.types import Demonstration, Finish, Sampling
 from rl4p.loop.checks import check_trajectories
 from rl4p.rollout.demonstrations import Demonstrations
-from rl4p.types import Demonstration, Finish, Sampling
 
 ROLLOUT = Demonstrations(max_response_tokens=4)
 

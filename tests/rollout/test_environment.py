@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import rl4p.rollout.episodes
-from rl4p.errors import InputError, RunError
+from rl4p.base.errors import InputError, RunError
+from rl4p.base.types import Finish, Microbatching, Sampling
 from rl4p.learner.logprobs import ScoreOptions, score_tokens
 from rl4p.loop.checks import check_trajectories
 from rl4p.protocols.environment import StepResult
@@ -20,7 +21,6 @@ from rl4p.rollout import episode_loop
 from rl4p.rollout.continuous import Continuous
 from rl4p.rollout.environment import Environment
 from rl4p.rollout.naive_sampler import NaiveSampler
-from rl4p.types import Finish, Microbatching, Sampling
 
 R = 96
 # The tokens of the bytes C0, C1 and F5 to FF, which are in no UTF-8 text: each is decoded to one

@@ -5,9 +5,9 @@ import asyncio
 import numpy as np
 import pytest
 
+from rl4p.base.types import Finish
 from rl4p.protocols.engine import Completion, Request
 from rl4p.rollout.episode_loop import EpisodeLoop, within
-from rl4p.types import Finish
 
 
 class Doubles:

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
+from rl4p.base.types import Finish, Turn
 from rl4p.loop.checks import check_trajectories
 from rl4p.protocols.engine import Completion
 from rl4p.rollout.episode_rows import FinishedEpisode, divided, rows_on_host
 from rl4p.rollout.exact_conversation import Segment, conversation_of
-from rl4p.types import Finish, Turn
 
 
 def completion(*tokens):

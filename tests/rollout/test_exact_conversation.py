@@ -5,10 +5,10 @@ import copy
 import numpy as np
 import pytest
 
-from rl4p.errors import RunError
+from rl4p.base.errors import RunError
+from rl4p.base.types import Finish
 from rl4p.protocols.engine import Completion
 from rl4p.rollout.exact_conversation import conversation_of
-from rl4p.types import Finish
 
 USER = {"role": "user", "content": "more"}
 

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rl4p.base.types import Finish, Sampling
+from rl4p.engine.distributions import SharedDistribution
 from rl4p.loop.checks import check_trajectories
-from rl4p.rollout.engine.distributions import SharedDistribution
 from rl4p.rollout.naive_sampler import NaiveSampler, StaticBatch, generate
-from rl4p.types import Finish, Sampling
 
 R = 8
 SAMPLER = NaiveSampler(max_response_tokens=R)

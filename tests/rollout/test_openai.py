@@ -9,12 +9,12 @@ import jax
 import numpy as np
 import pytest
 
+from rl4p.base.errors import InputError
+from rl4p.base.types import Finish
 from rl4p.configuration import compose
-from rl4p.errors import InputError
-from rl4p.experiment.build import build_phases
 from rl4p.rollout.openai import OpenAI
-from rl4p.types import Finish
-from tests.rollout.remote.cases import requests_of
+from rl4p.runs.build import build_phases
+from tests.engine.remote.cases import requests_of
 
 
 class Chat:

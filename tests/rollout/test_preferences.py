@@ -3,10 +3,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
+from rl4p.base.types import Finish
 from rl4p.loop.checks import check_trajectories
 from rl4p.rollout.preferences import Preferences
-from rl4p.types import Finish
 
 ROLLOUT = Preferences(max_response_tokens=3)
 

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
 from rl4p.rollout.program import check_program
 
 

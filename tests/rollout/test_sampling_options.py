@@ -7,20 +7,20 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
+from rl4p.base.errors import InputError
+from rl4p.base.types import Finish
 from rl4p.configuration import compose
-from rl4p.errors import InputError
-from rl4p.experiment.build import instantiate_phases
-from rl4p.experiment.compatibility import refuse_what_cannot_act
-from rl4p.experiment.evaluation import check_own_sampling
+from rl4p.engine.detokenizer import Detokenizer
+from rl4p.engine.sequence import TokenSequence
+from rl4p.engine.serving.choice import Choice, CompletionOptions
+from rl4p.engine.serving.scheduler import Scheduler
 from rl4p.protocols.engine import Request
 from rl4p.rollout.continuous import Continuous
-from rl4p.rollout.engine.detokenizer import Detokenizer
-from rl4p.rollout.engine.sequence import TokenSequence
 from rl4p.rollout.naive_sampler import NaiveSampler
-from rl4p.serving.choice import Choice, CompletionOptions
-from rl4p.serving.scheduler import Scheduler
-from rl4p.types import Finish
-from tests.serving.test_scheduler import Client
+from rl4p.runs.build import instantiate_phases
+from rl4p.runs.compatibility import refuse_what_cannot_act
+from rl4p.runs.evaluation import check_own_sampling
+from tests.engine.serving.test_scheduler import Client
 
 R = 24
 ALL = {

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from rl4p.base.errors import InputError
 from rl4p.configuration import compose
 from rl4p.configuration.folder import save_config
-from rl4p.errors import InputError
 from rl4p.learner.optimizer.adamw import AdamW
 from rl4p.runs.best import Best, best_checkpoint, best_of
 from rl4p.runs.checkpoint import Orbax

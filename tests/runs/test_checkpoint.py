@@ -12,13 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl4p.errors import InputError, RunError
+from rl4p.base.errors import InputError, RunError
+from rl4p.base.types import TrainState
 from rl4p.learner.optimizer.adamw import AdamW
 from rl4p.loop.source.stream import PromptStream
 from rl4p.protocols.hook import StepInfo
 from rl4p.runs.checkpoint import Orbax, as_saved, restore_params
 from rl4p.runs.saved_steps import DIGESTS, damage
-from rl4p.types import TrainState
 
 
 def stream_of(prompts, taken=0):

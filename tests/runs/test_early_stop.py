@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import rl4p
+from rl4p.base.errors import InputError
 from rl4p.configuration import compose
-from rl4p.errors import InputError
 from rl4p.runs.best import Best
 from rl4p.runs.early_stop import END_SECONDS, EarlyStop, early_stop, seconds_of
 from rl4p.runs.run_mirror import RunMirror

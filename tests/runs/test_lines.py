@@ -6,7 +6,7 @@ import resource
 
 import pytest
 
-from rl4p.errors import InputError, RunError
+from rl4p.base.errors import InputError, RunError
 from rl4p.runs import lines
 
 

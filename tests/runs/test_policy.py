@@ -3,10 +3,10 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
+from rl4p.base.errors import InputError
 from rl4p.configuration import compose
-from rl4p.errors import InputError
-from rl4p.experiment.build import build
 from rl4p.rollout.continuous import Continuous
+from rl4p.runs.build import build
 from rl4p.runs.checkpoint import Orbax
 from rl4p.runs.policy import load_policy, run_sampler
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import yaml
 
-from rl4p.errors import InputError, RunError
+from rl4p.base.errors import InputError, RunError
 from rl4p.runs.record import ROOM, Record, replace_file
 
 

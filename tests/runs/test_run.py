@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rl4p.base.errors import InputError, RunError
 from rl4p.configuration import compose
-from rl4p.errors import InputError, RunError
-from rl4p.experiment.build import build
 from rl4p.loop.compilation import compilation
 from rl4p.loop.loop import train
 from rl4p.runs import outcome as outcomes
+from rl4p.runs.build import build
 from rl4p.runs.checkpoint import Orbax
 from rl4p.runs.outcome import RunOutcome, params_sha256
 from rl4p.runs.record import RESERVE, Record

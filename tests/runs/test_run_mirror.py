@@ -13,19 +13,19 @@ from omegaconf import OmegaConf
 
 import rl4p
 import rl4p.runs.run_mirror
+from rl4p.base.errors import InputError, RunError
+from rl4p.base.storage import ObjectStore
 from rl4p.compare import main as compare
 from rl4p.configuration import main
 from rl4p.configuration.resume_mirror import update
 from rl4p.configuration.run_copy import copy_for_reading
 from rl4p.configuration.signature import is_own
 from rl4p.configuration.yaml_file import load_yaml, read_yaml
-from rl4p.errors import InputError, RunError
 from rl4p.export import main as export
 from rl4p.runs.record import Record
 from rl4p.runs.run_mirror import KEY, RunMirror, StoreMirror, refuse_others, run_mirror
 from rl4p.runs.saved_steps import chosen_step, steps_of, write_digests
 from rl4p.samples import main as samples
-from rl4p.storage import ObjectStore
 from tests.runs.conftest import SMALL, assert_same_checkpoint, assert_trains, lines, summary
 
 STEPS = ("steps=8", "checkpoint.every=2", "ema.decay=0.5")

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
 from rl4p.runs.saved_steps import DIGESTS, chosen_step, damage, set_aside, steps_of, write_digests
 
 FILES = ("_CHECKPOINT_METADATA", "state/manifest.ocdbt", "state/d/0a", "parts/metadata")

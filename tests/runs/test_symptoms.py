@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from rl4p.configuration import compose
-from rl4p.experiment.build import build
 from rl4p.loop.loop import run_hooks, train
+from rl4p.runs.build import build
 from rl4p.runs.diagnosis import Diagnosis, diagnose
 from rl4p.runs.history import WINDOW, History
 from rl4p.runs.symptoms import LAST_RULE, RULES, loss_note

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from rl4p.errors import InputError, RunError
+from rl4p.base.errors import InputError, RunError
 from rl4p.runs.progress import ProgressBar
-from rl4p.runs.responses.bar import ResponseBar
 from rl4p.runs.tolerance import Tolerance, Tolerated
+from rl4p.tools.bar import ResponseBar
 from tests.runs.test_progress import info
 
 ERRORS = [

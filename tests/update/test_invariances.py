@@ -18,13 +18,13 @@ import numpy as np
 import pytest
 
 from rl4p.advantage.gae import GAE
+from rl4p.base.types import Microbatching, Sampling, TrainingBatch
 from rl4p.distributed.mesh import Mesh
 from rl4p.learner.aggregation import aggregation_weights
 from rl4p.learner.gradient_step import gradient_step
 from rl4p.learner.logprobs import ScoreOptions, score_tokens
 from rl4p.learner.optimizer.sgd import SGD
 from rl4p.rollout.naive_sampler import NaiveSampler
-from rl4p.types import Microbatching, Sampling, TrainingBatch
 from tests.update.losses import (
     CONF,
     CONSTANT_WEIGHT,
@@ -509,7 +509,7 @@ EIGHT_DEVICES = """
 import pickle, sys, jax, numpy as np
 from dataclasses import replace
 from rl4p.distributed.mesh import Mesh
-from rl4p.types import TrainState
+from rl4p.base.types import TrainState
 from rl4p.learner.aggregation import aggregation_weights
 from rl4p.learner.gradient_step import gradient_step
 

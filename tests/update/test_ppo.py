@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl4p.types import TrainingBatch
+from rl4p.base.types import TrainingBatch
 from rl4p.update.ppo import PPO
 
 UPDATE = PPO(clip_low=0.2, clip_high=0.28)

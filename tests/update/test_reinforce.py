@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl4p.types import TrainingBatch
+from rl4p.base.types import TrainingBatch
 from rl4p.update.ppo import PPO
 from rl4p.update.reinforce import Reinforce
 

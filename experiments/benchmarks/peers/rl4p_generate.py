@@ -27,7 +27,7 @@ from rl4p.model.decoder import Decoder
 from rl4p.model.huggingface import read_config, read_params
 from rl4p.model.policy import Policy
 from rl4p.rollout.continuous import Continuous
-from rl4p.types import Prompt
+from rl4p.base.types import Prompt
 
 
 def load(a, w):

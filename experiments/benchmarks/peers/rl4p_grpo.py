@@ -32,7 +32,7 @@ from rl4p.learner.optimizer.adamw import AdamW
 from rl4p.loop.phases import Phases
 from rl4p.reward.weighted import Weighted
 from rl4p.rollout.continuous import Continuous
-from rl4p.types import TrainState
+from rl4p.base.types import TrainState
 from rl4p.update.ppo import PPO
 
 

@@ -6,8 +6,8 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
+from rl4p.base.types import Array
 from rl4p.configuration.bounds import AboveZero
-from rl4p.types import Array
 
 
 @dataclass(frozen=True, kw_only=True)

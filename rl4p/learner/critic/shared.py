@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import jax
 
+from rl4p.base.types import Array, Params, Trajectories
 from rl4p.learner.critic.options import CriticOptions
 from rl4p.model.decoder import Decoder
 from rl4p.model.heads import init_value_head, values
-from rl4p.types import Array, Params, Trajectories
 
 
 @dataclass(frozen=True, kw_only=True)

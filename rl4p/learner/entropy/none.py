@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
-from rl4p.types import Array
+from rl4p.base.types import Array
 
 
 @dataclass(frozen=True, kw_only=True)

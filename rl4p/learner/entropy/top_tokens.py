@@ -5,9 +5,9 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
+from rl4p.base.types import Array
 from rl4p.configuration.bounds import TopShare
 from rl4p.learner.selection import largest, share_count
-from rl4p.types import Array
 
 
 @dataclass(frozen=True, kw_only=True)

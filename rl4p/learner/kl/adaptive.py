@@ -5,9 +5,9 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
+from rl4p.base.types import Array
 from rl4p.configuration.bounds import AboveOne, AboveZero, Share
 from rl4p.learner.kl.options import KLOptions
-from rl4p.types import Array
 
 
 @dataclass(frozen=True, kw_only=True)

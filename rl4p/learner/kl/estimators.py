@@ -5,7 +5,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from rl4p.types import Array
+from rl4p.base.types import Array
 
 Estimator = Literal["k1", "k2", "k3", "k3_plus"]
 

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 
+from rl4p.base.types import Array
 from rl4p.configuration.bounds import NonNegative
 from rl4p.learner.kl.options import KLOptions
-from rl4p.types import Array
 
 
 @dataclass(frozen=True, kw_only=True)

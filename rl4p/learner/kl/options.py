@@ -6,8 +6,8 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from rl4p.base.types import Array
 from rl4p.learner.kl.estimators import Estimator, kl_estimate
-from rl4p.types import Array
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from rl4p.base.types import Array, Params
 from rl4p.configuration.bounds import AboveZero, NonNegative, Share
 from rl4p.learner.optimizer.blocks import is_matrix
 from rl4p.learner.optimizer.options import OptimizerOptions
-from rl4p.types import Array, Params
 
 SMALLEST_BLOCK, LARGEST_BLOCK = 32, 256
 

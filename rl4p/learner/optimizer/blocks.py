@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import optax
 
+from rl4p.base.types import Array, Params
 from rl4p.distributed.parameters import declared
-from rl4p.types import Array, Params
 
 
 def is_matrix(params: Params) -> Params:

@@ -6,10 +6,10 @@ import jax
 import optax
 import optax.contrib
 
+from rl4p.base.types import Params
 from rl4p.configuration.bounds import AboveZero, NonNegative, Positive, Share
 from rl4p.learner.optimizer.blocks import is_inner_matrix
 from rl4p.learner.optimizer.options import MomentDtype, OptimizerOptions
-from rl4p.types import Params
 
 
 @dataclass(frozen=True, kw_only=True)

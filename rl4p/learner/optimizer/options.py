@@ -5,10 +5,10 @@ from typing import Literal
 
 import optax
 
+from rl4p.base.types import Array
 from rl4p.configuration.bounds import Natural, NonNegative, Positive, Share
 from rl4p.learner.optimizer.blocks import is_matrix
 from rl4p.learner.optimizer.schedule import Schedule, learning_rate_at
-from rl4p.types import Array
 
 # Optax also rounds the decay of a moment to this dtype: in bfloat16 a decay of 0.9 acts as 0.898,
 # and 0.99 as 0.988.

@@ -4,7 +4,7 @@ from typing import Literal
 
 import jax.numpy as jnp
 
-from rl4p.types import Array
+from rl4p.base.types import Array
 
 Schedule = Literal["constant", "linear", "cosine"]
 

@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rl4p.base.errors import InputError
+from rl4p.base.types import Array, Finish, Group, Rewards
 from rl4p.configuration.bounds import Positive
-from rl4p.errors import InputError
 from rl4p.protocols.collection import CollectorPhases
 from rl4p.protocols.traits import AdvantageTraits
-from rl4p.types import Array, Finish, Group, Rewards
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,9 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from annotated_types import Ge
 
+from rl4p.base.errors import RunError
+from rl4p.base.types import Array, Group, Params, TrainState
 from rl4p.configuration.bounds import FINITE, AboveZero, Natural, Positive
 from rl4p.distributed.processes import to_host
-from rl4p.errors import RunError
 from rl4p.loop.background import WorkingTime, check_interruptions, check_phases
 from rl4p.loop.cache.success_cache import SuccessCache
 from rl4p.loop.compilation import WORK, clock, waited_for
@@ -29,7 +30,6 @@ from rl4p.model.policy import Policy
 from rl4p.protocols.collection import Collected, CollectorPhases, Filter, OpenSource
 from rl4p.protocols.engine import Completion, HoldsEpisodes, opened
 from rl4p.rollout.answers import answers_on_host
-from rl4p.types import Array, Group, Params, TrainState
 
 SECONDS_FOR_STALLED = 1.0  # that a thread has to end
 BACKGROUND = ("sampling", "grading")  # the work of the threads

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from annotated_types import Ge
 
+from rl4p.base.types import Group, Params, Prompt, TrainState
 from rl4p.configuration.bounds import FINITE, Positive
 from rl4p.distributed.processes import to_host
 from rl4p.loop.cache.success_cache import SuccessCache
@@ -20,7 +21,6 @@ from rl4p.loop.stopwatch import Stopwatch
 from rl4p.loop.synced_weights import SyncedWeights
 from rl4p.model.policy import Policy
 from rl4p.protocols.collection import Collected, CollectorPhases, Filter, OpenSource
-from rl4p.types import Group, Params, Prompt, TrainState
 
 PARTS = (1, 2, 4, 8)  # a round has the size of the first one, divided by one of these
 

@@ -6,14 +6,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from rl4p.base.errors import InputError
+from rl4p.base.types import Params, TrainState
 from rl4p.configuration.bounds import Natural
-from rl4p.errors import InputError
 from rl4p.loop.collector.synchronous import OpenSynchronous
 from rl4p.loop.synced_weights import Weights, on_devices, restored_weights, saved_weights
 from rl4p.model.policy import Policy
 from rl4p.protocols.collection import CollectorPhases, OpenSource
 from rl4p.protocols.traits import RolloutTraits
-from rl4p.types import Params, TrainState
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 
+from rl4p.base.types import Params, TrainState
 from rl4p.distributed.processes import to_host
 from rl4p.loop.grading import graded
 from rl4p.loop.metrics import drawn_shares, rollout_metrics
@@ -13,7 +14,6 @@ from rl4p.loop.stopwatch import Stopwatch
 from rl4p.loop.synced_weights import SyncedWeights
 from rl4p.model.policy import Policy
 from rl4p.protocols.collection import Collected, CollectorPhases, OpenSource
-from rl4p.types import Params, TrainState
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rl4p.base.types import Group
 from rl4p.protocols.collection import Filter
-from rl4p.types import Group
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from rl4p.base.types import Group
 from rl4p.configuration.bounds import NonNegative
-from rl4p.types import Group
 
 
 @dataclass(frozen=True, kw_only=True)

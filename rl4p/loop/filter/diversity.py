@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from rl4p.base.types import Group
 from rl4p.configuration.bounds import TopShare
-from rl4p.types import Group
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from rl4p.types import Group
+from rl4p.base.types import Group
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rl4p.base.types import Group
 from rl4p.configuration.bounds import Natural, Positive
-from rl4p.types import Group
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
+from rl4p.base.errors import InputError
+from rl4p.base.types import Episode, Prompt, Rewards
 from rl4p.configuration.bounds import AboveZero, Share
-from rl4p.errors import InputError
 from rl4p.loop.digest import check_digest, digest_of
 from rl4p.loop.rewards_by_prompt import rewards_by_prompt
 from rl4p.loop.selection import property_of, split_by
 from rl4p.loop.source.opening import open_source
 from rl4p.loop.source.quota import repeated_share, take_each
 from rl4p.protocols.collection import OpenSource, Source
-from rl4p.types import Episode, Prompt, Rewards
 
 SALT = 0x6C6576656C
 

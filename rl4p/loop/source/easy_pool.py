@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from rl4p.base.errors import InputError
+from rl4p.base.types import Episode, Prompt, Rewards
 from rl4p.configuration.bounds import TopShare
-from rl4p.errors import InputError
 from rl4p.loop.schedule import Points, check_points, value_at
 from rl4p.loop.selection import matches, rounded
 from rl4p.loop.source.opening import open_source
 from rl4p.loop.source.quota import repeated_in, repeated_share, take
 from rl4p.protocols.collection import OpenSource, Source
-from rl4p.types import Episode, Prompt, Rewards
 
 SALT = 0x65617379
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from rl4p.base.types import Prompt
 from rl4p.protocols.collection import REPLAYED, OpenSource, Repeats
-from rl4p.types import Prompt
 
 
 def repeated_share(source: OpenSource) -> float:

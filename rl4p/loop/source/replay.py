@@ -9,15 +9,15 @@ from typing import Any, Literal
 
 import numpy as np
 
+from rl4p.base.errors import InputError
+from rl4p.base.types import Episode, Prompt, Rewards
 from rl4p.configuration.bounds import NonNegative, Positive, Share
-from rl4p.errors import InputError
 from rl4p.loop.replay_buffer import ReplayBuffer, content_key
 from rl4p.loop.rewards_by_prompt import rewards_by_prompt
 from rl4p.loop.selection import rounded
 from rl4p.loop.source.opening import open_source
 from rl4p.loop.source.quota import take
 from rl4p.protocols.collection import REPLAYED, OpenSource, Source
-from rl4p.types import Episode, Prompt, Rewards
 
 SALT = 0x7265706C6179  # makes the draws independent of other sources
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from rl4p.base.types import Episode, Prompt, Rewards
 from rl4p.loop.digest import check_digest, digest_of
-from rl4p.types import Episode, Prompt, Rewards
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rl4p.base.types import Group
 from rl4p.protocols.collection import Filter
-from rl4p.types import Group
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from rl4p.base.types import Group
 from rl4p.configuration.bounds import Finite
-from rl4p.types import Group
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from difflib import get_close_matches
 from typing import Any
 
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
 from rl4p.model.families import (
     gemma2,
     gemma3,

@@ -6,7 +6,7 @@ The weights of experts may be in MXFP4 (`mxfp4.py`), and are written in the dtyp
 from collections.abc import Iterator
 from typing import Any
 
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
 from rl4p.model import mxfp4
 from rl4p.model.decoder import DecoderConfig
 from rl4p.model.experts import LIMIT, SLOPE

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
 from rl4p.model.families.keys import Config
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ Sequences longer than original_max_position_embeddings are refused with LongRoPE
 from collections.abc import Iterator
 from typing import Any
 
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
 from rl4p.model.decoder import DecoderConfig
 from rl4p.model.families.family import Family, Tensor
 from rl4p.model.families.keys import Keys, write_shape

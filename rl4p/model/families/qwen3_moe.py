@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
 from rl4p.model.decoder import DecoderConfig
 from rl4p.model.families import qwen3
 from rl4p.model.families.family import Family, Tensor

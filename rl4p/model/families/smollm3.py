@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any
 
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
 from rl4p.model.decoder import DecoderConfig
 from rl4p.model.families.family import Family
 from rl4p.model.families.keys import Keys, write_layer_types, write_shape

@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from rl4p.base.errors import InputError
 from rl4p.configuration.capability import ReadPath, Variable, Word
-from rl4p.errors import InputError
 from rl4p.protocols.agent import AgentEpisode
 from rl4p.protocols.environment import columns_of
 from rl4p.rollout.program import check_program

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from rl4p.base.types import Episode, Prompt
 from rl4p.protocols.reward import RewardTerm
-from rl4p.types import Episode, Prompt
 
 PAIRS = ((ast.Add, ast.Sub), (ast.Mult, ast.Add), (ast.Div, ast.Mult), (ast.Mod, ast.FloorDiv))
 PAIRS += ((ast.And, ast.Or), (ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq))

@@ -9,12 +9,12 @@ from functools import cache
 from threading import Lock
 from typing import Any
 
+from rl4p.base.errors import InputError
+from rl4p.base.types import Prompt
 from rl4p.data.tool_calls import MalformedCall
 from rl4p.distributed.daemon_threads import in_thread
-from rl4p.errors import InputError
 from rl4p.protocols.environment import Message, StepResult
 from rl4p.rollout.environments.text_actions import TextActions
-from rl4p.types import Prompt
 
 log = logging.getLogger(__name__)
 

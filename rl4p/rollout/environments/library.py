@@ -6,12 +6,12 @@ import threading
 from functools import cache
 from pathlib import Path
 
+from rl4p.base.errors import InputError
+from rl4p.base.storage import local_copy
 from rl4p.configuration.bounds import Positive
 from rl4p.configuration.capability import ReadPath
 from rl4p.data.islands import documents
 from rl4p.data.json_line import parsed
-from rl4p.errors import InputError
-from rl4p.storage import local_copy
 
 
 class Library:

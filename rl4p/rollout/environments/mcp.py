@@ -10,17 +10,17 @@ from typing import Any
 
 import httpx2
 
+from rl4p.base.errors import InputError
+from rl4p.base.http.address import api_key, check_address, check_key_variable
+from rl4p.base.http.client import is_loopback
+from rl4p.base.types import Prompt
 from rl4p.configuration.bounds import Positive
 from rl4p.configuration.capability import Address, ReadPath, Variable, Word
 from rl4p.data.tool_calls import ParsedCall
-from rl4p.errors import InputError
-from rl4p.http.address import api_key, check_address, check_key_variable
-from rl4p.http.client import is_loopback
 from rl4p.protocols.environment import Message, StepResult
 from rl4p.rollout.environments.mcp_tools import ServerTools, schema_of, text_of_result
 from rl4p.rollout.environments.tool_results import results_of_calls, typed_arguments
 from rl4p.rollout.program import check_program
-from rl4p.types import Prompt
 
 
 @dataclass(frozen=True, kw_only=True)

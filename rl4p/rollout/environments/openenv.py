@@ -8,17 +8,17 @@ from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import Any
 
+from rl4p.base.errors import InputError
+from rl4p.base.http.address import api_key, check_address, check_key_variable
+from rl4p.base.http.client import is_loopback
+from rl4p.base.types import Prompt
 from rl4p.configuration.bounds import Positive
 from rl4p.configuration.capability import Address, Variable
 from rl4p.data.tool_calls import MalformedCall, ParsedCall
-from rl4p.errors import InputError
-from rl4p.http.address import api_key, check_address, check_key_variable
-from rl4p.http.client import is_loopback
 from rl4p.protocols.environment import Message, StepResult, columns_of
 from rl4p.rollout.environments.mcp_tools import ServerTools, schema_of, text_of_result
 from rl4p.rollout.environments.text_actions import TextActions
 from rl4p.rollout.environments.tool_results import results_of_calls, typed_arguments
-from rl4p.types import Prompt
 
 CLOSING_SECONDS = 5.0  # for the server to end a session
 CONFIGURED = {"missing", "extra_forbidden"}  # errors of an action that are not the policy's

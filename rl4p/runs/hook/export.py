@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from rl4p.base.errors import RunError
+from rl4p.base.types import Params
 from rl4p.configuration.bounds import Natural, Positive
 from rl4p.configuration.capability import Address
 from rl4p.configuration.quoting import override
 from rl4p.distributed.processes import first, to_host
-from rl4p.errors import RunError
 from rl4p.model.huggingface import write_policy
 from rl4p.model.policy import Policy
 from rl4p.protocols.hook import StepInfo
-from rl4p.types import Params
 
 log = logging.getLogger(__name__)
 

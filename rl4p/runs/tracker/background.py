@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from rl4p.base.terminal.text import write
 from rl4p.protocols.tracker import Mirror
-from rl4p.terminal.text import write
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from rl4p.errors import RunError
+from rl4p.base.errors import RunError
 from rl4p.runs.record import Record
 from rl4p.runs.saved_steps import steps_of
 

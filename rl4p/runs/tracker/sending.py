@@ -7,11 +7,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Literal
 
+from rl4p.base.errors import InputError, RunError
 from rl4p.configuration.capability import refuse_of_file, uses
 from rl4p.configuration.commands import SEVERAL
 from rl4p.configuration.trust import TRUSTED
 from rl4p.configuration.yaml_file import read_mapping
-from rl4p.errors import InputError, RunError
 from rl4p.runs.record import Record
 from rl4p.runs.tracker.background import reason, warn_of_variables
 from rl4p.runs.tracker.description import options_of

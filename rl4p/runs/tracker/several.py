@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rl4p.base.errors import InputError
 from rl4p.configuration.capability import Address
-from rl4p.errors import InputError
 from rl4p.protocols.tracker import TrackedRun, Tracker
 from rl4p.runs.tolerance import Tolerance
 

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
+from rl4p.base.errors import InputError
+from rl4p.base.terminal.text import write
 from rl4p.configuration.sweep import FAILURE
-from rl4p.errors import InputError
 from rl4p.runs.signals import AT_FORCED_END
 from rl4p.runs.tracker.background import reason
 from rl4p.runs.tracker.description import options_of, short, swept
@@ -32,7 +33,6 @@ from rl4p.runs.tracker.mirror import (
 )
 from rl4p.runs.tracker.mlflow import PARENT_VARIABLE, TARGET, MLflow
 from rl4p.runs.tracker.view import page, share_view, view, where_to_look
-from rl4p.terminal.text import write
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

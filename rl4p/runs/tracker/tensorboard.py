@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
 from rl4p.protocols.tracker import Mirror
 from rl4p.runs.record import Record
 from rl4p.runs.tracker.background import BackgroundMirror

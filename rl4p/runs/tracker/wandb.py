@@ -9,8 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
+from rl4p.base.errors import InputError
 from rl4p.configuration.capability import Address
-from rl4p.errors import InputError
 from rl4p.protocols.tracker import Mirror
 from rl4p.runs.record import Record, replace_file
 from rl4p.runs.tracker.background import BackgroundMirror, warn_of_variables

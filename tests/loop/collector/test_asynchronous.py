@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 from rl4p.advantage.grpo import GRPO
-from rl4p.errors import InputError, RunError
+from rl4p.base.errors import InputError, RunError
+from rl4p.base.types import Finish
+from rl4p.engine import in_process
 from rl4p.learner.optimizer.adamw import AdamW
 from rl4p.loop.cache.success_cache import SuccessCache
 from rl4p.loop.collector.asynchronous import Asynchronous
@@ -22,9 +24,7 @@ from rl4p.loop.loop import Loop, train
 from rl4p.loop.source.stream import PromptStream
 from rl4p.reward.weighted import Weighted
 from rl4p.rollout.continuous import Continuous
-from rl4p.rollout.engine import in_process
 from rl4p.rollout.naive_sampler import NaiveSampler
-from rl4p.types import Finish
 from rl4p.update.ppo import PPO
 
 pytestmark = pytest.mark.mixed_dtypes
@@ -162,7 +162,7 @@ def test_a_run_ahead_takes_the_same_prompts_with_older_weights(run, ahead):
 
 def test_an_interrupted_response_goes_on_with_new_weights(run, monkeypatch):
     """The engine can stop after each token, and new weights arrive after a few of them."""
-    monkeypatch.setattr("rl4p.rollout.engine.in_process.BETWEEN_STOPS", 1)
+    monkeypatch.setattr("rl4p.engine.in_process.BETWEEN_STOPS", 1)
     slow = Slow(max_response_tokens=R)
     steps, order = run(
         Asynchronous(ahead=1, max_staleness=9, on_new_weights="continue"),
@@ -207,7 +207,7 @@ class Slow(Continuous):
 
 
 def test_an_aborted_group_starts_again(run, monkeypatch):
-    monkeypatch.setattr("rl4p.rollout.engine.in_process.BETWEEN_STOPS", 1)
+    monkeypatch.setattr("rl4p.engine.in_process.BETWEEN_STOPS", 1)
     collector = Asynchronous(ahead=1, on_new_weights="abort", max_restarts=2)
     steps, order = run(collector, steps=5, rollout=Slow(max_response_tokens=R), pause=0.15)
     for step, info in enumerate(steps):
@@ -466,7 +466,7 @@ import sys
 import jax
 
 from rl4p.configuration import compose
-from rl4p.experiment.build import build
+from rl4p.runs.build import build
 from rl4p.loop.loop import train
 
 experiment = build(compose(sys.argv[1:]))

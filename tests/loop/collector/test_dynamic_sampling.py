@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from rl4p.base.types import TrainState
 from rl4p.loop.cache.success_cache import SuccessCache
 from rl4p.loop.checks import check_trajectories
 from rl4p.loop.collector.dynamic_sampling import DynamicSampling
@@ -14,7 +15,6 @@ from rl4p.loop.filter.deviation import Deviation
 from rl4p.loop.source.stream import PromptStream
 from rl4p.reward.weighted import Weighted
 from rl4p.rollout.naive_sampler import NaiveSampler
-from rl4p.types import TrainState
 
 P, G = 2, 2
 

@@ -6,13 +6,13 @@ import jax
 import numpy as np
 import pytest
 
+from rl4p.base.types import TrainState
 from rl4p.loop.collector.lagged import Lagged
 from rl4p.loop.collector.synchronous import Synchronous
 from rl4p.loop.source.stream import PromptStream
 from rl4p.reward.correct import Correct
 from rl4p.reward.weighted import Weighted
 from rl4p.rollout.naive_sampler import NaiveSampler
-from rl4p.types import TrainState
 
 P, G = 2, 2
 

@@ -4,9 +4,9 @@ import json
 import numpy as np
 import pytest
 
+from rl4p.base.types import Episode, Rewards
 from rl4p.loop.source.stream import Stream
 from rl4p.runs.checkpoint import with_arrays, without_arrays
-from rl4p.types import Episode, Rewards
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
 from rl4p.loop.source.curriculum import Curriculum
 from rl4p.loop.source.replay import Replay
 

@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
 from rl4p.loop.source.easy_pool import EasyPool
 from rl4p.loop.source.replay import Replay
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
 from rl4p.loop.source.opening import open_source
 from rl4p.loop.source.replay import Replay
 from rl4p.loop.source.stream import PromptStream, Stream

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
 from rl4p.loop.source.replay import Replay
 
 

@@ -6,9 +6,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
+from rl4p.base.types import Demonstration
 from rl4p.loop.source.stream import PromptStream
-from rl4p.types import Demonstration
 
 
 @pytest.fixture(scope="module")

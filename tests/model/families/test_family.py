@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
 from rl4p.model.decoder import Decoder
 from rl4p.model.families import FAMILIES
 from tests.golden.cases import CASES, YARN, decoder_config

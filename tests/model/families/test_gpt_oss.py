@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
 from rl4p.model.families import FAMILIES, TensorPart
 from rl4p.model.families.harmless import check_keys
 from rl4p.model.rope import YarnScaling

@@ -2,7 +2,7 @@ import logging
 
 import pytest
 
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
 from rl4p.model.families import FAMILIES, family_of
 from rl4p.model.families.harmless import HARMLESS, check_keys
 from rl4p.model.families.keys import Config

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
 from rl4p.model.families.keys import (
     Keys,
     write_layer_types,

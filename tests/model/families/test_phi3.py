@@ -2,7 +2,7 @@
 
 import pytest
 
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
 from rl4p.model.families import FAMILIES, TensorPart
 from tests.golden.cases import CASES
 

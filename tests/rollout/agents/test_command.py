@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
 from rl4p.loop.checks import check_trajectories
 from rl4p.protocols.agent import AgentEpisode
 from rl4p.rollout.agents.command import Command, CommandFailed

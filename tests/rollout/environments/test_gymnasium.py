@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
 from rl4p.rollout.environments.gymnasium import Gymnasium, warn_once
 
 

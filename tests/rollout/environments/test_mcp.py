@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
 from rl4p.rollout.environments.mcp import MCP
 from rl4p.rollout.episode_loop import within
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
 from rl4p.rollout.environments.openenv import OpenEnv
 from rl4p.rollout.episode_loop import within
 from tests.rollout.environments.openenv_server import OpenEnvServer

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
 from rl4p.rollout.environments.tool_object import ToolObject
 
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
 from rl4p.runs.tracker import database as databases
 from rl4p.runs.tracker.database import complete, lock_of
 from rl4p.runs.tracker.mlflow import MLflow

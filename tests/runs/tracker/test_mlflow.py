@@ -16,7 +16,7 @@ import pytest
 import yaml
 from mlflow.exceptions import MlflowException
 
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
 from rl4p.runs.tracker import mlflow as tracking
 from rl4p.runs.tracker.database import lock_of
 from rl4p.runs.tracker.mirror import COMMIT, IDENTITY, PARENT, mlflow_key

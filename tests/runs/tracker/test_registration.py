@@ -9,8 +9,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from rl4p.configuration import compose
-from rl4p.experiment.build import build
 from rl4p.export import main
+from rl4p.runs.build import build
 from rl4p.runs.checkpoint import Orbax
 from rl4p.runs.record import Record
 from rl4p.runs.tracker.registration import STEP, checkpoints, export, steps_of

@@ -2,8 +2,8 @@ import threading
 
 import pytest
 
+from rl4p.base.errors import InputError
 from rl4p.configuration import compose, instantiate
-from rl4p.errors import InputError
 from rl4p.runs.tracker.csv import CSV
 from rl4p.runs.tracker.several import Several, SeveralRuns
 

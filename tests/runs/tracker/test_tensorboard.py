@@ -6,7 +6,7 @@ import pytest
 from tensorboardX.proto import event_pb2
 from tensorboardX.proto import plugin_hparams_pb2 as hparams_pb2
 
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
 from rl4p.runs.tracker import tensorboard
 from rl4p.runs.tracker.tensorboard import TensorBoard
 

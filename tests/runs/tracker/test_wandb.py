@@ -6,7 +6,7 @@ import socket
 import pytest
 from wandb.proto.wandb_internal_pb2 import Record
 
-from rl4p.errors import InputError
+from rl4p.base.errors import InputError
 from rl4p.runs.tracker import wandb as tracking
 from rl4p.runs.tracker.description import Description
 from rl4p.runs.tracker.wandb import WandB

@@ -6,7 +6,7 @@ from experiments.benchmarks.accelerator.measurements.step import words
 from experiments.benchmarks.accelerator.rates import GIB
 from experiments.benchmarks.accelerator.result import Result, read_json
 from rl4p.configuration import compose, instantiate
-from rl4p.experiment.planning.report import costs_of, described
+from rl4p.tools.planning.report import costs_of, described
 
 
 def measure(case: str, result: Result, folder: Path) -> None:

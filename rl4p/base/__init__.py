@@ -1,0 +1,1 @@
+"""Data types and small pure parts that every other package may import."""

@@ -1,0 +1,192 @@
+"""The compiled program that decodes the sequences in n slots."""
+
+import math
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rl4p.base.types import Array, Params
+from rl4p.distributed.mesh import Mesh
+from rl4p.distributed.processes import to_host
+from rl4p.engine.cache import divided
+from rl4p.engine.distributions import Distribution, OwnDistributions
+from rl4p.model.cache import Cache
+from rl4p.model.decoder import Decoder
+from rl4p.model.sampling import RESPONSE, Draws, penalized
+
+MOST_STEPS = 64  # decode steps of one device call
+MOST_ALTERNATIVES = 20
+
+
+class SlotState(NamedTuple):
+    """What a decode step changes in n slots.
+
+    Attributes:
+      token_n: int32, the newest token, which the next decode step reads.
+      length_n: int32, the number of tokens of the sequence.
+      drawn_n: int32, how many tokens its key has drawn.
+      active_n: bool, whether the slot has a sequence that goes on.
+    """
+
+    token_n: Array
+    length_n: Array
+    drawn_n: Array
+    active_n: Array
+
+
+class SlotConstants(NamedTuple):
+    """What stays the same for the sequences in n slots.
+
+    Attributes:
+      padding_n: int32, the unused columns of the cache before the first token: the token at
+        position p is in column padding + p.
+      limit_n, least_n: int32, the values of `drawn_n` where the sequence ends, and before which it
+        cannot end with an end token.
+      ends_nE: int32, the end tokens, filled with -1.
+      keys_n: uint32 [n, ...], the data of the random keys.
+    """
+
+    padding_n: Array
+    limit_n: Array
+    least_n: Array
+    ends_nE: Array
+    keys_n: Array
+
+
+@partial(jax.jit, static_argnames=("decoder", "extras", "mesh"), donate_argnames=("cache",))
+def decode(
+    decoder: Decoder,
+    params: Params,
+    cache: Cache,
+    state: SlotState,
+    constants: SlotConstants,
+    distribution: Distribution,
+    steps: Array,
+    enough: Array,
+    seen_nV: Array | None = None,
+    *,
+    extras: bool,
+    mesh: Mesh,
+) -> tuple[Cache, jax.Array, Draws]:
+    """Decodes until at most `enough` sequences go on, or one has filled its cache.
+
+    Args:
+      steps: the most tokens that are added to a sequence, at most `MOST_STEPS`.
+      seen_nV: the tokens that have occurred (`penalized`), which the distributions of slots then
+        heed; None if no sequence has a penalty.
+      extras: whether to heed `least_n` and to find the most probable tokens, which takes longer.
+
+    Returns:
+      The cache; the numbers that the host needs after every call, in a single array, which it reads
+      faster than several (`Outcome`); and the draws [n, MOST_STEPS, ...] of all steps.
+    """
+    c, S = constants, cache.positions_BS.shape[1]
+    n, V = state.token_n.shape[0], decoder.config.vocabulary
+    A = min(MOST_ALTERNATIVES, V) if extras else 0
+    ones_n1 = jnp.ones((n, 1), jnp.int32)
+    keys_n = jax.random.wrap_key_data(jnp.asarray(c.keys_n))
+
+    def decode_step(carry: tuple) -> tuple:
+        step, cache, (token_n, length_n, drawn_n, active_n), drawn, seen_nV = carry
+        positions_n1 = (length_n - 1)[:, None]
+        inputs = token_n[:, None], positions_n1, ones_n1
+        column_n = c.padding_n + length_n - 1
+        hidden_n1D, cache = decoder.extend(params, *inputs, cache, column_n, mesh)
+        logits_nV = decoder.logits(params, hidden_n1D[:, 0])
+        if extras:
+            early_n1 = (drawn_n < c.least_n)[:, None]
+            logits_nV = without(logits_nV, jnp.where(early_n1, c.ends_nE, -1))
+        if seen_nV is not None and isinstance(distribution, OwnDistributions):
+            penalties = distribution.repetition_n, distribution.presence_n
+            logits_nV = penalized(logits_nV, seen_nV, *penalties)
+        draws = distribution.draw(logits_nV, active_n, keys_n, drawn_n, A)
+        drawn, token_n = put(drawn, step, draws), draws.token_B
+        if seen_nV is not None:
+            seen_nV = seen_nV.at[jnp.arange(n), token_n].set(RESPONSE)
+        length_n, drawn_n = (x + active_n.astype(jnp.int32) for x in (length_n, drawn_n))
+        ended_n = jnp.any(token_n[:, None] == c.ends_nE, axis=1) | (drawn_n >= c.limit_n)
+        state = SlotState(token_n, length_n, drawn_n, active_n & ~ended_n)
+        return step + 1, cache, state, drawn, seen_nV
+
+    def worth(carry: tuple) -> Array:
+        # A single sum, since it synchronizes devices; it is below 0 if a sequence must not go on.
+        step, _, state, *_ = carry
+        fits_n = c.padding_n + state.length_n < S
+        going = jnp.sum(jnp.where(state.active_n, jnp.where(fits_n, 1, -n), 0), dtype=jnp.int32)
+        return (step < steps) & (going > enough)
+
+    begin = jnp.int32(0), cache, SlotState(*map(jnp.asarray, state)), no_draws(n, A), seen_nV
+    step, cache, state, drawn, _ = jax.lax.while_loop(worth, decode_step, begin)
+    return divided(cache, mesh), packed(step, state, drawn), drawn
+
+
+def no_draws(n: int, A: int) -> Draws:
+    """Returns arrays for the draws of a device call; those after a sequence ended are undefined."""
+    return Draws(
+        jnp.zeros((n, MOST_STEPS), jnp.int32),
+        jnp.zeros((n, MOST_STEPS), jnp.float32),
+        jnp.zeros((n, MOST_STEPS, A), jnp.int32),
+        jnp.zeros((n, MOST_STEPS, A), jnp.float32),
+    )
+
+
+def put(drawn: Draws, step: Array, draws: Draws) -> Draws:
+    """Writes the column of a decode step."""
+
+    def column(x: jax.Array, new: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_update_slice_in_dim(x, new[:, None], step, axis=1) if x.size else x
+
+    return Draws(*map(column, drawn, draws))
+
+
+def without(logits_nV: Array, tokens_nE: Array) -> jax.Array:
+    """Returns the logits with -inf at the given tokens of each row; -1 is no token."""
+    ids_V = jnp.arange(logits_nV.shape[1], dtype=jnp.int32)
+    hit_nV = jnp.zeros(logits_nV.shape, jnp.bool_)
+    for e in range(tokens_nE.shape[1]):  # few; a scatter would run element by element on a CPU
+        hit_nV |= ids_V[None] == tokens_nE[:, e, None]
+    return jnp.where(hit_nV, -jnp.inf, logits_nV)
+
+
+def in_support(
+    tokens_MA: list[list[int]], logprobs_MA: list[list[float]]
+) -> list[list[tuple[int, float]]]:
+    """Returns pairs of tokens and log-probabilities, without those outside the support."""
+    return [
+        [pair for pair in zip(*both, strict=True) if pair[1] > -math.inf]
+        for both in zip(tokens_MA, logprobs_MA, strict=True)
+    ]
+
+
+class Outcome(NamedTuple):
+    """What the host reads after each device call, as NumPy arrays (`packed`)."""
+
+    steps: int
+    drawn_n: np.ndarray
+    active_n: np.ndarray
+    tokens_nM: np.ndarray
+    logprobs_nM: np.ndarray
+
+    @staticmethod
+    def of(packed: Array) -> "Outcome":
+        """Waits for a packed array and returns its parts."""
+        packed_nX = np.asarray(to_host(packed))
+        M = (packed_nX.shape[1] - 3) // 2
+        return Outcome(
+            steps=int(packed_nX[0, 0]),
+            drawn_n=packed_nX[:, 1],
+            active_n=packed_nX[:, 2] > 0,
+            tokens_nM=packed_nX[:, 3 : 3 + M],
+            logprobs_nM=packed_nX[:, 3 + M :].view(np.float32),
+        )
+
+
+def packed(steps: Array, state: SlotState, drawn: Draws) -> jax.Array:
+    """Returns an int32 array [n, 3 + 2 M] of what `Outcome` names."""
+    columns = jnp.broadcast_to(steps, state.drawn_n.shape), state.drawn_n, state.active_n
+    numbers = jnp.stack([x.astype(jnp.int32) for x in columns], axis=1)
+    bits_nM = jax.lax.bitcast_convert_type(drawn.logprob_B, jnp.int32)
+    return jnp.concatenate([numbers, drawn.token_B, bits_nM], axis=1)

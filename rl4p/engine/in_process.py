@@ -1,0 +1,397 @@
+"""Engines of this process: they decode with the parameters of the run."""
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rl4p.base.types import Finish, Params, Sampling
+from rl4p.distributed.counting import Count, counted, newest
+from rl4p.engine.batch import Batch, Kept
+from rl4p.engine.decode import MOST_STEPS
+from rl4p.engine.detokenizer import Detokenizer
+from rl4p.engine.distributions import SharedDistribution
+from rl4p.engine.layout import Layout, few_tokens, slot_counts
+from rl4p.engine.sequence import TokenSequence, check_request
+from rl4p.engine.slots import Slots
+from rl4p.engine.speculation import Counts, Speculation
+from rl4p.engine.stop_strings import stopped_at
+from rl4p.model.policy import Policy, padded_width
+from rl4p.protocols.engine import Completion, Request, RequestSource, finish
+
+BETWEEN_STOPS = 32  # decode steps between two calls of `stop`
+BETWEEN_REQUESTS = 16  # decode steps between two looks at the new requests of a source
+
+Stop = Callable[[np.ndarray], bool]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowOptions:
+    """The sampling options of a completion.
+
+    Attributes:
+      sampling: the distribution that tokens are drawn from.
+      stop: the strings that end it.
+    """
+
+    sampling: Sampling
+    stop: tuple[str, ...] = ()
+
+
+class PublishedWeights(NamedTuple):
+    """Published weights in sampling form, and the caches that were kept of them."""
+
+    params: Params | None
+    version: int
+    kept: Kept
+
+
+# The options that the program of a `SharedDistribution` knows.
+SHARED = ("temperature", "top_k", "top_p", "min_p")
+NO_WEIGHTS = PublishedWeights(None, -1, {})
+
+
+class InProcess(ABC):
+    """An `Engine` of this process. Its method `decode` continues the contexts of requests.
+
+    Args:
+      options: returns the sampling options of a task; "" is any other task.
+      temperature_at: returns the temperature of a weight version, if it changes over the run.
+    """
+
+    stops = False
+
+    def __init__(
+        self,
+        policy: Policy,
+        options: Callable[[str], RowOptions],
+        temperature_at: Callable[[int], float | None] = lambda version: None,
+    ) -> None:
+        self.policy, self.options, self.temperature_at = policy, options, temperature_at
+        self.weights = NO_WEIGHTS
+
+    @property
+    def sampling(self) -> Sampling:
+        return self.options("").sampling
+
+    @cached_property
+    def detokenizer(self) -> Detokenizer:
+        return Detokenizer(self.policy.tokenizer)
+
+    @property
+    def version(self) -> int:
+        return self.weights.version
+
+    def publish(self, params: Params, version: int) -> None:
+        """Replaces the weights without a copy where the sampling mesh allows it.
+
+        Arrays that the caller donates afterwards, as an update does, can no longer be decoded with.
+        """
+        self.weights = PublishedWeights(self.policy.for_sampling(params), version, {})
+
+    def complete(
+        self, requests: Sequence[Request], *, greedy: bool = False, stop: Stop | None = None
+    ) -> list[Completion]:
+        weights = self.weights  # another thread may publish new ones meanwhile
+        longest = self.policy.decoder.config.max_positions
+        for request in requests:
+            check_request(request.tokens, len(request.keys_N), request.max_tokens, longest)
+        distribution = self.distribution(weights.version, greedy, requests)
+        of_rows = [request for request in requests for _ in request.keys_N]
+        with counted("rollout", "sequences", len(of_rows)) as count:
+            drawn = self.decode(weights, requests, distribution, stop, greedy, count)
+        return [
+            self.ended(*each, weights.version, request)
+            for each, request in zip(drawn, of_rows, strict=True)
+        ]
+
+    def ended(
+        self, tokens: np.ndarray, logprobs: np.ndarray, version: int, request: Request
+    ) -> Completion:
+        """Returns the completion of a request, which ends with its first stop string."""
+        if (count := self.stopped_at(request, tokens.tolist())) is not None:
+            return completion(tokens[:count], logprobs[:count], version, Finish.STOP)
+        ending = finish(tokens, self.policy.end_ids, request.max_tokens)
+        return completion(tokens, logprobs, version, ending)
+
+    def stopped_at(self, request: Request, tokens: Sequence[int]) -> int | None:
+        """Returns the number of new tokens of a completion up to its first stop string, or None."""
+        stops = self.options(request.task).stop
+        if not stops:
+            return None
+        before = request.tokens[len(request.tokens) - request.drawn :]
+        whole = [*before, *tokens]
+        count = stopped_at(self.detokenizer, stops, whole, self.policy.end_ids)
+        return None if count is None else count - len(before)
+
+    def distribution(
+        self, version: int, greedy: bool, requests: Sequence[Request]
+    ) -> SharedDistribution | None:
+        """Returns the distribution of tokens of a weight version; None if rows have their own."""
+        shared = replace(Sampling(), **{x: getattr(self.sampling, x) for x in SHARED})
+        if any(self.options(task).sampling != shared for task in {x.task for x in requests}):
+            return None
+        return SharedDistribution(
+            sampling=self.sampling,
+            greedy=greedy or self.sampling.temperature == 0,
+            temperature=self.temperature_at(version),
+        )
+
+    def row_sampling(self, version: int, greedy: bool, request: Request) -> Sampling:
+        """Returns the distribution of a request if rows have their own."""
+        sampling, temperature = self.options(request.task).sampling, self.temperature_at(version)
+        if greedy or temperature is not None:
+            return replace(sampling, temperature=0.0 if greedy else temperature)
+        return sampling
+
+    @abstractmethod
+    def decode(
+        self,
+        weights: PublishedWeights,
+        requests: Sequence[Request],
+        distribution: SharedDistribution | None,
+        stop: Stop | None,
+        greedy: bool,
+        count: Count,
+    ) -> Iterable[tuple[np.ndarray, np.ndarray]]:
+        """Returns the tokens int32 and log-probabilities float32 of all completions, in order.
+
+        Args:
+          weights: the weights at the start of the call.
+          distribution: the distribution of all rows; None if rows have their own (`row_sampling`).
+          stop: as in `complete`; None unless the engine `stops`.
+          greedy: as in `complete`.
+          count: counts the completions that are done, and their tokens.
+        """
+
+    def release(self) -> None:
+        self.weights = NO_WEIGHTS
+
+    def close(self) -> None:
+        self.release()
+
+
+class ContinuousEngine(InProcess):
+    """An engine that decodes by continuous batching (`Batch`).
+
+    Args:
+      slots: the most sequences that are decoded at a time; None decodes all of a call at once.
+      max_response_tokens: the longest completion of a request of the rollout.
+      draft_tokens: the most drafted tokens of a decode step (`Speculation`); 0 for none.
+      counts: counts tokens and decode steps, if tokens may be drafted.
+
+    Attributes:
+      prefilled_tokens: the number of tokens of contexts that were computed so far.
+    """
+
+    stops = True
+
+    def __init__(
+        self,
+        policy: Policy,
+        options: Callable[[str], RowOptions],
+        temperature_at: Callable[[int], float | None],
+        *,
+        slots: int | None,
+        max_response_tokens: int,
+        draft_tokens: int = 0,
+        counts: Counts | None = None,
+    ) -> None:
+        super().__init__(policy, options, temperature_at)
+        self.slots, self.max_response_tokens = slots, max_response_tokens
+        self.draft_tokens, self.counts = draft_tokens, counts or Counts()
+        self.prefilled_tokens = self.stream_columns = 0
+
+    def decode(
+        self,
+        weights: PublishedWeights,
+        requests: Sequence[Request],
+        distribution: SharedDistribution | None,
+        stop: Stop | None,
+        greedy: bool,
+        count: Count,
+    ) -> Iterable[tuple[np.ndarray, np.ndarray]]:
+        own = None if distribution is not None else partial(self.row_sampling, weights.version)
+        of_sequences = {
+            sequence: request
+            for request in requests
+            for sequence in self.sequences(request, own and own(greedy, request))
+        }
+        sequences = list(of_sequences)
+        logprobs: dict[TokenSequence, list[float]] = {x: [] for x in sequences}
+        unfinished = dict.fromkeys(sequences)
+        params, _, kept = weights
+        layout = self.layout(requests, stops=stop is not None)
+        batch = Batch(self.policy, *self.with_drafts(params, layout, kept))
+        if self.policy.sampling_mesh.row_shards == 1:  # else slots say which device needs which
+            contexts = [tuple(x.tokens) for x in requests]
+            batch.prefill(params, contexts, [0] * len(contexts))
+        waiting = deque(sequences)
+        if batch.speculation is not None and batch.speculation.likely(layout.sizes[-1]):
+            # The first response to a prompt is a draft for the others.
+            numbers = [i for request in requests for i in range(len(request.keys_N))]
+            waiting = deque(sequences[i] for i in np.argsort(numbers, kind="stable"))
+        while unfinished:
+            if stop is not None and stop(np.array([x not in unfinished for x in sequences])):
+                break
+            free = batch.layout.sizes[-1] - len(batch.running())
+            new = [waiting.popleft() for _ in range(min(free, len(waiting)))]
+            batch.admit(params, new, keep=bool(waiting))
+            batch.begin(
+                params,
+                steps=MOST_STEPS if stop is None else BETWEEN_STOPS,
+                waiting=bool(waiting),
+                distribution=distribution,
+            )
+            before = len(unfinished)
+            chunks = batch.end().chunks()
+            for chunk in chunks:
+                logprobs[chunk.sequence] += chunk.logprobs
+                if chunk.finish is not None:
+                    del unfinished[chunk.sequence]
+                elif self.is_stopped(of_sequences[chunk.sequence], chunk.sequence):
+                    batch.remove([chunk.sequence])
+                    del unfinished[chunk.sequence]
+                if (row := chunk.sequence.kept) is not None:
+                    padding = batch.layout.padding(chunk.sequence.context)
+                    kept[tuple(chunk.sequence.tokens)] = row, padding
+            count.add(before - len(unfinished), tokens=sum(len(x.tokens) for x in chunks))
+        self.prefilled_tokens += batch.prefilled_tokens
+        return [
+            (np.array(x.tokens[len(x.context) :], np.int32), np.array(logprobs[x], np.float32))
+            for x in sequences
+        ]
+
+    def with_drafts(
+        self, params: Params, layout: Layout, kept: Kept
+    ) -> tuple[Layout, Kept, Speculation | None]:
+        """Returns the options of a batch with room for drafts, if they may pay for any size."""
+        mesh, drafted = self.policy.sampling_mesh, self.draft_tokens
+        speculation = Speculation.of(drafted, layout, mesh, params, self.counts)
+        if not any(map(speculation.likely, layout.sizes)):
+            return layout, kept, None
+        return replace(layout, most=layout.most + drafted), kept, speculation
+
+    def is_stopped(self, request: Request, sequence: TokenSequence) -> bool:
+        """Returns whether a sequence has a stop string."""
+        new = sequence.tokens[len(sequence.context) :]
+        return self.stopped_at(request, new) is not None
+
+    def sequences(self, request: Request, sampling: Sampling | None) -> list[TokenSequence]:
+        """Returns the sequences of a request, one for each key."""
+        least = 0 if sampling is None else sampling.least_tokens
+        return [
+            TokenSequence(
+                context=request.tokens,
+                key=key,
+                max_tokens=request.max_tokens,
+                end_ids=self.policy.end_ids,
+                drawn=request.drawn,
+                sampling=sampling,
+                min_tokens=max(0, least - request.drawn),
+                keep=request.keep,
+            )
+            for key in request.keys_N
+        ]
+
+    def stream(self, source: RequestSource, *, greedy: bool = False) -> None:
+        """Completes the requests of a source (`Streams`).
+
+        The cache of a completion with `Request.keep` is kept until another request continues it.
+        There are no drafts: what runs together depends on time, and so would their digits.
+        """
+        params, version, kept = self.weights
+        distribution = self.distribution(version, greedy, ())
+        longest = self.policy.decoder.config.max_positions
+        batch = Batch(self.policy, self.stream_layout(source), kept)
+        batch.slots = Slots(batch.layout.sizes[-1])
+        requests: dict[TokenSequence, Request] = {}
+        logprobs: dict[TokenSequence, list[float]] = {}
+        waiting: deque[TokenSequence] = deque()
+        while True:
+            for request in source.take(wait=not requests):
+                check_request(request.tokens, len(request.keys_N), request.max_tokens, longest)
+                (sequence,) = self.sequences(request, None)
+                requests[sequence], logprobs[sequence] = request, []
+                waiting.append(sequence)
+            if not requests:
+                break
+            free = batch.layout.sizes[-1] - len(batch.running())
+            new = [waiting.popleft() for _ in range(min(free, len(waiting)))]
+            batch.admit(params, new, keep=True)  # other samples of a prompt may come later
+            for sequence in new:
+                batch.forget(sequence.context)
+            batch.begin(
+                params,
+                steps=BETWEEN_REQUESTS,
+                waiting=bool(waiting),
+                distribution=distribution,
+            )
+            chunks = batch.end().chunks()
+            if (count := newest("rollout")) is not None:  # of episodes
+                count.add(tokens=sum(len(chunk.tokens) for chunk in chunks))
+            for chunk in chunks:
+                sequence = chunk.sequence
+                logprobs[sequence] += chunk.logprobs
+                if chunk.finish is None:
+                    continue
+                if sequence.kept is not None:
+                    kept[tuple(sequence.tokens)] = sequence.kept, 0
+                drawn = sequence.tokens[len(sequence.context) :]
+                result = completion(drawn, logprobs.pop(sequence), version, chunk.finish)
+                source.give(requests.pop(sequence), result)
+        kept.clear()
+        self.prefilled_tokens += batch.prefilled_tokens
+        self.stream_columns = batch.columns
+
+    def stream_layout(self, source: RequestSource) -> Layout:
+        """Returns the sizes of a batch of sequences whose contexts begin in column 0.
+
+        It begins with as many columns as the last stream ended with: few sizes need few
+        compilations.
+        """
+        shards = self.policy.sampling_mesh.row_shards
+        most = min(self.slots or source.most, source.most)
+        sizes = {-(-min(size, most) // shards) * shards for size in (8, 32, 128, 512, most)}
+        longest = min(source.longest, self.policy.decoder.config.max_positions)
+        return Layout(
+            sizes=sorted(sizes),
+            most=padded_width(longest),
+            prefill_rows=8,
+            few_tokens=few_tokens(self.policy),
+            patience=8,
+            doubles=True,
+            least=self.stream_columns,
+        )
+
+    def layout(self, requests: Sequence[Request], *, stops: bool) -> Layout:
+        """Returns the sizes of a batch: contexts end in one column, as in a static batch.
+
+        Args:
+          stops: whether the call may be stopped. Later calls then go on with as many sequences as
+            happen to be unfinished, so that numbers are powers of two: few sizes need few
+            compilations.
+        """
+        P, B = len(requests), sum(len(request.keys_N) for request in requests)
+        R = max(request.max_tokens for request in requests)
+        if stops:
+            P, B = (1 << (count - 1).bit_length() for count in (P, B))
+            R = max(R, self.max_response_tokens)
+        width = padded_width(max(len(request.tokens) for request in requests))
+        shards = self.policy.sampling_mesh.row_shards
+        sizes = slot_counts(min(self.slots or B, B), shards, R)
+        return Layout(sizes=sizes[::-1], begin=width, most=width + R, prefill_rows=P)
+
+
+def completion(tokens: Any, logprobs: Any, version: int, ended: Finish) -> Completion:
+    """Returns tokens that one weight version drew."""
+    return Completion(
+        tokens=np.asarray(tokens, np.int32),
+        logprobs=np.asarray(logprobs, np.float32),
+        versions=np.full(len(tokens), version, np.int32),
+        finish=ended,
+    )

@@ -1,0 +1,279 @@
+"""The servers of a rollout: their options, their state, and the protocol that their kind speaks."""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+
+from rl4p.base.errors import RunError
+from rl4p.base.http.address import check_address, check_key_variable
+from rl4p.base.http.client import (
+    HttpClient,
+    InvalidResponseError,
+    RefusedError,
+    RequestError,
+    pause,
+    read_json,
+)
+from rl4p.configuration.bounds import AboveZero, Positive
+from rl4p.configuration.capability import Address, Variable
+from rl4p.engine.remote.probe import Probe
+from rl4p.engine.remote.response import ServerRequest
+from rl4p.engine.remote.weights_folder import Exported
+from rl4p.protocols.engine import Completion
+
+FIRST_PAUSE = 0.1  # seconds; another server can take a request at once
+LONGEST_PAUSE = 10.0
+short_pause = partial(pause, first=FIRST_PAUSE, longest=LONGEST_PAUSE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolOptions:
+    """The servers of a rollout, and how requests are sent to them.
+
+    Attributes:
+      servers: the addresses of the servers, such as http://127.0.0.1:8000, without a path.
+      concurrency: the requests at a time to each server.
+      timeout_seconds: the deadline of a request, from its start to the last byte of the response.
+      attempts: how often a request may fail before the run ends.
+      patience: the run ends once no server could be used for so many seconds.
+      health_seconds: the seconds between two checks whether a server is healthy.
+      key_variable: the environment variable with the API key of the servers; None sends no key.
+    """
+
+    servers: tuple[Address, ...]
+    concurrency: Positive = 64
+    timeout_seconds: AboveZero = 600.0
+    attempts: Positive = 10
+    patience: AboveZero = 300.0
+    health_seconds: AboveZero = 5.0
+    key_variable: Variable | None = None
+
+    def __post_init__(self) -> None:
+        if not self.servers:
+            raise ValueError("servers is empty: name at least one, such as [http://HOST:PORT].")
+        for url in self.servers:
+            check_address(url, "servers", example="http://HOST:PORT")
+            if "?" in url or "#" in url or url.rstrip("/").endswith("/v1"):
+                raise ValueError(f"servers has {url}: leave out /v1, and everything after it.")
+        if len({url.rstrip("/") for url in self.servers}) < len(self.servers):
+            raise ValueError("servers names an address twice: name each once.")
+        check_key_variable(self.key_variable)
+
+
+class Deadline:
+    """A time by which several steps have to be done."""
+
+    def __init__(self, seconds: float) -> None:
+        self.end = time.monotonic() + seconds
+
+    @property
+    def left(self) -> float:
+        """Returns the seconds left, at least a millisecond."""
+        return max(self.end - time.monotonic(), 1e-3)
+
+    @property
+    def over(self) -> bool:
+        return time.monotonic() >= self.end
+
+
+@dataclass(eq=False, kw_only=True)
+class RemoteServer:
+    """A server of a pool. A request has one attempt here; the pool sends it again.
+
+    Attributes:
+      client: its connections.
+      healthy: whether it gets requests; it has the current weights then.
+      reason: why it was taken out last.
+      announced: whether the log says that it is taken out.
+      running: the tasks of the completions that it is drawing.
+      failures: the number of failures since the last completion.
+      features: facts about this server that its protocol has learned.
+      previous: the log-probabilities of the probe under the weights that it had before.
+      asleep: whether it has given its memory back, so that it has no weights.
+    """
+
+    client: HttpClient
+    healthy: bool = False
+    reason: str = "it was not checked yet"
+    announced: bool = False
+    running: set[Any] = field(default_factory=set)
+    failures: int = 0
+    features: dict[str, Any] = field(default_factory=dict)
+    previous: np.ndarray | None = None
+    asleep: bool = False
+
+    @property
+    def url(self) -> str:
+        return self.client.url
+
+    async def send(self, method: str, path: str, body: Any = None, *, seconds: float) -> Any:
+        """Sends a request, and returns the JSON value of its response, or its text.
+
+        Raises:
+          RequestError: there is no usable response.
+        """
+        content = await self.client.send(method, path, body, seconds=seconds)
+        try:
+            return read_json(content)
+        except InvalidResponseError:
+            return content.decode(errors="replace")
+
+    async def offered(
+        self, method: str, path: str, body: Any = None, *, seconds: float
+    ) -> tuple[bool, Any]:
+        """Returns whether the server has such a path, and its response if it has."""
+        if self.features.get(path) is False:
+            return False, None
+        try:
+            return True, await self.send(method, path, body, seconds=seconds)
+        except RefusedError as error:
+            if error.status not in (404, 405):
+                raise
+            self.features[path] = False
+            return False, None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Weights:
+    """The weights of an engine.
+
+    Attributes:
+      version: the step that they come from.
+      label: their name at the servers, which no other weights have.
+    """
+
+    version: int
+    label: str
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class NewWeights(Weights):
+    """Weights that the servers have to load.
+
+    Attributes:
+      exported: the folder with them.
+      probe, expected: the probe, and its log-probabilities under these weights.
+      seconds: the deadline of a server to load them.
+    """
+
+    exported: Exported
+    probe: Probe
+    expected: np.ndarray
+    seconds: float
+
+
+class ServerProtocol(ABC):
+    """The HTTP protocol of a kind of server.
+
+    Attributes:
+      seed_bits: the number of bits of a request's seed.
+      health_path: a path that a healthy server answers.
+    """
+
+    seed_bits: ClassVar[int] = 63
+    health_path: ClassVar[str] = "/health"
+
+    async def check(self, server: RemoteServer, deadline: Deadline) -> None:
+        """Checks that a server is healthy, and learns its features."""
+        await server.send("GET", self.health_path, seconds=deadline.left)
+
+    @abstractmethod
+    async def complete(
+        self, server: RemoteServer, request: ServerRequest, id: str, *, seconds: float
+    ) -> Completion:
+        """Sends a request and returns its completion, which is checked.
+
+        Args:
+          id: a name for this attempt.
+          seconds: the deadline.
+
+        Raises:
+          InvalidResponseError: the response cannot be correct.
+          RequestError: there is no usable response.
+        """
+
+
+class WeightsProtocol(ServerProtocol):
+    """The protocol of a kind of server that loads weights."""
+
+    @abstractmethod
+    async def abort(self, server: RemoteServer, ids: Sequence[str]) -> None:
+        """Makes a server respond to requests with the tokens so far."""
+
+    @abstractmethod
+    async def load(self, server: RemoteServer, weights: NewWeights, deadline: Deadline) -> None:
+        """Makes a server load weights and checks what it reports; it then accepts requests.
+
+        Raises:
+          InvalidResponseError: the server reports other weights.
+          RequestError: a step failed.
+        """
+
+    @abstractmethod
+    async def sleep(self, server: RemoteServer, deadline: Deadline) -> None:
+        """Makes an idle server give its memory back, of the weights and of the cache.
+
+        Raises:
+          RequestError: it did not, or offers no way to do so.
+        """
+
+    @abstractmethod
+    async def wake(self, server: RemoteServer, deadline: Deadline) -> None:
+        """Makes a server take its memory again. It then needs weights (`load`).
+
+        Raises:
+          RequestError: it did not.
+        """
+
+    @abstractmethod
+    async def score(
+        self, server: RemoteServer, tokens: Sequence[int], deadline: Deadline
+    ) -> list[float | None]:
+        """Returns log p(token t | tokens before t) of tokens 1 to n - 1, at temperature 1."""
+
+
+async def put_to_sleep(server: RemoteServer, protocol: WeightsProtocol, seconds: float) -> None:
+    """Makes a healthy server give its memory back; it gets no requests until it is let in again.
+
+    Raises:
+      RunError: it does not.
+    """
+    server.healthy = False
+    try:
+        await protocol.sleep(server, Deadline(seconds))
+    except RequestError as error:
+        reason = server.client.without_key(str(error))
+        raise RunError(f"{server.url} does not sleep (rollout.sleep): {reason}.") from None
+    server.asleep = True
+
+
+async def check_checksums(
+    server: RemoteServer, path: str, weights: NewWeights, deadline: Deadline
+) -> None:
+    """Compares the checksums of tensors at a path of a server, if it has comparable ones.
+
+    A server that splits or joins tensors has other names for them; its checksums are not requested
+    again.
+
+    Raises:
+      InvalidResponseError: a tensor differs.
+    """
+    if not server.features.get("checksums", True):
+        return
+    body = {"action": "checksum"}
+    _, response = await server.offered("POST", path, body, seconds=deadline.left)
+    checksums: Any = response.get("checksums") if isinstance(response, dict) else None
+    expected = weights.exported.checksums
+    comparable = isinstance(checksums, dict) and checksums.keys() == expected.keys()
+    server.features["checksums"] = comparable
+    for name, checksum in expected.items() if comparable else ():
+        if checksums[name] != checksum:
+            raise InvalidResponseError(
+                f"its checksum of {name} differs from {weights.label}: it has other weights, or "
+                "holds them in another dtype than the run"
+            )

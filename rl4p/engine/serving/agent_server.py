@@ -1,0 +1,239 @@
+"""The server for agents: one address for each episode, with the endpoints that agents use."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+from pydantic import BaseModel
+
+from rl4p.base.types import Sampling
+from rl4p.configuration.bounds import Positive
+from rl4p.engine.chunk import Chunk
+from rl4p.engine.detokenizer import Detokenizer
+from rl4p.engine.sequence import TokenSequence
+from rl4p.engine.serving.active_request import ActiveRequest, ReadyQueue
+from rl4p.engine.serving.anthropic_messages import anthropic_messages
+from rl4p.engine.serving.app import App, Handler, Receive, Send, send_response
+from rl4p.engine.serving.choice import Choice, CompletionOptions
+from rl4p.engine.serving.guard import Guard
+from rl4p.engine.serving.http_errors import HttpError
+from rl4p.engine.serving.openai_responses import openai_responses
+from rl4p.engine.serving.options import Port
+from rl4p.engine.serving.responses import JsonResponse
+from rl4p.engine.serving.server_state import ServerState
+from rl4p.engine.serving.token_generation import token_generation
+from rl4p.engine.serving.web_server import address_of, configured, listening
+from rl4p.model.policy import Policy
+from rl4p.protocols.agent import CallRefused, ModelCalls, OpenAgentServer
+
+SAMPLED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty")
+HOST, MODEL = "127.0.0.1", "rl4p"
+MANY = 2**20  # completions: the episode limits its calls itself
+ROUTES: dict[tuple[str, str], Handler] = {
+    ("POST", "/v1/responses"): openai_responses,
+    ("POST", "/v1/messages"): anthropic_messages,
+    ("POST", "/inference/v1/generate"): token_generation,
+}
+NEVER = {"min_tokens", "prompt_logprobs", "seed", "stop", "stop_token_ids", "ignore_eos"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentServer:
+    """Options of a server that this machine's programs reach, while episodes run.
+
+    Attributes:
+      port: the port to listen at; 0 chooses a free one.
+      body_mebibytes: the longest body of a request.
+    """
+
+    port: Port = 0
+    body_mebibytes: Positive = 16
+
+    def serving(self, policy: Policy) -> AbstractAsyncContextManager[OpenAgentServer]:
+        return serving(self, policy)
+
+
+@asynccontextmanager
+async def serving(options: AgentServer, policy: Policy) -> AsyncIterator[OpenAgentServer]:
+    """Serves in the running event loop while the context is open."""
+    bound = listening(HOST, options.port)
+    episodes = EpisodeAddresses(options, policy, address_of(bound, HOST))
+    server = configured(episodes)
+    task = asyncio.ensure_future(server.serve(sockets=[bound]))
+    try:
+        while not (server.started or task.done()):
+            await asyncio.sleep(0.002)
+        yield episodes
+    finally:
+        server.should_exit = server.force_exit = True
+        await task
+
+
+class EpisodeAddresses:
+    """The application, which passes a request on to the application of its episode."""
+
+    model = MODEL
+
+    def __init__(self, options: AgentServer, policy: Policy, address: str) -> None:
+        self.options, self.policy, self.address = options, policy, address
+        self.detokenizer = Detokenizer(policy.tokenizer)
+        self.queue = ReadyQueue(asyncio.get_running_loop())
+        self.apps: dict[str, App] = {}  # by the first part of the path
+
+    def register(self, calls: ModelCalls) -> str:
+        name = secrets.token_hex(16)
+        state = EpisodeState(
+            policy=self.policy,
+            scheduler=cast(Any, EpisodeScheduler(calls)),
+            detokenizer=self.detokenizer,
+            queue=self.queue,
+            name=self.model,
+            source=self.model,
+            address=self.address,
+            slots=MANY,
+            waiting=0,
+            calls=calls,
+        )
+        most = self.options.body_mebibytes * 2**20
+        self.apps[name] = app = App(state, Guard(token=None), most_bytes=most)
+        app.routes |= ROUTES
+        return f"{self.address}/{name}/v1"
+
+    def unregister(self, address: str) -> None:
+        del self.apps[address.split("/")[-2]]
+
+    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        _, name, *rest = scope["path"].split("/", 2)
+        app = self.apps.get(name)
+        if app is not None:
+            await app(scope | {"path": f"/{''.join(rest)}"}, receive, send)
+            return
+        error = HttpError("No episode has this address, or it has ended.", status=404)
+        await send_response(JsonResponse(error.body(), 404), send)
+
+
+class EpisodeScheduler:
+    """What a `Scheduler` is to a server: it completes contexts, as calls of one episode."""
+
+    def __init__(self, calls: ModelCalls) -> None:
+        self.calls, self.version = calls, "0"
+
+    def submit(
+        self,
+        sequences: Sequence[TokenSequence],
+        deliver: Callable[[list[Chunk]], None],
+        fail: Callable[[Exception], None],
+        unsent: Callable[[], int] = lambda: 0,
+    ) -> list[asyncio.Task[None]]:
+        """Starts to complete sequences; each is delivered as a whole, whatever is unsent."""
+        for index, sequence in enumerate(sequences):
+            sequence.index = index
+        return [asyncio.ensure_future(self.complete(x, deliver, fail)) for x in sequences]
+
+    async def complete(
+        self,
+        sequence: TokenSequence,
+        deliver: Callable[[list[Chunk]], None],
+        fail: Callable[[Exception], None],
+    ) -> None:
+        try:
+            completion = await self.calls.complete(sequence.context, sequence.max_tokens)
+        except CallRefused as error:
+            fail(error)
+            return
+        if len(completion.versions):
+            self.version = str(completion.versions[-1])
+        tokens, logprobs = completion.tokens.tolist(), completion.logprobs.tolist()
+        deliver([Chunk(sequence, tokens, logprobs, [], completion.finish, self.version)])
+
+    def cancel(self, tasks: Sequence[asyncio.Task[None]]) -> None:
+        """Leaves completions to themselves: their tokens are not recorded."""
+        for task in tasks:
+            task.cancel()
+
+
+@dataclass(kw_only=True)
+class EpisodeState(ServerState):
+    """The state of the server for the requests of one episode.
+
+    Attributes:
+      calls: the calls of the episode.
+    """
+
+    calls: ModelCalls
+
+    def check_model(self, name: str | None) -> None:
+        """Accepts any name, since a program may have one built in."""
+
+    def check_prompt(self, tokens: Sequence[int], max_tokens: int, param: str) -> None:
+        if not tokens:
+            raise HttpError("The prompt is empty: it needs at least one token.", param=param)
+        self.check_tokens(tokens, param)
+        self.room(tokens)
+
+    def room(self, prompt: Sequence[int]) -> int:
+        try:
+            return self.calls.room(prompt)
+        except CallRefused as error:
+            raise HttpError(str(error), param=error.param, code="context_length_exceeded") from None
+
+    def sampling_of(self, request: BaseModel, sampling: Sampling) -> Sampling:
+        """Returns the distribution of the run.
+
+        Raises:
+          HttpError: the request names another one, or how its tokens are drawn or end.
+        """
+        given = request.model_fields_set
+        if names := sorted(name for name in NEVER & given if getattr(request, name)):
+            raise HttpError(
+                f"{names[0]} would change which tokens are trained: leave it out.", param=names[0]
+            )
+        ours = self.calls.sampling
+        for name in SAMPLED:
+            if name in given and getattr(sampling, name) != getattr(ours, name):
+                raise HttpError(
+                    f"{name} must be {getattr(ours, name):g}, as the policy is trained: leave it "
+                    "out, or change the sampling of the run.",
+                    param=name,
+                )
+        return ours
+
+    def start(
+        self,
+        options: CompletionOptions,
+        prompts: Sequence[Sequence[int]],
+        seeds: Sequence[Sequence[int]],
+        *,
+        stream: bool,
+        scored: bool = False,
+        unsent: Callable[[], int] = lambda: 0,
+    ) -> ActiveRequest:
+        if options.alternatives:
+            raise HttpError("Log-probabilities of other tokens are not computed in an episode.")
+        return super().start(options, prompts, seeds, stream=stream, scored=scored, unsent=unsent)
+
+    def as_sampled(self, message: dict[str, Any]) -> Mapping[str, Any]:
+        return self.calls.as_sampled(message)
+
+    def answered(self, choice: Choice, message: Mapping[str, Any]) -> None:
+        self.calls.answered(choice.tokens, message)
+
+    async def encode(
+        self,
+        text: str,
+        param: str,
+        *,
+        special: bool = True,
+        messages: Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[int]:
+        """Returns the token ids of a prompt, which begin with those of earlier calls."""
+        before, rest = self.calls.continued(text)
+        after = await super().encode(rest, param, special=special and not before) if rest else []
+        tokens = [*before, *after]
+        self.calls.read(text, tokens, messages)
+        return tokens

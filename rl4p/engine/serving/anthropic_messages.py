@@ -1,0 +1,138 @@
+"""/v1/messages: Anthropic's interface, for agents. A message is made as one of a chat."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from rl4p.engine.serving import fields
+from rl4p.engine.serving.body import Body, validate
+from rl4p.engine.serving.chat import ChatRequest, next_message
+from rl4p.engine.serving.http_errors import HttpError
+from rl4p.engine.serving.http_request import HttpRequest
+from rl4p.engine.serving.responses import EventStream, JsonResponse, named_event
+
+STOP_REASONS = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
+
+
+class MessagesRequest(Body):
+    """The body of a request."""
+
+    IGNORED = ("metadata", "service_tier", "thinking", "container", "mcp_servers")
+
+    model: fields.Name | None = None
+    max_tokens: fields.PositiveCount
+    messages: Annotated[list[dict[str, Any]], fields.MANY]
+    system: str | list[dict[str, Any]] | None = None
+    tools: Annotated[list[dict[str, Any]], fields.MANY] = Field(default_factory=list)
+    tool_choice: dict[str, Any] | None = None
+    stop_sequences: list[str] | None = None
+    temperature: fields.Temperature | None = None
+    top_p: fields.TopP | None = None
+    top_k: fields.TopK | None = None
+    stream: bool = False
+
+    def for_chat(self) -> dict[str, Any]:
+        """Returns the request in the form of `/v1/chat/completions`."""
+        kind = (self.tool_choice or {}).get("type", "auto")
+        if kind not in ("auto", "none"):
+            raise HttpError(f"tool_choice {kind} cannot be enforced.", param="tool_choice")
+        system = [] if self.system is None else [{"role": "system", "content": self.system}]
+        functions = [
+            {
+                "name": tool.get("name"),
+                "description": tool.get("description", ""),
+                "parameters": tool.get("input_schema", {}),
+            }
+            for tool in self.tools
+        ]
+        return {
+            "model": self.model,
+            "messages": [*system, *(x for each in self.messages for x in messages_of(each))],
+            "tools": [{"type": "function", "function": function} for function in functions],
+            "tool_choice": kind,
+            "max_tokens": self.max_tokens,
+            "stop": self.stop_sequences,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+        }
+
+
+def messages_of(message: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns a message in the form of chats: results of tools are messages of their own."""
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(content, list):
+        return [{"role": role, "content": content}]
+    texts, calls, results = [], [], []
+    for block in content:
+        match block.get("type") if isinstance(block, dict) else None:
+            case "text":
+                texts.append({"type": "text", "text": block.get("text")})
+            case "tool_use":
+                arguments = json.dumps(block.get("input", {}))
+                function = {"name": block.get("name"), "arguments": arguments}
+                calls.append({"id": block.get("id"), "function": function})
+            case "tool_result":
+                result = {"role": "tool", "content": block.get("content") or ""}
+                results.append(result | {"tool_call_id": block.get("tool_use_id")})
+            case "thinking" | "redacted_thinking":
+                continue
+            case other:
+                raise HttpError(f"Blocks of type {other} are not supported.", param="messages")
+    own = [{"role": role, "content": texts} | ({"tool_calls": calls} if calls else {})]
+    return results + (own if texts or calls or not results else [])
+
+
+async def anthropic_messages(http: HttpRequest) -> JsonResponse | EventStream:
+    """Responds to a request for the next message of a conversation."""
+    request = await http.body(MessagesRequest)
+    response = await next_message(http, validate(ChatRequest, request.for_chat()))
+    assert isinstance(response, JsonResponse)
+    message = body(response.value)
+    return EventStream(events(message)) if request.stream else JsonResponse(message)
+
+
+def body(chat: dict[str, Any]) -> dict[str, Any]:
+    """Returns the object of a message, from the object of a chat."""
+    (choice,), usage = chat["choices"], chat["usage"]
+    said = choice["message"]
+    content: list[dict[str, Any]] = []
+    if said["content"]:
+        content.append({"type": "text", "text": said["content"]})
+    for call in said.get("tool_calls", ()):
+        function = call["function"]
+        used = {"name": function["name"], "input": json.loads(function["arguments"])}
+        content.append({"type": "tool_use", "id": call["id"]} | used)
+    return {
+        "id": f"msg_{chat['id'].partition('-')[2]}",
+        "type": "message",
+        "role": "assistant",
+        "model": chat["model"],
+        "content": content,
+        "stop_reason": STOP_REASONS.get(choice["finish_reason"], "max_tokens"),
+        "stop_sequence": None,
+        "usage": {
+            "input_tokens": usage["prompt_tokens"],
+            "output_tokens": usage["completion_tokens"],
+        },
+    }
+
+
+async def events(message: dict[str, Any]) -> AsyncIterator[bytes]:
+    """Yields the events of a message that is complete."""
+    empty = {"content": [], "stop_reason": None}
+    yield named_event("message_start", message=message | empty)
+    for index, block in enumerate(message["content"]):
+        if block["type"] == "text":
+            start, delta = {"text": ""}, {"type": "text_delta", "text": block["text"]}
+        else:
+            start = {"input": {}}
+            delta = {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
+        yield named_event("content_block_start", index=index, content_block=block | start)
+        yield named_event("content_block_delta", index=index, delta=delta)
+        yield named_event("content_block_stop", index=index)
+    ended = {"stop_reason": message["stop_reason"], "stop_sequence": None}
+    yield named_event("message_delta", delta=ended, usage=message["usage"])
+    yield named_event("message_stop")

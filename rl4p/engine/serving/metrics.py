@@ -1,0 +1,91 @@
+"""The counts of the server: as text for Prometheus, and as a page for people."""
+
+from html import escape
+
+from rl4p.engine.serving.http_request import HttpRequest
+from rl4p.engine.serving.responses import TextResponse
+from rl4p.engine.serving.server_state import ServerState
+
+PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="refresh" content="5">
+<title>{name}</title>
+<style>
+body {{ font: 16px/1.5 system-ui, sans-serif; margin: 3rem auto; max-width: 44rem; padding: 0 1rem;
+  color: #1c2330; background: #fbfbfa }}
+table {{ border-collapse: collapse; width: 100% }}
+th, td {{ text-align: left; padding: .3rem 1rem .3rem 0; border-bottom: 1px solid #ddd }}
+td:last-child {{ text-align: right; font-variant-numeric: tabular-nums }}
+pre {{ background: #f0f1f3; padding: 1rem; overflow-x: auto }}
+</style>
+</head>
+<body>
+<h1>{name}</h1>
+<p>Weight version <strong>{version}</strong>, from {source}. The server is <strong>{state}</strong>.
+</p>
+<table>
+{rows}
+</table>
+<h2>Talk to it</h2>
+<pre>curl {address}/v1/chat/completions -H 'Content-Type: application/json' \\
+  -d '{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello"}}]}}'</pre>
+<p>The same numbers for Prometheus are at <a href="metrics">metrics</a>.</p>
+</body>
+</html>
+"""
+
+
+def state(server: ServerState) -> str:
+    """Returns the state of the server in a few words."""
+    if server.scheduler.broken is not None:
+        return f"out of order: {server.scheduler.broken}"
+    if server.closing:
+        return "shutting down"
+    return "paused" if server.scheduler.paused else "ready"
+
+
+def numbers(server: ServerState) -> dict[str, float]:
+    """Returns the counts of the scheduler and of the connections."""
+    connections = {"open_completions": server.open, "clients_gone": server.disconnects}
+    return {**server.scheduler.counts(), **connections}
+
+
+async def metrics(request: HttpRequest) -> TextResponse:
+    """Responds with the counts in the text format of Prometheus."""
+    server = request.server
+    lines = []
+    for name, value in numbers(server).items():
+        lines += [f"# TYPE rl4p_{name} untyped", f"rl4p_{name} {value:g}"]
+    lines.append("# TYPE rl4p_http_requests_total counter")
+    lines += [
+        f'rl4p_http_requests_total{{path="{path}",status="{status}"}} {count}'
+        for (path, status), count in sorted(server.responses.items())
+    ]
+    version = server.scheduler.version.replace("\\", "\\\\").replace('"', '\\"')
+    version = version.replace("\n", "\\n")
+    lines.append("# TYPE rl4p_weights_info gauge")
+    lines.append(f'rl4p_weights_info{{version="{version}"}} 1')
+    lines.append("# TYPE rl4p_paused gauge")
+    lines.append(f"rl4p_paused {int(server.scheduler.paused)}")
+    return TextResponse("\n".join(lines) + "\n", PROMETHEUS)
+
+
+async def page(request: HttpRequest) -> TextResponse:
+    """Responds with a page that shows the state and the counts."""
+    server = request.server
+    rows = [
+        f"<tr><td>{escape(name.replace('_', ' '))}</td><td>{value:,.6g}</td></tr>"
+        for name, value in numbers(server).items()
+    ]
+    text = PAGE.format(
+        name=escape(server.name),
+        version=escape(server.scheduler.version),
+        source=escape(server.source),
+        state=escape(state(server)),
+        rows="\n".join(rows),
+        address=escape(server.address),
+    )
+    return TextResponse(text, "text/html; charset=utf-8")

@@ -1,0 +1,161 @@
+"""/v1/responses: OpenAI's newer interface, for agents. A response is made as one of a chat."""
+
+from collections.abc import AsyncIterator
+from itertools import count
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from rl4p.engine.serving import fields
+from rl4p.engine.serving.body import Body, validate
+from rl4p.engine.serving.chat import ChatRequest, next_message
+from rl4p.engine.serving.http_errors import HttpError
+from rl4p.engine.serving.http_request import HttpRequest
+from rl4p.engine.serving.responses import EventStream, JsonResponse, named_event
+
+
+class ResponsesRequest(Body):
+    """The body of a request. The whole conversation is in `input`: no response is stored."""
+
+    IGNORED = ("metadata", "store", "user", "include", "truncation", "text", "reasoning")
+    IGNORED += ("parallel_tool_calls", "prompt_cache_key", "safety_identifier", "service_tier")
+    IGNORED += ("stream_options",)
+    OFF = ("previous_response_id", "conversation", "background")
+
+    model: fields.Name | None = None
+    input: str | Annotated[list[dict[str, Any]], fields.MANY]
+    instructions: str | None = None
+    tools: Annotated[list[dict[str, Any]], fields.MANY] = Field(default_factory=list)
+    tool_choice: Literal["auto", "none"] = "auto"
+    max_output_tokens: fields.PositiveCount | None = None
+    temperature: fields.Temperature | None = None
+    top_p: fields.TopP | None = None
+    stream: bool = False
+
+    def messages(self) -> list[dict[str, Any]]:
+        """Returns the conversation in the form of `/v1/chat/completions`.
+
+        Calls of one turn become one message.
+        """
+        messages: list[dict[str, Any]] = []
+        if self.instructions is not None:
+            messages.append({"role": "system", "content": self.instructions})
+        if isinstance(self.input, str):
+            return [*messages, {"role": "user", "content": self.input}]
+        for item in self.input:
+            match item.get("type", "message"):
+                case "message":
+                    messages.append({"role": item.get("role"), "content": text_of(item)})
+                case "function_call":
+                    function = {"name": item.get("name"), "arguments": item.get("arguments")}
+                    call = {"id": item.get("call_id"), "function": function}
+                    if not messages or messages[-1]["role"] != "assistant":
+                        messages.append({"role": "assistant", "content": ""})
+                    messages[-1].setdefault("tool_calls", []).append(call)
+                case "function_call_output":
+                    output = {"role": "tool", "content": text_of(item, "output")}
+                    messages.append(output | {"tool_call_id": item.get("call_id")})
+                case "reasoning":
+                    continue
+                case other:
+                    raise HttpError(f"Items of type {other} are not supported.", param="input")
+        return messages
+
+
+def text_of(item: dict[str, Any], name: str = "content") -> Any:
+    """Returns the text of an item; parts of other kinds are left for `Message` to refuse."""
+    content = item.get(name)
+    if not isinstance(content, list):
+        return content
+    texts = ("input_text", "output_text", "text")
+    if all(isinstance(part, dict) and part.get("type") in texts for part in content):
+        return "".join(str(part.get("text", "")) for part in content)
+    return content
+
+
+async def openai_responses(http: HttpRequest) -> JsonResponse | EventStream:
+    """Responds to a request for a response."""
+    request = await http.body(ResponsesRequest)
+    tools = [
+        {"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}}
+        for tool in request.tools
+    ]
+    values = {
+        "model": request.model,
+        "messages": request.messages(),
+        "tools": tools,
+        "tool_choice": request.tool_choice,
+        "max_completion_tokens": request.max_output_tokens,
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+    }
+    response = await next_message(http, validate(ChatRequest, values))
+    assert isinstance(response, JsonResponse)
+    whole = body(response.value)
+    return EventStream(events(whole)) if request.stream else JsonResponse(whole)
+
+
+def body(chat: dict[str, Any]) -> dict[str, Any]:
+    """Returns the object of a response, from the object of a chat."""
+    (choice,), usage = chat["choices"], chat["usage"]
+    name, message, cut = chat["id"].partition("-")[2], choice["message"], choice["finish_reason"]
+    status = "incomplete" if cut in ("length", "abort") else "completed"
+    output: list[dict[str, Any]] = []
+    if message["content"] or not message.get("tool_calls"):
+        text = {"type": "output_text", "text": message["content"] or "", "annotations": []}
+        said = {"type": "message", "id": f"msg_{name}", "role": "assistant", "status": status}
+        output.append(said | {"content": [text]})
+    for number, call in enumerate(message.get("tool_calls", ())):
+        made = {"type": "function_call", "id": f"fc_{name}_{number}", "status": "completed"}
+        output.append(made | {"call_id": call["id"]} | call["function"])
+    return {
+        "id": f"resp_{name}",
+        "object": "response",
+        "created_at": chat["created"],
+        "model": chat["model"],
+        "status": status,
+        "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+        "error": None,
+        "output": output,
+        "parallel_tool_calls": True,
+        "tool_choice": "auto",
+        "tools": [],
+        "usage": {
+            "input_tokens": usage["prompt_tokens"],
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "output_tokens": usage["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": usage["total_tokens"],
+        },
+    }
+
+
+async def events(response: dict[str, Any]) -> AsyncIterator[bytes]:
+    """Yields the events of a response that is complete."""
+    numbers = count()
+
+    def event(kind: str, **values: Any) -> bytes:
+        return named_event(f"response.{kind}", sequence_number=next(numbers), **values)
+
+    begun = response | {"status": "in_progress", "output": [], "usage": None}
+    begun["incomplete_details"] = None
+    yield event("created", response=begun)
+    yield event("in_progress", response=begun)
+    for index, item in enumerate(response["output"]):
+        added = item | {"status": "in_progress"}
+        at = {"output_index": index, "item_id": item["id"]}
+        if item["type"] == "message":
+            (part,) = item["content"]
+            place, text = at | {"content_index": 0}, part["text"]
+            yield event("output_item.added", output_index=index, item=added | {"content": []})
+            yield event("content_part.added", **place, part=part | {"text": ""})
+            yield event("output_text.delta", **place, delta=text, logprobs=[])
+            yield event("output_text.done", **place, text=text, logprobs=[])
+            yield event("content_part.done", **place, part=part)
+        else:
+            arguments = item["arguments"]
+            yield event("output_item.added", output_index=index, item=added | {"arguments": ""})
+            yield event("function_call_arguments.delta", **at, delta=arguments)
+            yield event("function_call_arguments.done", **at, arguments=arguments)
+        yield event("output_item.done", output_index=index, item=item)
+    yield event(response["status"], response=response)

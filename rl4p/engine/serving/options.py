@@ -1,0 +1,120 @@
+"""The options of `python -m rl4p.serve` that are no keys of the configuration."""
+
+import ipaddress
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Ge, Le
+
+from rl4p.base.errors import InputError
+from rl4p.configuration.bounds import Natural, Positive
+from rl4p.configuration.commands import Checkpoint, CommandLine, read, refuse_without_effect
+from rl4p.configuration.folder import run_folder
+
+# The keys of the configuration that a command line may set, each with all keys below it.
+TAKEN = ("model", "mesh", "trusted_targets", "allow")
+WITHOUT_RUN = ("experiment", "seed")
+PROMPTING = ("data.system_prompt", "data.prompt", "data.examples")  # with prompting=true
+INSTEAD = {
+    "server": "write port=PORT",
+    "data": f"leave it out, or add prompting=true for {', '.join(PROMPTING)}",
+}
+LENGTHS = "a request chooses its own lengths and sampling"
+INSTEAD |= {
+    "rollout": f"leave it out: {LENGTHS}",
+    "max_response_tokens": f"leave it out: {LENGTHS}",
+}
+
+Port = Annotated[int, Ge(0), Le(65535)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions(Checkpoint):
+    """What to serve, and where.
+
+    Attributes:
+      host: the address to listen at.
+      port: the port to listen at; 0 chooses a free one.
+      key_variable: the environment variable with the token that requests must have; None for none.
+      name: the name of the model in requests; None is the name of the run's folder or of the model.
+      slots: the completions that are decoded at a time.
+      waiting: the most completions that wait for a slot; further requests are refused.
+      body_mebibytes: the longest body of a request.
+      prompting: whether the system prompt, the examples and the template of the run's data set
+        stand around the messages of a chat.
+    """
+
+    host: str = "127.0.0.1"
+    port: Port = 8000
+    key_variable: str | None = None
+    name: str | None = None
+    slots: Positive = 32
+    waiting: Natural = 1024
+    body_mebibytes: Positive = 16
+    prompting: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.key_variable is None:
+            if not is_loopback(self.host):
+                raise InputError(
+                    f"host={self.host} can be reached from other machines: add key_variable=NAME, "
+                    "the environment variable with the token that requests must send."
+                )
+        elif not re.fullmatch(r"[A-Za-z_]\w*", self.key_variable):
+            raise InputError(  # it may be the token itself, so it is not repeated
+                "key_variable is not the name of an environment variable: write the name, such as "
+                "RL4P_TOKEN, not the token."
+            )
+
+    def token(self) -> str | None:
+        """Returns the token that requests must have, or None.
+
+        Raises:
+          InputError: the environment variable is not set.
+        """
+        if self.key_variable is None:
+            return None
+        token = os.environ.get(self.key_variable, "").strip()
+        if not token:
+            raise InputError(f"The environment variable {self.key_variable} is not set or empty.")
+        return token
+
+
+def is_loopback(host: str) -> bool:
+    """Returns whether only programs of this machine can reach an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def read_options(arguments: Sequence[str]) -> CommandLine[ServeOptions]:
+    """Returns the options of a command line, and its overrides of the configuration.
+
+    Raises:
+      InputError: an option is unknown or wrong, or two do not go together.
+    """
+    line = read(arguments, ServeOptions, "serve", composes=True)
+    keys = TAKEN if line.options.run is not None else TAKEN + WITHOUT_RUN
+    if line.options.prompting:
+        keys += PROMPTING
+    refuse_without_effect(line.overrides, keys, ServeOptions, "serve", INSTEAD)
+    if line.options.run is not None:
+        run_folder(line.options.run)
+    elif not any(map(is_model, line.overrides)):
+        if bare := next((word for word in line.overrides if "=" not in word), None):
+            raise InputError(f"{bare} is neither KEY=VALUE nor a path that exists; see --help.")
+        raise InputError(
+            "There is nothing to serve: write run=FOLDER, model=tiny, or model=pretrained "
+            "model.path=FOLDER."
+        )
+    return line
+
+
+def is_model(override: str) -> bool:
+    """Returns whether an override chooses a model."""
+    return override.partition("=")[0] in ("model", "experiment")

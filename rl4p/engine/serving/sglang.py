@@ -1,0 +1,208 @@
+"""/generate: SGLang's own endpoint, tokens or texts in, tokens and texts out."""
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Self
+
+from pydantic import model_validator
+
+from rl4p.engine.serving import fields
+from rl4p.engine.serving.active_request import ActiveRequest
+from rl4p.engine.serving.body import Body
+from rl4p.engine.serving.choice import Choice, CompletionOptions, empty_choices
+from rl4p.engine.serving.http_errors import HttpError
+from rl4p.engine.serving.http_request import HttpRequest
+from rl4p.engine.serving.openai_request import SamplingFields
+from rl4p.engine.serving.responses import DONE, EventStream, JsonResponse, event
+from rl4p.engine.serving.server_state import ServerState, new_id, or_null, seeds_of
+
+DEFAULT_TOKENS = 128  # SGLang's default
+REPEATED = 64  # a stream has each token in about so many events
+
+
+class SamplingParams(SamplingFields):
+    """The object `sampling_params`."""
+
+    IGNORED = ("stream_interval",)
+    OFF = (*SamplingFields.OFF, "json_schema", "regex", "ebnf", "structural_tag", "custom_params")
+    OFF += ("stop_regex",)
+
+    sampling_seed: fields.Seed | None = None
+    max_new_tokens: fields.Count | None = None
+    min_new_tokens: fields.Count = 0
+    no_stop_trim: bool = False
+
+
+class GenerateRequest(Body):
+    """The body of a request for one or several prompts."""
+
+    IGNORED = ("background", "log_metrics", "modalities", "priority", "session_params")
+    OFF = ("token_ids_logprob", "lora_path", "return_hidden_states", "return_routed_experts")
+    OFF += ("image_data", "audio_data", "video_data", "input_embeds", "custom_logit_processor")
+
+    text: fields.Texts | None = None
+    input_ids: fields.InputIds | None = None
+    sampling_params: SamplingParams = SamplingParams()
+    rid: fields.RequestIds | None = None
+    stream: bool = False
+    return_logprob: bool = False
+    logprob_start_len: fields.LogprobStart = -1
+    top_logprobs_num: fields.Logprobs = 0
+    return_text_in_logprobs: bool = False
+
+    @model_validator(mode="after")
+    def check_together(self) -> Self:
+        if (self.text is None) == (self.input_ids is None):
+            raise HttpError("Write either text or input_ids.", param="input_ids")
+        if self.stream and self.scores_prompts:
+            raise HttpError("logprob_start_len and stream do not go together.", param="stream")
+        if isinstance(self.rid, list) and len(self.rid) != len(self.prompts):
+            raise HttpError("rid must be a string, or one for each prompt.", param="rid")
+        return self
+
+    @property
+    def scores_prompts(self) -> bool:
+        """Whether the response has log-probabilities of the prompts."""
+        return self.return_logprob and self.logprob_start_len >= 0
+
+    @property
+    def is_batch(self) -> bool:
+        """Whether the request has a list of prompts, and not one prompt."""
+        if self.input_ids is None:
+            return isinstance(self.text, list)
+        return bool(self.input_ids) and isinstance(self.input_ids[0], list)
+
+    @property
+    def prompts(self) -> Sequence[Any]:
+        """The prompts, also if there is only one."""
+        prompts = self.text if self.input_ids is None else self.input_ids
+        return prompts if self.is_batch else [prompts]  # pyright: ignore[reportReturnType]
+
+
+async def generate(http: HttpRequest) -> JsonResponse | EventStream:
+    """Responds to a request for one or several prompts."""
+    server, request = http.server, await http.body(GenerateRequest)
+    params = request.sampling_params
+    count = len(request.prompts) * params.n
+    server.check_room(count)
+    prompts = [
+        await server.encode(prompt, "text") if isinstance(prompt, str) else prompt
+        for prompt in request.prompts
+    ]
+    room, max_tokens = server.positions - max(map(len, prompts)), params.max_new_tokens
+    options = params.options(
+        server,
+        "sampling_params.min_new_tokens",
+        min_tokens=params.min_new_tokens,
+        max_tokens=max(1, min(DEFAULT_TOKENS, room)) if max_tokens is None else max_tokens,
+        alternatives=request.top_logprobs_num if request.return_logprob else None,
+        keep_stop=params.no_stop_trim,
+    )
+    for prompt in prompts:
+        server.check_prompt(prompt, options.max_tokens, "input_ids")
+    response = GenerateResponse(server, request, prompts, options)
+    drawn = params.n if options.max_tokens else 0
+    scored = request.scores_prompts
+    server.check_size(options, prompts, params.n, scored=scored, shown=scored)
+    seeds = seeds_of(params.sampling_seed, len(prompts), drawn)
+    active = server.start(
+        options, prompts, seeds, stream=request.stream, scored=scored, unsent=http.unsent
+    )
+    server.rids |= dict.fromkeys(response.rids, active)
+    if request.stream and drawn:
+        return EventStream(response.stream(http, active))
+    try:
+        async with http.watched(active):
+            choices, response.scores = await active.finished(), active.scores
+    finally:
+        response.forget(active)
+    empty = empty_choices(len(prompts) * (params.n - drawn), server.detokenizer, options)
+    return JsonResponse(response.body([*choices, *empty]))
+
+
+class GenerateResponse:
+    """The response to one request: an object, or a list of objects for several."""
+
+    def __init__(
+        self,
+        server: ServerState,
+        request: GenerateRequest,
+        prompts: Sequence[Sequence[int]],
+        options: CompletionOptions,
+    ) -> None:
+        self.server, self.request, self.prompts, self.options = server, request, prompts, options
+        self.n = request.sampling_params.n
+        self.sent: dict[int, int] = {}  # the number of tokens in the last event of each choice
+        self.scores: list[list[float]] = []
+        self.is_list = request.is_batch or self.n > 1
+        rids = request.rid or [new_id() for _ in prompts]
+        self.rids = rids if isinstance(rids, list) else [rids] * len(prompts)
+
+    def body(self, choices: Sequence[Choice]) -> Any:
+        """Returns the response with all completions."""
+        objects = [self.choice(index, choice) for index, choice in enumerate(choices)]
+        return objects if self.is_list else objects[0]
+
+    async def stream(self, http: HttpRequest, active: ActiveRequest) -> AsyncIterator[bytes]:
+        """Yields the events of a stream; each has the whole text so far."""
+        try:
+            async with http.watched(active):
+                async for changed in active.changes():
+                    if content := b"".join(self.event(*each) for each in changed):
+                        yield content
+                yield DONE
+        finally:
+            self.forget(active)
+
+    def event(self, index: int, choice: Choice) -> bytes:
+        """Returns an event, or nothing if too few tokens are new for a repetition of all."""
+        sent, count = self.sent.get(index, 0), len(choice.tokens)
+        if choice.finish is None and count < sent + sent // REPEATED:
+            return b""
+        self.sent[index] = count
+        return event(self.choice(index, choice) | ({"index": index} if self.is_list else {}))
+
+    def forget(self, active: ActiveRequest) -> None:
+        """Forgets the ids of a request that has ended."""
+        for rid in self.rids:
+            if self.server.rids.get(rid) is active:
+                del self.server.rids[rid]
+
+    def choice(self, index: int, choice: Choice) -> dict[str, Any]:
+        """Returns the object of one completion."""
+        number, spans = index // self.n, choice.spans
+        prompt = self.prompts[number]
+        meta: dict[str, Any] = {
+            "id": self.rids[number],
+            "finish_reason": finish_reason(choice),
+            "prompt_tokens": len(prompt),
+            "completion_tokens": len(choice.tokens),
+            "cached_tokens": 0,
+            "weight_version": spans[-1].version if spans else self.server.scheduler.version,
+            "weight_versions": choice.versions(),
+        }
+        if self.options.alternatives is not None:
+            meta["output_token_logprobs"] = triples(choice.logprobs, choice.tokens)
+            if self.options.alternatives:
+                meta["output_top_logprobs"] = [
+                    [[or_null(logprob), token, None] for token, logprob in each]
+                    for each in choice.alternatives
+                ]
+            start = self.request.logprob_start_len
+            scores = triples(self.scores[number], prompt)[start:] if self.scores else []
+            meta["input_token_logprobs"] = scores
+        return {"text": choice.text(), "output_ids": choice.tokens, "meta_info": meta}
+
+
+def triples(logprobs: Sequence[float], tokens: Sequence[int]) -> list[list[Any]]:
+    """Returns log-probabilities as SGLang writes them: with the token, and null for its text."""
+    return [[or_null(x), token, None] for x, token in zip(logprobs, tokens, strict=True)]
+
+
+def finish_reason(choice: Choice) -> dict[str, Any] | None:
+    """Returns why a completion ended, as an object; None before its end."""
+    reasons = {
+        "stop": {"matched": choice.matched},
+        "length": {"length": len(choice.tokens)},
+        "abort": {"message": "The server aborted the request."},
+    }
+    return None if choice.finish is None else {"type": choice.finish} | reasons[choice.finish]

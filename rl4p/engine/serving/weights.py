@@ -1,0 +1,190 @@
+"""The replacement of a server's weights by the tensors in a folder, and their checksums."""
+
+import ctypes
+import gc
+import logging
+import os
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial, reduce
+from operator import getitem
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rl4p.base.errors import InputError, RunError
+from rl4p.base.types import Params
+from rl4p.model.families import FAMILIES, Tensor
+from rl4p.model.fit import check_fit
+from rl4p.model.folder import check_files
+from rl4p.model.huggingface import read_config, read_part
+from rl4p.model.model_tensors import held_tensors, model_tensors, stacked_index
+from rl4p.model.policy import Policy
+from rl4p.model.tensor_files import INDEX, SINGLE, StoredTensor, stored_tensors
+
+log = logging.getLogger(__name__)
+
+TRIM_BYTES = 2**25  # of old arrays, after which their memory is returned
+
+
+class Replacement:
+    """A function that replaces parameters by the tensors of a folder.
+
+    It takes parameters in sampling form (`Policy.for_sampling`) and changes them in place, one
+    after another, so that the host and the devices hold one parameter more than the model. Each
+    keeps its dtype and its sharding. It raises RunError if the files change meanwhile; the
+    parameters are then partly old and partly new.
+
+    The files are open from the beginning, so that they can be read to the end. `close` closes them.
+
+    Attributes:
+      names: the names of the tensors.
+
+    Raises:
+      OSError: a file cannot be opened.
+    """
+
+    def __init__(self, folder: Path, policy: Policy, stored: dict[str, StoredTensor]) -> None:
+        self.folder, self.policy = folder, policy
+        with ExitStack() as stack:
+            paths = {tensor.file for tensor in stored.values()}
+            files = {path: stack.enter_context(path.open("rb", buffering=0)) for path in paths}
+            self.stored = {
+                name: replace(tensor, opened=files[tensor.file]) for name, tensor in stored.items()
+            }
+            self.files = stack.pop_all()
+        self.names = frozenset(stored)
+
+    def __call__(self, params: Params) -> Params:
+        with self.files:
+            return replaced(params, folder=self.folder, policy=self.policy, stored=self.stored)
+
+    def close(self) -> None:
+        self.files.close()
+
+
+def replacement(folder: Path, policy: Policy) -> Replacement:
+    """Checks a folder completely, and returns the replacement of parameters by its tensors.
+
+    Args:
+      folder: a folder with config.json and safetensors. It may lack config.json, and tensors, which
+        then keep their values.
+      policy: the policy of the parameters.
+
+    Raises:
+      InputError: the folder is incomplete or broken, or does not fit the model. The error does not
+        say what is in a folder that has no weights.
+    """
+    try:
+        stored = stored_tensors(folder)
+        check_config(folder, policy)
+        if not stored:
+            raise InputError(f"{folder} has no tensors.")
+        shapes = jax.eval_shape(policy.decoder.init, jax.random.key(0))
+        tensors = FAMILIES[policy.decoder.config.family].names(policy.decoder.config)
+        tied = policy.decoder.config.tied_embedding
+        check_fit(folder, stored, tensors, shapes, tied=tied, complete=False)
+        return Replacement(folder, policy, stored)
+    except (InputError, OSError, ValueError) as error:
+        if isinstance(error, InputError) and may_be_described(folder):
+            raise
+        log.warning("The weights in %.200r cannot be loaded: %.400s", str(folder), error)
+        raise InputError(
+            f"{folder} cannot be used: it must be a folder with {SINGLE}, or with {INDEX} and its "
+            "files, which the server can read."
+        ) from None
+
+
+def may_be_described(folder: Path) -> bool:
+    """Returns whether an error may describe a folder: one with weights and without links."""
+    try:
+        return any((folder / name).is_file() for name in (SINGLE, INDEX)) and not any(
+            path.is_symlink() for path in (folder / "config.json", *folder.glob("*.safetensors*"))
+        )
+    except OSError:
+        return False
+
+
+def check_config(folder: Path, policy: Policy) -> None:
+    """Checks that config.json, if there is one, describes the served model."""
+    if not (path := folder / "config.json").is_file():
+        if os.path.lexists(path):
+            raise InputError(f"{path} is not a regular file.")
+        check_files(folder)
+        return
+    config, ours = read_config(folder), policy.decoder.config
+    differing = [
+        f"{name} is {getattr(config, name)}, not {value}"
+        for name, value in vars(ours).items()
+        if getattr(config, name) != value
+    ]
+    if differing:
+        raise InputError(f"{folder} is of another model: {'; '.join(differing)}.")
+
+
+def replaced(
+    params: Params, *, folder: Path, policy: Policy, stored: dict[str, StoredTensor]
+) -> Params:
+    """Returns the parameters after the replacement; see `Replacement`."""
+    for name in params.keys() - {"layers"}:  # which `for_sampling` may share with the trainer
+        params[name] = jax.tree.map(lambda x: x, params[name])
+    parameters: dict[tuple, list[Tensor]] = {}
+    stacked = isinstance(params["layers"], Mapping)
+    for tensor in held_tensors(policy.decoder.config, stacked=stacked):
+        if tensor.name in stored:
+            parameters.setdefault(tensor.path, []).append(tensor)
+    freed = release()
+    for path, tensors in parameters.items():
+        node = reduce(getitem, path[:-1], params)
+        try:
+            node[path[-1]] = read(node[path[-1]], tensors, stored)
+        except (InputError, OSError) as error:
+            raise RunError(
+                f"{folder} changed or failed while it was read, and the weights are now "
+                f"partly old and partly new: {error}"
+            ) from error
+        freed += node[path[-1]].nbytes
+        if freed >= TRIM_BYTES:
+            freed = release()
+        if path[-1] == "kernel" and "lora_b" in node:  # the new kernel has it merged
+            node["lora_b"] = jnp.zeros_like(node["lora_b"], device=node["lora_b"].sharding)
+    return params
+
+
+def release() -> int:
+    """Returns the memory of arrays without references to the system, and returns 0."""
+    gc.collect(0)  # only now JAX releases arrays that came from NumPy
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of Linux's C library
+    if trim is not None:
+        trim(0)
+    return 0
+
+
+def read(old: jax.Array, tensors: list[Tensor], stored: dict[str, StoredTensor]) -> jax.Array:
+    """Returns a parameter read from the files, with the dtype and the sharding of the old one.
+
+    Experts that are not in the files keep their old values.
+    """
+    whole = not stacked_index(tensors[0]) or len(tensors) == old.shape[0]
+    part = partial(read_part, tensors=tensors, stored=stored, shape=old.shape, dtype=old.dtype)
+
+    def of(index: Any) -> np.ndarray:
+        if whole:
+            return part(index)
+        return part(index, start=next(x.data for x in old.addressable_shards if x.index == index))
+
+    return jax.make_array_from_callback(old.shape, old.sharding, of).block_until_ready()
+
+
+def checksums(policy: Policy, params: Params) -> dict[str, str]:
+    """Returns the SHA-256 of each tensor by its name, as if the parameters were written to files.
+
+    Args:
+      policy, params: the policy and its merged parameters, stacked or in sampling form.
+    """
+    tensors = model_tensors(policy.decoder, params, lambda _, array: array.dtype)
+    return {tensor.name: tensor.sha256() for tensor in tensors}

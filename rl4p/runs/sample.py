@@ -1,0 +1,207 @@
+"""The record of a sample: a prompt, one response to it and its grades, as a line of JSON.
+
+Runs (samples.jsonl), evaluations, generations and graded files have the same keys. The key of a
+value that is not known is absent.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from rl4p.data.fields import without_exponent
+
+if TYPE_CHECKING:
+    from rl4p.base.types import Question
+
+
+class Status(StrEnum):
+    """The reason why a response ended."""
+
+    COMPLETED = "completed"  # the policy chose an end token
+    TRUNCATED = "truncated"  # it reached the token limit
+    ABORTED = "aborted"  # the engine aborted it
+
+
+STATUSES = ", ".join(Status)
+TEXT, COUNT, OBJECT = (str, "a text"), (int, "a natural number"), (Mapping, "an object")
+NUMBER, FLAG = (int | float | str, "a number"), (bool, "true or false")
+# The type of each field, and its name in words. Numbers may be texts, such as "NaN".
+KINDS: dict[str, tuple[Any, str]] = {
+    **dict.fromkeys(("prompt", "response", "answer", "id", "task", "generation_prompt"), TEXT),
+    "failure": TEXT,
+    "turns": (list, "a list of turns"),
+    **dict.fromkeys(("step", "sample", "seed", "length"), COUNT),
+    **dict.fromkeys(("metadata", "terms", "tokens"), OBJECT),
+    **dict.fromkeys(("logprob", "reward", "advantage"), NUMBER),
+    **dict.fromkeys(("valid", "correct", "regraded"), FLAG),
+    "status": (str, f"one of {STATUSES}"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """A sample. `to_dict` turns it into values of JSON, and `from_dict` back, without loss.
+
+    A file (`lines.py`) has a number that is not finite as a text. `from_dict` reads it back as a
+    number in the reward, the terms, the advantage and the log-probability; in metadata and tokens
+    it stays a text.
+
+    Attributes:
+      prompt: the question, without its chat template.
+      response: the text of the response. Of a demonstration with several answers it is the last.
+      answer: the reference answer.
+      generation_prompt: what the chat template wrote before the response, such as
+        ``<|assistant|><think>``, which graders need to find the end of the thoughts.
+      id, task: the id and the task of the prompt.
+      metadata: other values of the prompt, for graders; those that JSON does not have, such as
+        dates, are texts.
+      step: the step of training that drew it.
+      sample: the number of the sample among the samples of its prompt, from 0; None if it is
+        greedy.
+      seed: the seed of a sample of an evaluation.
+      status: why it ended.
+      length: the number of tokens of the response, the end token included; of a demonstration with
+        several answers, the tokens of all.
+      logprob: the log-probability of the response under the distribution that it was drawn from.
+      reward: the weighted sum of the terms; None if it could not be graded.
+      terms: the unweighted terms by name; None where one does not apply or a grader failed.
+      valid: whether it could be graded: no grader failed, and a term applies.
+      correct: whether the term that decides in an evaluation is at least 1; None if it gave no
+        grade.
+      regraded: whether `rl4p.regrade` wrote the grades.
+      advantage: the mean advantage of its tokens in the loss; None if there are none.
+      tokens: the values of its tokens, as lists or texts: {"prompt": the prompt in its chat
+        template, up to the first answer, "ids": [...], "texts": [...], "logprobs": [...], under
+        the policy that sampled them, "mask": "1110", 1 where the token is in the loss,
+        "advantages": [...], only if they differ between tokens}.
+      turns: the turns of an episode, in order: {"text": the message of the policy, "tokens": their
+        number, "calls": the tools that it calls, "messages": the answer of the environment,
+        "reward", "metrics", "state", "versions": the weight versions that drew it,
+        "sampling_seconds", "environment_seconds"}.
+      failure: what the environment did wrong, which made the sample invalid.
+    """
+
+    prompt: str
+    response: str
+    answer: str | None = None
+    generation_prompt: str | None = None
+    id: str | None = None
+    task: str | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    step: int | None = None
+    sample: int | None = None
+    seed: int | None = None
+    status: Status | None = None
+    length: int | None = None
+    logprob: float | None = None
+    reward: float | None = None
+    terms: Mapping[str, float | None] = field(default_factory=dict)
+    valid: bool | None = None
+    correct: bool | None = None
+    regraded: bool | None = None
+    advantage: float | None = None
+    tokens: Mapping[str, Any] | None = None
+    turns: Sequence[Mapping[str, Any]] | None = None
+    failure: str | None = None
+
+    @classmethod
+    def response_to(cls, question: "Question", text: str, **values: Any) -> "Sample":
+        """Returns the sample of a response to a question, with other fields by name."""
+        return cls(
+            prompt=question.question,
+            response=text,
+            answer=question.answer,
+            generation_prompt=getattr(question, "generation_prompt", None),
+            id=question.id,
+            task=question.task,
+            metadata=json.loads(json.dumps(dict(question.metadata), default=str)),
+            **values,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the fields as JSON values, without None, and without empty metadata and terms."""
+        row = {each.name: getattr(self, each.name) for each in fields(self)}
+        row |= {key: dict(value) for key, value in row.items() if isinstance(value, Mapping)}
+        empty = [key for key in ("metadata", "terms") if not row[key]]
+        return {k: value for k, value in row.items() if value is not None and k not in empty}
+
+    @classmethod
+    def from_dict(cls, row: Mapping[str, Any]) -> "Sample":
+        """Returns the sample of a dictionary; null is the same as an absent key.
+
+        A number is also accepted as a text in `id` and `answer`.
+
+        Raises:
+          ValueError: the dictionary has no prompt, no response or an unknown key, or a value has a
+            wrong type.
+        """
+        if unknown := sorted(row.keys() - KINDS.keys()):
+            raise ValueError(f"a sample has no {unknown[0]}; its keys are {', '.join(KINDS)}")
+        values = {key: value for key, value in row.items() if value is not None}
+        for key in ("prompt", "response"):
+            if key not in values:
+                raise ValueError(f"a sample needs a {key}; this one has {', '.join(sorted(row))}")
+        for key in ("id", "answer"):
+            values[key] = without_exponent(row.get(key)) or row.get(key)
+        for key, value in values.items():
+            kind, words = KINDS[key]
+            wrong = not isinstance(value, kind) or isinstance(value, bool) != (kind is bool)
+            if value is not None and (wrong or (kind is int and value < 0)):
+                raise ValueError(f"{key} must be {words}, not {json.dumps(value)[:80]}")
+        if "status" in values:
+            if values["status"] not in list(Status):
+                raise ValueError(f"status is {values['status']!r}, not one of {STATUSES}")
+            values["status"] = Status(values["status"])
+        for turn in values.get("turns", ()):
+            check_turn(turn)
+        for key in ("logprob", "reward", "advantage"):
+            values[key] = number(values.get(key))
+        values["terms"] = {name: number(x) for name, x in values.get("terms", {}).items()}
+        return cls(**values)
+
+
+TURN: dict[str, tuple[Any, str]] = {
+    **dict.fromkeys(("text", "state"), TEXT),
+    **dict.fromkeys(("messages", "calls", "versions"), (list, "a list")),
+    "metrics": OBJECT,
+    "tokens": COUNT,
+    **dict.fromkeys(
+        ("reward", "sampling_seconds", "environment_seconds"), (int | float, "a number")
+    ),
+}
+
+
+def check_turn(turn: Any) -> None:
+    """Refuses what is no turn.
+
+    Raises:
+      ValueError: it has no text, an unknown key, or a value of a wrong type.
+    """
+    if not isinstance(turn, Mapping) or "text" not in turn:
+        raise ValueError("a turn is an object with a text")
+    for key, value in turn.items():
+        kind, words = TURN.get(key, (None, ""))
+        if kind is None:
+            raise ValueError(f"a turn has no {key}; its keys are {', '.join(TURN)}")
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise ValueError(f"{key} of a turn must be {words}, not {json.dumps(value)[:80]}")
+    for key in ("messages", "calls"):
+        if not all(isinstance(each, Mapping) for each in turn.get(key, ())):
+            raise ValueError(f"{key} of a turn must be a list of objects")
+    for name, value in turn.get("metrics", {}).items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"metrics of a turn must be numbers, and {name} is not")
+
+
+def number(value: Any) -> float | None:
+    """Returns a float; a file has "NaN" and "Infinity" as texts.
+
+    Raises:
+      ValueError: the value is no number.
+    """
+    try:
+        return None if value is None else float(value)
+    except (ValueError, TypeError, OverflowError):
+        raise ValueError(f"{json.dumps(value)[:80]} is not a number") from None

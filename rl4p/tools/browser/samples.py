@@ -1,0 +1,195 @@
+"""The samples that the browser shows: their choice, their tokens, and what is right."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from rl4p.base.errors import InputError
+from rl4p.configuration.bounds import Natural, Positive
+from rl4p.configuration.yaml_file import read_mapping
+from rl4p.runs import sample_file as file
+from rl4p.runs.sample import Sample, number
+
+DEFAULT_TERM = "correct"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Token:
+    """A token of a response; None is absent.
+
+    Attributes:
+      in_loss: whether the update learned from it.
+    """
+
+    text: str
+    id: int | None = None
+    logprob: float | None = None
+    in_loss: bool | None = None
+    advantage: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleFilter:
+    """A choice of samples. None chooses all.
+
+    Attributes:
+      task: the task of the prompt.
+      right: whether the answer is right.
+      step: the step.
+      search: a text in the prompt, the response, the answer or the id; case does not matter.
+      longest: the number of samples to choose, those with the longest responses, longest first.
+      limit: the most samples, from the newest.
+    """
+
+    task: str | None = None
+    right: bool | None = None
+    step: Natural | None = None
+    search: str | None = None
+    longest: Positive | None = None
+    limit: Positive | Literal["all"] | None = None
+
+    def __post_init__(self) -> None:
+        if self.longest is not None and self.limit is not None:
+            raise InputError("longest and limit are both numbers of samples: give one of them.")
+
+    def chosen(self, samples: Sequence[Sample]) -> list[Sample]:
+        """Returns the chosen samples without `limit`, the newest step first."""
+        chosen = sorted(filter(self.has, samples), key=lambda sample: -(sample.step or 0))
+        if self.longest is not None:
+            chosen = sorted(chosen, key=lambda sample: -size(sample))[: self.longest]
+        return chosen
+
+    def has(self, sample: Sample) -> bool:
+        texts = (sample.prompt, sample.response, sample.answer, sample.id)
+        return (
+            self.task in (None, sample.task)
+            and self.right in (None, sample.correct)
+            and self.step in (None, sample.step)
+            and (
+                self.search is None
+                or any(self.search.casefold() in text.casefold() for text in texts if text)
+            )
+        )
+
+
+def size(sample: Sample) -> int:
+    """Returns the length of a response in tokens, or in characters if that is absent."""
+    return len(sample.response) if sample.length is None else sample.length
+
+
+def samples_in(path: Path, term: str | None) -> tuple[list[Sample], str]:
+    """Returns all samples of a folder or file, and the term that decides what is `correct`.
+
+    Args:
+      path: the folder of a run or of an evaluation, or a file of samples.
+      term: the reward term that decides; None takes the `evaluation.term` of the folder.
+
+    Raises:
+      InputError: there are no samples, or a line is broken, or no sample has the term.
+    """
+    files = [path / name for name in ("responses.jsonl", "samples.jsonl")]
+    source = next((each for each in files if each.is_file()), path)
+    if source.is_dir():
+        raise InputError(
+            f"{path} has no samples: it is not the folder of a run, or samples.every was 0."
+        )
+    if not source.is_file():
+        raise InputError(f"{path} does not exist: give the folder of a run, or a .jsonl file.")
+    deciding, samples = term or configured_term(path), []
+    for sample, place, _ in file.read_samples(source):
+        try:
+            tokens_of(sample)
+        except (ValueError, TypeError):
+            raise InputError(f"{place}: tokens must have lists of equal lengths.") from None
+        if term is not None or sample.correct is None:
+            sample = replace(sample, correct=is_right(sample, deciding))
+        samples.append(sample)
+    if not samples:
+        raise InputError(f"{path} has no lines.")
+    names = {name for sample in samples for name in grades_of(sample)}
+    if term is not None and term not in names:
+        raise InputError(f"term={term} is not a term of these samples; they have {sorted(names)}.")
+    return samples, deciding
+
+
+def configured_term(path: Path) -> str:
+    """Returns the `evaluation.term` of a run, or the default."""
+    config = path / "config.yaml"
+    if not config.is_file():
+        return DEFAULT_TERM
+    evaluation = read_mapping(config).get("evaluation")
+    return evaluation.get("term", DEFAULT_TERM) if isinstance(evaluation, dict) else DEFAULT_TERM
+
+
+def is_right(sample: Sample, term: str) -> bool | None:
+    """Returns whether the grade of a term is at least 1; None if there is no grade."""
+    grade = sample.terms.get(term)
+    failed = sample.valid is False or grade is None or math.isnan(grade)
+    return None if failed or grade is None else grade >= 1
+
+
+def grades_of(sample: Sample) -> dict[str, float]:
+    """Returns the grades of a sample by term, without terms that gave none."""
+    return {name: grade for name, grade in sample.terms.items() if grade is not None}
+
+
+def rendered_prompt(sample: Sample) -> str | None:
+    """Returns the prompt in its chat template."""
+    prompt = (sample.tokens or {}).get("prompt")
+    return None if prompt is None else str(prompt)
+
+
+def tokens_of(sample: Sample) -> list[Token]:
+    """Returns the tokens of a sample; a list that is absent is absent in each token.
+
+    Raises:
+      ValueError, TypeError: the lists have different lengths, or hold something else.
+    """
+    tokens: Mapping[str, Any] = sample.tokens or {}
+    texts = tokens.get("texts") or []
+
+    def column(name: str) -> Sequence[Any]:
+        return tokens.get(name) or [None] * len(texts)
+
+    mask = [None if inside is None else inside == "1" for inside in column("mask")]
+    return [
+        Token(text=str(text), id=id, logprob=number(p), in_loss=inside, advantage=number(advantage))
+        for text, id, p, inside, advantage in zip(
+            texts, column("ids"), column("logprobs"), mask, column("advantages"), strict=True
+        )
+    ]
+
+
+def turn_title(number: int, turn: Mapping[str, Any]) -> str:
+    """Returns the number of a turn, with what is known of it."""
+
+    def seconds(name: str, words: str) -> str | None:
+        return None if name not in turn else f"{words} {turn[name]:.2f} s"
+
+    parts = (
+        f"turn {number}",
+        None if "reward" not in turn else f"reward {turn['reward']:.3g}",
+        None if "tokens" not in turn else f"{turn['tokens']} tokens",
+        f"weights {', '.join(map(str, turn['versions']))}" if turn.get("versions") else None,
+        seconds("sampling_seconds", "sampled in"),
+        seconds("environment_seconds", "answered in"),
+        *(f"{name} {value:g}" for name, value in turn.get("metrics", {}).items()),
+    )
+    return "  ".join(part for part in parts if part)
+
+
+def turn_lines(turn: Mapping[str, Any]) -> list[str]:
+    """Returns the calls of a turn and the messages that answer it, each as a text."""
+    calls = [
+        f"malformed call: {call['malformed']}"
+        if "malformed" in call
+        else f"calls {call.get('name')}({json.dumps(call.get('arguments'), ensure_ascii=False)})"
+        for call in turn.get("calls", ())
+    ]
+    messages = [
+        f"{message.get('role')}: {message.get('content')}" for message in turn.get("messages", ())
+    ]
+    return calls + messages

@@ -1,0 +1,238 @@
+"""The job of `python -m rl4p.evaluate`: samples, grades, records and reports, in one folder.
+
+    request.json      all that determines the numbers; a changed request is refused in this folder
+    responses.jsonl   one `Sample` per response; the lines of a chunk are written in one call
+    evaluation.json   the scores by task and the settings behind them (`report.py`)
+    plots/evaluation.png
+    config.yaml, environment.json, metrics.jsonl   the record, which trackers mirror
+
+A killed evaluation continues after its last finished chunk. Its numbers are the same as without
+the kill, because the chunks and the keys of the samples do not depend on the start.
+"""
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+
+from rl4p.base.errors import InputError, Stopped
+from rl4p.configuration import instantiate
+from rl4p.configuration.earlier_result import is_document_with
+from rl4p.configuration.evaluation import OF_RUN, EvaluationRequest
+from rl4p.distributed.processes import agreed, anywhere, first
+from rl4p.loop.accuracy import metrics_of
+from rl4p.loop.compilation import keep_programs
+from rl4p.loop.digest import digest_of
+from rl4p.loop.evaluation import PromptChunk
+from rl4p.runs.data_sets import data_sets
+from rl4p.runs.outcome import params_sha256
+from rl4p.runs.record import EVALUATION, Record, replace_file
+from rl4p.runs.run import surroundings
+from rl4p.runs.sample_file import SampleFile
+from rl4p.runs.signals import StopRequest
+from rl4p.runs.tolerance import RunConsole, Tolerance
+from rl4p.runs.tracker.none import NoTracker
+from rl4p.tools.bar import ResponseBar
+from rl4p.tools.evaluation.evaluated import (
+    LINK,
+    Evaluated,
+    build_evaluated,
+    identity_of,
+    samples_of_chunk,
+)
+from rl4p.tools.evaluation.lm_eval import write_lm_eval
+from rl4p.tools.evaluation.picture import plot_evaluation
+from rl4p.tools.evaluation.report import print_report, results, scores_of, settings
+
+REQUEST, RESPONSES = "request.json", "responses.jsonl"
+# The parts of the configuration that change the numbers by rounding only, or not at all.
+MAY_CHANGE = ("mesh", "tracker")
+
+
+def evaluate(config: DictConfig, request: EvaluationRequest) -> dict[str, Any]:
+    """Evaluates a checkpoint or a model, or continues to, and returns the content of the JSON file.
+
+    Raises:
+      InputError: parts are incompatible, or `out` holds something else.
+      Stopped: a signal stopped the evaluation; its responses so far are saved.
+    """
+    started = time.perf_counter()
+    keep_programs()
+    terminal = RunConsole(quiet=not first())
+    with responses_in(request.out) as responses, StopRequest() as stop:
+        evaluated = build_evaluated(config, request)
+        evaluation, described = evaluated.evaluation, description(config, evaluated)
+        # In messages, the keys of the configuration stand as on the command line.
+        responses.check({k: v for k, v in described.items() if k != "config"} | described["config"])
+        chunks = evaluation.chunks()
+        begin = agreed(finished(responses, chunks) if first() else None)
+        record = Record(responses.path.parent)
+        record.describe(used(config), environment(evaluated, request, used(config)))
+        tracked = (instantiate(config.tracker) if first() else NoTracker()).open(record.folder)
+        status = "failed"
+        try:
+            with Tolerance().of("Printing"):
+                terminal.print(introduction(evaluated, begin, len(chunks)), soft_wrap=True)
+            with closing(evaluation.phases):
+                respond(evaluated, responses, begin, terminal, stop)
+            status = "finished"
+            report = described | settings(config, evaluation) | {"dropped": evaluated.dropped}
+            if first():
+                scores = scores_of(responses.samples, evaluation)
+                report["tasks"] = results(scores, responses.samples)
+                replace_file(record.folder / "evaluation.json", json.dumps(report, indent=2) + "\n")
+                seconds = time.perf_counter() - started
+                if request.lm_eval:
+                    lines = responses.samples
+                    write_lm_eval(record.folder, report, lines, evaluation, seconds)
+                with Tolerance().of("The plot evaluation.png"):
+                    plot_evaluation(report["tasks"], record.folder / "plots" / "evaluation.png")
+                step = int(evaluated.state.step)
+                metrics = metrics_of(scores) | {"time/evaluation": seconds}
+                record.truncate_after(-1)  # these are the only line of the record
+                record.log(step, metrics)
+                tracked.log(step, metrics)
+                for name in ("evaluation.json", RESPONSES, REQUEST):
+                    tracked.artifact(record.folder / name)
+                print_report(report, terminal)
+        except Stopped:
+            status = "stopped"
+            raise
+        finally:
+            tracked.finish(status)
+    terminal.print(
+        f"{request.out}: evaluation.json, responses.jsonl, plots/evaluation.png", soft_wrap=True
+    )
+    return report
+
+
+@contextmanager
+def responses_in(folder: Path) -> Iterator[SampleFile]:
+    """Yields the file of responses, in a temporary folder in processes but the first.
+
+    Raises:
+      InputError: the folder holds something else, or another evaluation uses it.
+    """
+    with ExitStack() as stack:
+        if not first():
+            folder = Path(stack.enter_context(TemporaryDirectory()))
+        elif holds_other_files(folder):
+            raise InputError(
+                f"out={folder} holds other files: choose an empty folder, or the folder of an "
+                "evaluation to continue."
+            )
+        yield stack.enter_context(closing(SampleFile(folder / RESPONSES, folder / REQUEST, folder)))
+
+
+def holds_other_files(folder: Path) -> bool:
+    """Returns whether a folder holds files, and no evaluation."""
+    request, made = folder / REQUEST, is_document_with("evaluated", "prompts_sha256")
+    if not folder.is_dir() or (request.is_file() and made(request)):
+        return False
+    # A kill before the first response leaves an empty file.
+    return any(x.name != RESPONSES or x.stat().st_size for x in folder.iterdir())
+
+
+def description(config: DictConfig, evaluated: Evaluated) -> dict[str, Any]:
+    """Returns all that determines the numbers, as values of JSON."""
+    tasks: dict[str, list[Any]] = {}
+    for prompt in evaluated.evaluation.prompts:
+        tasks.setdefault(prompt.task, []).append(prompt)
+    return {
+        "evaluated": evaluated.source | {"params_sha256": params_sha256(evaluated.state.params)},
+        "prompts_sha256": {task: digest_of(prompts) for task, prompts in tasks.items()},
+        "config": {key: value for key, value in used(config).items() if key not in MAY_CHANGE},
+    }
+
+
+def used(config: DictConfig) -> dict[str, Any]:
+    """Returns the resolved parts of the configuration that an evaluation uses."""
+    tree: Any = OmegaConf.to_container(config, resolve=True)
+    for key in ("every", "loss"):
+        del tree["evaluation"][key]
+    return {key: tree[key] for key in OF_RUN}
+
+
+def finished(responses: SampleFile, chunks: Sequence[PromptChunk]) -> int:
+    """Returns the number of chunks in the file, after it has removed an incomplete one.
+
+    Raises:
+      InputError: a sample does not belong to this evaluation.
+    """
+    present = [(sample.task, sample.id, sample.sample) for sample in responses.samples]
+    done = count = 0
+    for chunk in chunks:
+        wanted = [(prompt.task, prompt.id, sample) for prompt, sample in chunk.rows()]
+        part = present[count : count + len(wanted)]
+        if part != wanted[: len(part)]:
+            raise InputError(
+                f"{responses.path} holds responses of another evaluation, or it was changed: "
+                "choose another folder with out=FOLDER."
+            )
+        if len(part) < len(wanted):
+            break
+        done, count = done + 1, count + len(wanted)
+    responses.keep(count)
+    return done
+
+
+def introduction(evaluated: Evaluated, begin: int, chunks: int) -> str:
+    """Returns a sentence for the terminal: what is evaluated, on what, and how much is left."""
+    source, evaluation = evaluated.source, evaluated.evaluation
+    what = source.get("model") or (
+        f"{'the average of ' * source['average']}{source['run']} after step {source['step']}"
+    )
+    each = f"1 greedy response and {evaluation.samples} samples"
+    return (
+        f"{what}: {len(evaluation.prompts):,} prompts, "
+        f"{each if evaluation.samples else 'a greedy response'} to each"
+        + f" ({evaluated.dropped:,} dropped for being longer than max_prompt_tokens)"
+        * bool(evaluated.dropped)
+        + f"; {begin} of {chunks} batches are done" * bool(begin)
+    )
+
+
+def respond(
+    evaluated: Evaluated, responses: SampleFile, begin: int, console: Console, stop: StopRequest
+) -> None:
+    """Samples, grades and writes the remaining chunks.
+
+    Raises:
+      Stopped: a signal stopped it; its responses so far are saved.
+    """
+    evaluation = evaluated.evaluation
+    sizes = [len(chunk.rows()) for chunk in evaluation.chunks()]
+    with ResponseBar(console, sum(sizes), sum(sizes[:begin])) as bar:
+        answered = evaluation.answered(evaluated.state, begin=begin)
+        for chunks, each in enumerate(answered, begin + 1):
+            samples = samples_of_chunk(evaluation, each)
+            if first():
+                responses.append(samples)
+            done = sum(sizes[:chunks])
+            bar.show(done)
+            if chunks < len(sizes) and anywhere(stop.received is not None):
+                raise Stopped(
+                    f"Stopped after {done:,} responses, which are saved. The same command "
+                    "continues."
+                )
+
+
+def environment(
+    evaluated: Evaluated, request: EvaluationRequest, config: dict[str, Any]
+) -> dict[str, Any]:
+    """Returns the environment of the evaluation, with the identity of the evaluated run."""
+    identity = None if request.run is None else identity_of(request.run)
+    return {
+        "kind": EVALUATION,
+        "command": request.command,
+        **evaluated.source,
+        "data_sets": data_sets(config, EVALUATION, evaluated.evaluation.prompts),
+        **({LINK: identity} if identity else {}),
+        **surroundings(evaluated.evaluation.policy.mesh),
+    }

@@ -1,0 +1,182 @@
+"""The results of an evaluation: evaluation.json, and a table with the settings behind it."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from rl4p.loop.accuracy import METHOD, Estimate, Score, Tally
+from rl4p.loop.evaluation import Evaluation
+from rl4p.runs.progress import shorten
+from rl4p.runs.sample import Sample, Status
+
+
+def settings(config: DictConfig, evaluation: Evaluation) -> dict[str, Any]:
+    """Returns what a score depends on besides the policy, as values of JSON.
+
+    template: the chat template, its arguments, and the first prompt of each task in it.
+    stop: the tokens that end a response, and its limit.
+    graders: the terms of the reward, and the term that decides; 1 or more is correct.
+    sampling: the sampler, and the distribution and the seed of the samples.
+    """
+    policy, rollout = evaluation.policy, evaluation.phases.rollout
+    first = {prompt.task: prompt for prompt in reversed(evaluation.prompts)}
+    decode: Any = policy.tokenizer.decode
+    reward = OmegaConf.to_container(config.reward, resolve=True)
+    node = config.evaluation.rollout or config.rollout
+    return {
+        "template": {
+            "chat_template": policy.tokenizer.chat_template,
+            "arguments": dict(policy.template),
+            "date": policy.date,
+            "first_prompts": {
+                task: decode(prompt.tokens) for task, prompt in reversed(first.items())
+            },
+        },
+        "stop": {
+            "strings": [decode([token]) for token in policy.end_ids],
+            "ids": list(policy.end_ids),
+            "max_response_tokens": rollout.max_response_tokens,
+        },
+        "graders": {
+            "term": evaluation.term,
+            "correct_from": 1.0,
+            "rule": rule_of(evaluation),
+            "reward": reward,
+        },
+        "sampling": {
+            "rollout": node._target_,
+            **asdict(rollout.sampling),
+            "stop": list(getattr(rollout, "stop", ())),
+            "tasks": {name: dict(own) for name, own in getattr(rollout, "tasks", {}).items()},
+            "samples": evaluation.samples,
+            "seed": evaluation.seed,
+        },
+        "intervals": METHOD,
+    }
+
+
+def rule_of(evaluation: Evaluation) -> str:
+    """Returns what the deciding term grades: the first line of its docstring, or its class."""
+    terms = getattr(evaluation.phases.reward, "terms", {})
+    kind = type(terms.get(evaluation.term, evaluation.phases.reward))
+    text = inspect.getdoc(kind) or ""
+    # Without a docstring a dataclass gets its signature as one.
+    if not text or text.startswith(f"{kind.__name__}("):
+        return kind.__qualname__
+    return text.split("\n")[0].replace("``", "`")
+
+
+def scores_of(samples: Sequence[Sample], evaluation: Evaluation) -> dict[str, Score]:
+    """Returns the scores of responses by task; one that could not be graded is wrong."""
+    tally = Tally()
+    for each in samples:
+        tally.add(
+            str(each.task),
+            str(each.id),
+            greedy=each.sample is None,
+            correct=each.correct is True,
+            valid=each.correct is not None,
+        )
+    return tally.scores(evaluation.samples, evaluation.pass_at_k)
+
+
+def results(scores: Mapping[str, Score], samples: Sequence[Sample]) -> dict[str, Any]:
+    """Returns the scores by task as values of JSON, with the lengths of the responses."""
+    by_task: dict[str, list[Sample]] = {task: [] for task in scores}
+    for each in samples:
+        by_task[str(each.task)].append(each)
+    return {
+        task: of_score(score)
+        | {
+            "response_tokens": sum(each.length or 0 for each in own) / len(own),
+            "truncated": sum(each.status == Status.TRUNCATED for each in own) / len(own),
+        }
+        for (task, own), score in zip(by_task.items(), scores.values(), strict=True)
+    }
+
+
+def of_score(score: Score) -> dict[str, Any]:
+    """Returns a score as values of JSON; `interval` belongs to the greedy pass@1."""
+    average = {} if score.average is None else {str(score.samples): score.average}
+    pass_at_k = {str(k): each for k, each in score.pass_at_k.items()}
+    return {
+        "pass_at_1": score.pass_at_1.value,
+        "interval": bounds(score.pass_at_1),
+        "pass_at_k": {k: each.value for k, each in pass_at_k.items()},
+        "pass_at_k_interval": {k: bounds(each) for k, each in pass_at_k.items()},
+        "avg_at_k": {k: each.value for k, each in average.items()},
+        "avg_at_k_interval": {k: bounds(each) for k, each in average.items()},
+        "prompts": score.prompts,
+        "samples": score.samples,
+        "invalid": score.invalid,
+    }
+
+
+def bounds(estimate: Estimate) -> list[float]:
+    return [estimate.low, estimate.high]
+
+
+def print_report(report: Mapping[str, Any], console: Console) -> None:
+    """Prints the scores with their intervals, and the settings behind them."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for title in ("task", "prompts", "score", "accuracy", "95 % interval"):
+        left = title in ("task", "score")
+        table.add_column(title, justify="left" if left else "right", overflow="fold")
+    for task, score in report["tasks"].items():
+        first = (task, f"{score['prompts']:,}")
+        for name, value, (low, high) in accuracies(score):
+            table.add_row(*first, name, f"{value:.3f}", f"{low:.3f} to {high:.3f}")
+            first = ("", "")
+    console.print(table)
+    for name, line in lines(report):
+        console.print(Text.assemble((f"{name:<10}", "dim"), line), soft_wrap=True)
+
+
+def accuracies(score: Mapping[str, Any]) -> list[tuple[str, float, list[float]]]:
+    """Returns the name, the value and the interval of each accuracy of a task."""
+    return [
+        ("greedy pass@1", score["pass_at_1"], score["interval"]),
+        *((f"avg@{k}", x, score["avg_at_k_interval"][k]) for k, x in score["avg_at_k"].items()),
+        *((f"pass@{k}", x, score["pass_at_k_interval"][k]) for k, x in score["pass_at_k"].items()),
+    ]
+
+
+def lines(report: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Returns the settings in words."""
+    template, stop, graders = report["template"], report["stop"], report["graders"]
+    sampling = report["sampling"]
+    arguments = "".join(f", {key}={value}" for key, value in template["arguments"].items())
+    prompts = [
+        ("template", f"{task}: {shorten(repr(text))}{arguments}")
+        for task, text in template["first_prompts"].items()
+    ]
+    stops = " or ".join(f"{shorten(repr(text))}" for text in stop["strings"])
+    drawn = "greedy"
+    if sampling["samples"]:
+        drawn += (
+            f", and {sampling['samples']} samples per prompt at temperature="
+            f"{sampling['temperature']}, top_k={sampling['top_k']}, top_p={sampling['top_p']}, "
+            f"seed={sampling['seed']}"
+        )
+    responses = [
+        (
+            "responses",
+            f"{task}: {score['response_tokens']:.1f} tokens on average, {score['truncated']:.1%} "
+            f"truncated, {score['invalid']:,} could not be graded and count as wrong",
+        )
+        for task, score in report["tasks"].items()
+    ]
+    return [
+        *responses,
+        *prompts,
+        ("stop", f"{stops}, or after {stop['max_response_tokens']} tokens"),
+        ("correct", f"{graders['term']} >= 1: {graders['rule']}"),
+        ("sampling", drawn),
+        ("intervals", report["intervals"]),
+    ]

@@ -1,0 +1,136 @@
+"""ResponseSet of an OpenAI-compatible server (`POST /chat/completions`).
+
+A request holds messages, and the server applies its own chat template. One request asks for one
+response, with a seed that depends on the run's seed, the prompt and the number of the sample.
+Whether equal seeds give equal responses is up to the server.
+
+`rl4p/base/http/client.py` says which failures are tried again. A request that the server refuses
+(another 4xx) has failed. A wrong address or key ends the job, as does a redirect.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from rl4p.base.errors import InputError, RunError
+from rl4p.base.http.address import api_key
+from rl4p.base.http.client import (
+    LONGEST_RETRY_AFTER,
+    HttpClient,
+    RefusedError,
+    RequestError,
+    for_each,
+)
+from rl4p.base.types import Question
+from rl4p.runs.sample import Sample
+from rl4p.tools.generation.chat import Chat, read_answer
+from rl4p.tools.generation.options import Server
+from rl4p.tools.generation.responses import ResponseSet
+
+MOST_FAILURES = 8  # in a row; then the server counts as down
+SECONDS_BETWEEN_LOOKS = 0.1  # for a signal
+
+
+@dataclass(kw_only=True)
+class Client:
+    """A client of one server.
+
+    Attributes:
+      failures: the reasons of the responses that failed for good.
+      since_success: what failed since the last success. The samples of a question that the server
+        refuses count once, because it refuses all of them.
+    """
+
+    server: Server
+    chat: Chat
+    failures: list[str] = field(default_factory=list)
+    since_success: set[tuple[str, int | None]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        try:
+            key = api_key(self.server.key_variable, "server.key_variable")
+        except ValueError as error:
+            raise InputError(str(error)) from None
+        self.http = HttpClient(
+            url=f"{self.server.url.rstrip('/')}/chat/completions",
+            key=key,
+            connections=self.server.concurrency,
+        )
+
+    def complete(
+        self,
+        questions: Sequence[Question],
+        samples: int,
+        responses: ResponseSet,
+        stopped: Callable[[], bool],
+    ) -> None:
+        """Requests the responses that are missing, and adds each as it arrives.
+
+        Args:
+          stopped: called all the time; if true, open requests are dropped and the call returns.
+
+        Raises:
+          InputError: the address or the key is wrong.
+          RunError: the server is down.
+        """
+
+        async def complete_one(missing: tuple[Question, int]) -> None:
+            response = await self.response(*missing)
+            if response is not None:
+                self.since_success.clear()
+                responses.add([response])
+
+        async def complete_all() -> None:
+            missing = [(x, n) for x in questions for n in responses.missing(x, samples)]
+            async with self.http:
+                work = for_each(missing, complete_one, concurrency=self.server.concurrency)
+                task = asyncio.create_task(work)
+                try:
+                    while not task.done() and not stopped():
+                        await asyncio.wait({task}, timeout=SECONDS_BETWEEN_LOOKS)
+                    if task.done():
+                        task.result()
+                finally:
+                    task.cancel()
+                    await asyncio.gather(task, return_exceptions=True)
+
+        asyncio.run(complete_all())
+
+    async def response(self, question: Question, sample: int) -> Sample | None:
+        """Returns one response, after as many attempts as it takes, or None if all fail."""
+        try:
+            return await self.http.retry(
+                "POST",
+                "",
+                self.chat.body(question, sample),
+                lambda content: read_answer(content, question, sample),
+                seconds=self.server.timeout_seconds,
+                attempts=self.server.attempts,
+            )
+        except RequestError as error:
+            self.count(error, question, sample)
+            return None
+
+    def count(self, failure: RequestError, question: Question, sample: int) -> None:
+        """Records a failed response.
+
+        Raises:
+          InputError: the address or the key is wrong.
+          RunError: the server is down, or asks to wait for long.
+        """
+        url = self.server.url
+        hint = failure.hint("server.key_variable") if isinstance(failure, RefusedError) else None
+        if hint is not None:
+            raise InputError(f"{url}: {failure} ({hint}).") from None
+        if failure.retry_after > LONGEST_RETRY_AFTER:
+            raise RunError(
+                f"{url}: {failure}. It asks to wait for {failure.retry_after:.0f} seconds: repeat "
+                "the command then, to go on."
+            ) from None
+        self.failures.append(str(failure))
+        self.since_success.add((question.id, sample if failure.transient else None))
+        if len(self.since_success) >= MOST_FAILURES:
+            raise RunError(
+                f"The server {url} failed {MOST_FAILURES} times in a row, at last with: "
+                f"{failure}. The responses so far are saved: repeat the command to go on."
+            ) from None

@@ -1,0 +1,355 @@
+"""An estimate of a step's memory and time from shapes alone: nothing is compiled or allocated.
+
+What the backward pass keeps is counted from the residuals of the loss of one microbatch, as JAX
+traces them for the decoder, its `remat` and its adapters. The rest is arithmetic on the shapes of
+`abstract.AbstractRun`. Three numbers are rules instead, taken from compiled programs:
+
+* The work of a layer in the backward pass is what one layer would keep without `remat`.
+* A softmax over the vocabulary has three arrays of its logits, of sampling or of a chunk, at once.
+* Of kernels in 4 bits, one layer is expanded at a time, in float32 and in the dtype of activations.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Jaxpr, Literal
+
+from rl4p.base.types import Params, TrainingBatch
+from rl4p.configuration.chips import Chip, least_hops
+from rl4p.learner.device_gradient import microbatch_loss
+from rl4p.learner.gradient_step import prepared, shares_prompts
+from rl4p.learner.logprobs import ForwardRows, columns_per_chunk
+from rl4p.learner.microbatches import rows_in
+from rl4p.model.decoder import Decoder, Prefix
+from rl4p.model.experts import experts_of
+from rl4p.model.lora import merge_trees
+from rl4p.protocols.planning import KeepsCaches
+from rl4p.protocols.traits import RolloutTraits
+from rl4p.tools.planning.abstract import AbstractRun, bytes_of_chip, bytes_of_host
+from rl4p.tools.planning.device_shapes import (
+    bytes_in,
+    bytes_of_token,
+    decoder_of_device,
+    first_layers,
+    gathered,
+    itemsize,
+    local,
+    numbers_in_4_bits,
+    shape_of,
+)
+from rl4p.tools.planning.flops import children, product_flops
+from rl4p.tools.planning.programs import slots_of
+
+LOGITS = 3  # arrays of logits at a time
+
+Parts = dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """What one microbatch of a device keeps and computes.
+
+    Attributes:
+      kept: the bytes that the backward pass reads, without parameters.
+      logits: the bytes of the largest array of logits.
+      flops: the operations of the forward pass, on this device.
+    """
+
+    kept: int
+    logits: int
+    flops: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepEstimate:
+    """The estimated memory of a device and the least time of a step, by phase.
+
+    Attributes:
+      run: the run as shapes.
+      chip: the device; a figure of it that is 0 is unknown.
+    """
+
+    run: AbstractRun
+    chip: Chip
+
+    @cached_property
+    def memory(self) -> dict[str, Parts]:
+        """The bytes of each part by phase: `sampling`, if a policy samples, and `update`."""
+        if not RolloutTraits.read(self.run.phases.rollout).samples:
+            return {"update": self.resident() | self.update()}
+        update = self.resident() | self.update()
+        if self.run.overlaps:
+            update |= self.copy() | self.sampling()
+        return {"sampling": self.while_sampling(), "update": update}
+
+    def while_sampling(self) -> Parts:
+        """Returns what a device that samples holds."""
+        if self.run.mesh.samples_apart:
+            return {"sampling copy": bytes_of_chip(self.run.sampling_params())} | self.sampling()
+        return self.resident() | self.copy() | self.sampling()
+
+    def total(self, phase: str) -> float:
+        """Returns the bytes of a phase."""
+        return sum(self.memory[phase].values())
+
+    def resident(self) -> Parts:
+        """Returns the arrays that stay on a device during the whole run."""
+        run, state, base = self.run, self.run.state, self.run.policy.frozen
+        parts: Parts = {}
+        if base:
+            parts["base"] = bytes_of_chip(base)
+            parts["adapters"] = bytes_of_chip(state.params)
+        else:
+            parts["parameters"] = bytes_of_chip(state.params)
+        parts["optimizer"] = bytes_of_chip(state.optimizer_state)
+        copies = bytes_of_chip((run.frozen, state.average, state.reference)) - bytes_of_chip(base)
+        return parts | {"reference and copies": copies}
+
+    def copy(self) -> Parts:
+        return {"sampling copy": bytes_of_chip(self.run.copied_for_sampling())}
+
+    def sampling(self) -> Parts:
+        """Returns what the sampler adds, caches and logits; nothing if servers sample."""
+        run, mesh, rollout = self.run, self.run.policy.sampling_mesh, self.run.phases.rollout
+        if not isinstance(rollout, KeepsCaches):
+            return {}
+        tp, caches = mesh.devices.shape["tp"], rollout.caches(run)
+        rows = [-(-each.rows // mesh.row_shards) for each in caches]
+        columns = sum(row * each.columns for row, each in zip(rows, caches, strict=True))
+        logits = max(rows, default=0) * run.policy.decoder.config.vocabulary // tp * 4
+        return {"cache": columns * bytes_of_token(run), "sampled logits": LOGITS * logits}
+
+    def update(self) -> Parts:
+        """Returns what a gradient step adds to the arrays that stay."""
+        run, decoder = self.run, self.decoder
+        trained = bytes_of_chip(run.state.params)
+        parts: Parts = {
+            # The sum over the microbatches, and the gradient of one.
+            "gradients": 2 * trained,
+            "activations": self.traced.kept,
+            "layer": self.layer.kept,
+            "logits": LOGITS * self.traced.logits,
+            "batch": bytes_of_chip(run.batch()),
+        }
+        if self.columns:  # the keys and values of prompts, and their gradients in float32
+            c, P = decoder.config, -(-run.prompts // run.mesh.row_shards)
+            numbers = 2 * c.layers * P * c.num_kv_heads * c.head_width * self.columns
+            parts["shared prompts"] = numbers * (itemsize(decoder) + 4)
+        packed = numbers_in_4_bits(local(run, run.policy.frozen)) / decoder.config.layers
+        parts["expanded layer"] = packed * (4 + itemsize(decoder))
+        # Offloaded moments are copied to the device when only a gradient is left of these parts.
+        moments = bytes_of_host(run.state.optimizer_state)
+        parts["offloaded moments"] = max(0, moments + trained - sum(parts.values()))
+        # An offloaded reference is copied to the device to score the tokens, before the update.
+        reference = 0 if run.reference is None else bytes_of_host(run.reference[1])
+        parts["offloaded reference"] = max(0, reference - sum(parts.values()))
+        if self.param_shards > 1:  # one layer, embedding and head
+            parts["gathered parameters"] = bytes_in(first_layers(gathered(run), 1))
+        return parts
+
+    @cached_property
+    def decoder(self) -> Decoder:
+        """The part of the decoder that one device has."""
+        return decoder_of_device(self.run)
+
+    @property
+    def param_shards(self) -> int:
+        """The devices that gather a parameter from one another."""
+        return self.run.mesh.devices.shape["fsdp"] * self.run.mesh.column_shards
+
+    @property
+    def columns(self) -> int:
+        """The columns of prompts that the rows of a group share."""
+        run = self.run
+        objective = run.phases.objective(run.policy, run.group_size)
+        shared = shares_prompts(objective, run.trajectories())
+        return run.prompt_columns - 1 if shared else 0
+
+    @property
+    def rows(self) -> tuple[int, int]:
+        """The rows of a microbatch and their columns."""
+        run, update = self.run, self.run.phases.update
+        T = run.prompt_columns + run.response_tokens - self.columns
+        together = run.phases.rows_together(run.group_size)
+        rows = -(-run.sequences // run.mesh.row_shards // update.minibatches)
+        own = -(-T // run.mesh.column_shards)
+        return rows_in(rows, own, update.tokens_per_microbatch, together), T
+
+    @property
+    def microbatches(self) -> int:
+        """The number of microbatches of a device in a step."""
+        update, b = self.run.phases.update, self.rows[0]
+        rows = -(-self.run.sequences // self.run.mesh.row_shards // update.minibatches)
+        return -(-rows // b) * update.minibatches * update.epochs
+
+    @cached_property
+    def traced(self) -> Trace:
+        """The trace of the loss of a microbatch."""
+        run, decoder = self.run, self.decoder
+        objective = run.phases.objective(run.policy, run.group_size)
+        objective = replace(objective, decoder=decoder)
+        coefficients = run.phases.coefficients(run.phases.initial_memory(), 0)
+
+        def loss(params: Params, micro: TrainingBatch, before: Prefix | None) -> Any:
+            weights_BT = jnp.ones(micro.loss_mask_BT.shape, jnp.float32)
+            rows = ForwardRows(micro.trajectories, before)
+            return microbatch_loss(objective, params, micro, weights_BT, coefficients, rows)[0]
+
+        return self.trace(loss, decoder)
+
+    @cached_property
+    def layer(self) -> Trace:
+        """The trace of one layer that recomputes nothing."""
+        c = self.decoder.config
+        one = replace(c, layers=1, sliding=c.sliding[:1], unrotated=c.unrotated[:1])
+        decoder = replace(self.decoder, config=one, remat="none", unroll=False)
+
+        def run_layer(params: Params, micro: TrainingBatch, before: Prefix | None) -> Any:
+            x = micro.trajectories
+            tokens = x.tokens_BT, x.positions_BT, x.segment_ids_BT
+            return decoder.run_layers(params, *tokens, before=before)[0]
+
+        return self.trace(run_layer, decoder)
+
+    def trace(self, function: Callable[..., Any], decoder: Decoder) -> Trace:
+        """Traces a function of parameters, a microbatch and its prefixes, with its residuals."""
+        run, (b, T), S, c = self.run, self.rows, self.columns, decoder.config
+        frozen, trained = (
+            local(run, first_layers(tree, c.layers))
+            for tree in (run.policy.frozen, run.state.params)
+        )
+        objective = run.phases.objective(run.policy, run.group_size)
+        batch = jax.eval_shape(partial(prepared, objective), run.batch())
+        micro = jax.tree.map(lambda x: shape_of((b, T)[: x.ndim], x.dtype), batch)
+        prefix: Any = ()
+        if S:
+            shapes = (c.num_kv_heads, c.head_width, S), (c.num_kv_heads, S, c.head_width)
+            prefix = tuple(shape_of((c.layers, b, *shape), decoder.dtype) for shape in shapes)
+
+        def backward(trained: Params, prefix: Any, frozen: Params, micro: TrainingBatch) -> Any:
+            def of(trained: Params, prefix: Any) -> Any:
+                before = Prefix(prefix, jnp.ones((b, S), jnp.int32)) if S else None
+                with jax.named_scope(experts_of(run.mesh.devices.shape["tp"])):
+                    return function(merge_trees(frozen, trained), micro, before)
+
+            return jax.vjp(of, trained, prefix)[1]
+
+        jaxpr = jax.make_jaxpr(backward)(trained, prefix, frozen, micro).jaxpr
+        given = set(map(id, jaxpr.invars))
+        residuals = {id(x): x.aval for x in jaxpr.outvars if not isinstance(x, Literal)}
+        stored = self.run.policy.decoder.attention == "xla"  # kernels store no scores
+        logits = (bytes_in(x) for x in arrays(jaxpr) if x.shape[-1:] == (c.vocabulary,))
+        cp = run.mesh.column_shards  # devices that share the columns, or the heads in attention
+        chunk, own = (
+            columns_per_chunk(b, n, c.vocabulary, decoder.platform) for n in (T, -(-T // cp))
+        )
+        return Trace(
+            kept=sum(
+                bytes_in(x)
+                for name, x in residuals.items()
+                if name not in given and (stored or not is_scores(x.shape, decoder))
+            )
+            // cp,
+            logits=max(logits, default=0) * min(own, -(-T // cp)) // min(chunk, T),
+            flops=product_flops(jaxpr) / cp,
+        )
+
+    @cached_property
+    def seconds(self) -> dict[str, dict[str, float]]:
+        """The least seconds of a step's phases for products, memory and network of a device."""
+        return {"sampling": self.of_sampling(self.run), "update": self.of_update()}
+
+    def of_sampling(self, run: AbstractRun) -> dict[str, float]:
+        """Returns the least seconds of a rollout, also of other prompts than those of a step."""
+        chip, rollout = self.chip, run.phases.rollout
+        if not isinstance(rollout, KeepsCaches) or not chip.flops:
+            return {}
+        mesh, decoder, R = run.policy.sampling_mesh, run.policy.decoder, run.response_tokens
+        tokens = run.sequences * R + run.prompts * run.prompt_columns
+        slots = slots_of(run) or max((cache.rows for cache in rollout.caches(run)), default=1)
+        steps, tp = R * -(-run.sequences // slots), mesh.devices.shape["tp"]
+        # Of the operations that a device of the update has.
+        share = run.mesh.devices.shape["tp"] * run.mesh.column_shards / tp
+        # On average half of the response columns are written.
+        columns = run.prompt_columns + R / 2
+        read = run.bytes_per_decode_step(run.sampling_params())
+        read += slots / mesh.row_shards * columns * bytes_of_token(run)
+        sent, hops = self.sent_in_a_layer(run, slots)
+        of_layer = sent / chip.network + hops * chip.latency
+        return {
+            "products": tokens * self.flops_of_token * share / mesh.row_shards / chip.flops,
+            "memory": steps * read / chip.bandwidth,
+            "network": steps * decoder.config.layers * of_layer,
+        }
+
+    def sent_in_a_layer(self, run: AbstractRun, slots: int) -> tuple[float, int]:
+        """Returns what a device sends in a layer of a decode step: bytes, and links in a row."""
+        mesh, c = run.policy.sampling_mesh, run.policy.decoder.config
+        count, tp = mesh.devices_per_row, mesh.devices.shape["tp"]
+        sharing = count // tp  # devices with the same KV head, each of which has rows of its own
+        rows = slots / (mesh.size // count)
+        groups = map(range, (count, tp, sharing))
+        of_row, of_heads, of_rows = (least_hops(group, run.mesh.topology) for group in groups)
+        sums = 2 * (count - 1) / count * rows * c.width
+        if mesh.head_axes == mesh.product_axes:
+            # Exchanges of rows and heads, before and after attention.
+            exchanged = 2 * (sharing - 1) / sharing * rows * c.heads * c.head_width / count
+            sent, hops = 2 * sums + exchanged, 2 * (of_row + of_rows)
+        else:  # the sum of own rows, which the others then receive
+            own = (2 * (tp - 1) / tp / sharing + (sharing - 1) / sharing) * rows * c.width
+            sent, hops = sums + own, of_row + of_heads + of_rows
+        return sent * itemsize(run.policy.decoder), hops
+
+    def of_update(self) -> dict[str, float]:
+        run, chip = self.run, self.chip
+        if not chip.flops:
+            return {}
+        decoder, T = self.decoder, self.rows[1]
+        # Each product has two in the backward pass, or one if its parameters are frozen.
+        back = 1 if run.policy.frozen else 2
+        again = 1 if decoder.remat == "layer" else 0
+        rows = run.sequences / run.mesh.row_shards * run.phases.update.epochs
+        prompts = run.prompts / run.mesh.row_shards * self.columns
+        flops = rows * T * (1 + again + back) + prompts * (2 + back)
+        whole, trained = bytes_in(gathered(run)), bytes_in(local(run, run.state.params))
+        dp, shards, cp = run.mesh.devices.shape["dp"], self.param_shards, run.mesh.column_shards
+        passes = self.microbatches * (2 + again)
+        narrow = min(1.0, itemsize(decoder) / 4) if not run.policy.frozen else 1.0
+        sent = passes * whole * narrow * (shards - 1) / shards
+        sent += self.microbatches * trained * (shards - 1) / shards
+        sent += 2 * trained / shards * (dp - 1) / dp
+        # The exchange of columns for heads: queries, keys, values and results of attention.
+        c = decoder.config
+        exchanged = 2 * (c.heads + c.num_kv_heads) * c.head_width * c.layers * itemsize(decoder)
+        sent += (2 + again) * rows * T / cp * exchanged * (cp - 1) / cp
+        return {
+            "products": flops * self.flops_of_token / chip.flops,
+            "memory": passes * whole * narrow / chip.bandwidth,
+            "network": sent / chip.network,
+        }
+
+    @property
+    def flops_of_token(self) -> float:
+        """The operations of the forward pass for a token, on one device."""
+        b, T = self.rows
+        return self.traced.flops / (b * T)
+
+
+def arrays(jaxpr: Jaxpr) -> Iterator[Any]:
+    """Yields the shapes of all results in a program."""
+    for equation in jaxpr.eqns:
+        yield from (x.aval for x in equation.outvars)
+        for child in children(equation.params):
+            yield from arrays(child)
+
+
+def is_scores(shape: tuple[int, ...], decoder: Decoder) -> bool:
+    """Returns whether an array has the scores of attention: [..., K, M, S] or [..., K, G, T, S]."""
+    c = decoder.config
+    K, group, h = c.num_kv_heads, c.heads // c.num_kv_heads, c.head_width
+    merged = shape[-3:-2] == (K,) and h not in shape[-2:] and len(shape) > 3
+    return merged or (shape[-4:-2] == (K, group) and h not in shape[-1:])

@@ -1,0 +1,263 @@
+"""The report of an estimate: whether a run fits, and what would make it fit."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import jax
+from omegaconf import DictConfig
+from rich.table import Table
+
+from rl4p.base.errors import InputError
+from rl4p.base.terminal.console import VisibleConsole
+from rl4p.configuration import instantiate
+from rl4p.configuration.chips import GIB
+from rl4p.loop.evaluation import Evaluation
+from rl4p.protocols.model import PlannedModel
+from rl4p.tools.planning.abstract import AbstractRun, abstract_run, bytes_of_chip, of_host
+from rl4p.tools.planning.costs import sampling_sizes, sizes_of, unit_of
+from rl4p.tools.planning.estimate import Parts, StepEstimate
+from rl4p.tools.planning.expected_time import expected_time, with_rates
+from rl4p.tools.planning.programs import slots_of, unplanned
+from rl4p.tools.planning.topology import FRACTION, estimated, gpu_share, memory_of
+
+
+def estimate(config: DictConfig) -> dict[str, Any]:
+    """Returns the content of plan.json for an estimate.
+
+    Raises:
+      InputError: an option acts only on compiled plans, or parts of the run are incompatible.
+    """
+    for option in ("search", "all_widths"):
+        if config.plan[option]:
+            raise InputError(f"plan.{option} compiles programs: leave it or estimate=true out.")
+    mesh = estimated(instantiate(config.mesh))
+    run = abstract_run(config, mesh)
+    chip, memory = memory_of(mesh)
+    if config.plan.memory_gib is not None:
+        memory = config.plan.memory_gib * GIB
+    estimate = StepEstimate(run=run, chip=chip)
+    total = {phase: estimate.total(phase) for phase in estimate.memory}
+    worst = max(total, key=lambda phase: total[phase])
+    fits = memory == 0 or total[worst] <= memory
+    name, unit = unit_of(total[worst])
+    use = f"{total[worst] / unit:,.2f} of {memory / unit:,.2f} {name} per chip, in {worst}"
+    verdict, change = f"It fits by the estimate: {use}.", None
+    if not fits:
+        change = change_that_fits(estimate, memory)
+        verdict = (
+            f"It does not fit by the estimate: {use} ({largest(estimate.memory[worst])}). "
+            f"What makes it fit: {change}."
+        )
+    if chip.platform == "gpu" and config.plan.memory_gib is None:
+        whole = memory / gpu_share()
+        verdict += f" JAX takes {gpu_share():.0%} of a GPU's {whole / GIB:,.1f} GiB ({FRACTION})."
+    if left_out := unplanned(run, estimated=True):
+        verdict += f" Not included: {', '.join(left_out)}."
+    report = sizes_of(run, chip, memory)
+    report["step"] |= {
+        "rows_of_microbatch": estimate.rows[0],
+        "microbatches": estimate.microbatches,
+    }
+    return report | {
+        "estimate": True,
+        "fits": fits,
+        "verdict": verdict,
+        "unplanned": left_out,
+        "change": change,
+        "base": base_of(run),
+        "phases": estimate.memory,
+        "seconds_at_least": estimate.seconds,
+        "faster_sampling": faster_sampling(estimate, memory),
+        "update_without_recomputed_layers": without_recomputed_layers(estimate, memory),
+    }
+
+
+def faster_sampling(estimate: StepEstimate, memory: float) -> tuple[int, float] | None:
+    """Returns the `mesh.sampling_tp` that samples fastest, and its least seconds.
+
+    Returns None if no other one fits and is a tenth faster, or if the rates are not known.
+    """
+    run, before = estimate.run, estimate.seconds["sampling"]
+    if not before:
+        return None
+    best, fastest = None, 0.9 * max(before.values())
+    for tp in sampling_sizes(run):
+        mesh = replace(run.mesh, sampling_tp=tp)
+        other = replace(run, mesh=mesh, policy=replace(run.policy, mesh=mesh))
+        seconds = max(estimate.of_sampling(other).values())
+        held = sum(replace(estimate, run=other).while_sampling().values())
+        if seconds < fastest and (memory == 0 or held <= memory):
+            best, fastest = (tp, seconds), seconds
+    return best
+
+
+def without_recomputed_layers(estimate: StepEstimate, memory: float) -> float | None:
+    """Returns the least seconds of an update with `model.remat=elementwise` in place of `layer`.
+
+    Returns None if no whole layers are recomputed, if it does not fit or is not a tenth faster, or
+    if the rates are not known.
+    """
+    run, before = estimate.run, estimate.seconds["update"]
+    if not before or run.policy.decoder.remat != "layer":
+        return None
+    decoder = replace(run.policy.decoder, remat="elementwise")
+    other = replace(estimate, run=replace(run, policy=replace(run.policy, decoder=decoder)))
+    seconds = max(other.seconds["update"].values())
+    fits = memory == 0 or other.total("update") <= memory
+    return seconds if fits and seconds < 0.9 * max(before.values()) else None
+
+
+def needed(config: DictConfig, evaluation: Evaluation) -> list[str]:
+    """Returns sentences about the memory and the time of a run; none for models without a plan.
+
+    Args:
+      config: the configuration of the run.
+      evaluation: the evaluation of the run.
+    """
+    if not isinstance(instantiate(config.model), PlannedModel):
+        return []
+    mesh = instantiate(config.mesh)
+    (chip, memory), run = memory_of(mesh), abstract_run(config, mesh)
+    chip = with_rates(chip, mesh, run.policy.decoder.dtype)
+    estimate = StepEstimate(run=run, chip=chip)
+    phases = ", ".join(f"{phase} {estimate.total(phase) / GIB:,.1f}" for phase in estimate.memory)
+    sentences = [f"memory of a device by estimate, GiB: {phases}, of {memory / GIB:,.1f}"]
+    if (expected := expected_time(estimate, evaluation, config.steps)) is not None:
+        sentences.append(expected.words())
+    return sentences
+
+
+def base_of(run: AbstractRun) -> dict[str, float] | None:
+    """Returns the bytes and the number of frozen parameters, all of them and those in layers."""
+    base = run.policy.frozen
+    if not base:
+        return None
+    count = {
+        name: sum(math.prod(x.shape) for x in jax.tree.leaves(tree, is_leaf=is_kernel))
+        for name, tree in (("all", base), ("layers", base["layers"]))
+    }
+    return {
+        "bytes": bytes_of_chip(base),
+        "bytes_of_layers": bytes_of_chip(base["layers"]),
+        "parameters": count["all"],
+        "parameters_of_layers": count["layers"],
+    }
+
+
+def is_kernel(x: Any) -> bool:
+    """Returns whether a part of a tree is one parameter: of an NF4 kernel, not its codes."""
+    return hasattr(x, "shape")
+
+
+def largest(parts: Parts) -> str:
+    """Returns the three largest parts in words."""
+    name, unit = unit_of(sum(parts.values()))
+    order = sorted(parts, key=lambda part: -parts[part])[:3]
+    return f"{name}: " + ", ".join(f"{part} {parts[part] / unit:,.2f}" for part in order)
+
+
+def change_that_fits(estimate: StepEstimate, memory: float) -> str:
+    """Returns the overrides with which both phases fit, or a larger change if there are none."""
+    changed: dict[str, Any] = {}
+    while over := next((x for x in estimate.memory if estimate.total(x) > memory), None):
+        step = smaller_sampling(estimate) if over == "sampling" else smaller_update(estimate)
+        if (step := step or smaller_state(estimate.run)) is None:
+            return larger_change(estimate, memory, over)
+        key, changed[key], run = step[0], step[1], step[2]
+        estimate = replace(estimate, run=run)
+    return " ".join(f"{key}={value}" for key, value in changed.items())
+
+
+def smaller_sampling(estimate: StepEstimate) -> tuple[str, int, AbstractRun] | None:
+    """Returns half of the slots, and the run with them; None if they are few."""
+    run = estimate.run
+    half = (slots_of(run) or 0) // 2
+    if half < run.policy.sampling_mesh.row_shards * 8:
+        return None
+    rollout = replace(run.phases.rollout, slots=half)  # type: ignore[type-var]
+    return "rollout.slots", half, replace(run, phases=replace(run.phases, rollout=rollout))
+
+
+def smaller_update(estimate: StepEstimate) -> tuple[str, Any, AbstractRun] | None:
+    """Returns an option with which the update needs less, and the run with it; None if it has none.
+
+    The options are the recomputation of whole layers, and then half of a microbatch.
+    """
+    run, (rows, columns) = estimate.run, estimate.rows
+    if run.policy.decoder.remat != "layer":
+        decoder = replace(run.policy.decoder, remat="layer", unroll=False)
+        return "model.remat", "layer", replace(run, policy=replace(run.policy, decoder=decoder))
+    tokens = rows // 2 * -(-columns // run.mesh.column_shards)
+    update: Any = replace(run.phases.update, tokens_per_microbatch=max(1, tokens))  # type: ignore
+    fewer = replace(run, phases=replace(run.phases, update=update))
+    if replace(estimate, run=fewer).rows[0] == rows:  # a row, or a group that stays together
+        return None
+    return "update.tokens_per_microbatch", tokens, fewer
+
+
+def smaller_state(run: AbstractRun) -> tuple[str, str, AbstractRun] | None:
+    """Returns an optimizer whose state is in the memory of the host; None if none can be."""
+    if not run.can_offload:
+        return None
+    optimizer: Any = replace(run.optimizer, offload=True)  # type: ignore[type-var]
+    state = replace(run.state, optimizer_state=of_host(run.state.optimizer_state))
+    return "optimizer.offload", "true", replace(run, optimizer=optimizer, state=state)
+
+
+def larger_change(estimate: StepEstimate, memory: float, phase: str) -> str:
+    """Returns larger changes: a division of rows, adapters, shorter responses, or more devices."""
+    run, shape, cp = estimate.run, estimate.run.mesh.devices.shape, estimate.run.mesh.column_shards
+    chips = math.ceil(run.mesh.size * estimate.total(phase) / memory)
+    words = []
+    heads = run.policy.decoder.config.heads
+    if phase == "update" and shape["fsdp"] % 2 == heads % (2 * cp * shape["tp"]) == 0:
+        words.append(f"devices that share a row (mesh.cp={2 * cp})")
+    if not run.policy.frozen:
+        words.append("adapters (model.lora.rank=16, with model.param_dtype=bfloat16 or nf4)")
+    elif not any(x.dtype == "uint8" for x in jax.tree.leaves(run.policy.frozen)):
+        words.append("a base in 4 bits (model.param_dtype=nf4)")
+    words.append(f"a shorter max_response_tokens, or {chips} chips like these")
+    return ", ".join(words)
+
+
+def show_estimate(report: dict[str, Any]) -> None:
+    """Prints an estimate as a table."""
+    phases, step = report["phases"], report["step"]
+    totals = {phase: sum(parts.values()) for phase, parts in phases.items()}
+    name, unit = unit_of(max(totals.values()))
+    mesh = " x ".join(f"{axis} {size}" for axis, size in report["mesh"].items() if size > 1)
+    out = VisibleConsole(width=max(120, VisibleConsole().width))  # the width of the table
+    out.print(
+        f"{math.prod(report['mesh'].values())} x {report['chip']} as {mesh or 'one'}: "
+        f"{step['prompts']} prompts x {step['group_size']} samples of at most "
+        f"{step['prompt_tokens']} + {step['response_tokens']} tokens, {step['microbatches']} "
+        f"microbatches of {step['rows_of_microbatch']} rows"
+    )
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column(name)
+    for phase in phases:
+        table.add_column(phase, justify="right")
+    parts = dict.fromkeys(part for each in phases.values() for part, size in each.items() if size)
+    rows = [(part, [each.get(part, 0) for each in phases.values()]) for part in parts]
+    for part, sizes in [*rows, ("total", list(totals.values()))]:
+        table.add_row(part, *(f"{size / unit:,.2f}" if size else "" for size in sizes))
+    out.print(table)
+    if base := report["base"]:
+        out.print(
+            f"base: {base['bytes'] / base['parameters']:.2f} bytes a parameter, "
+            f"{base['bytes_of_layers'] / base['parameters_of_layers']:.2f} without embedding and "
+            f"head ({base['parameters'] / 1e9:.2f}B and {base['parameters_of_layers'] / 1e9:.2f}B)"
+        )
+    for phase, seconds in report["seconds_at_least"].items():
+        if seconds:
+            longest = max(seconds, key=lambda part: seconds[part])
+            each = ", ".join(f"{part} {value:,.2f} s" for part, value in seconds.items() if value)
+            out.print(f"{phase}: at least {seconds[longest]:,.2f} s, by its {longest} ({each})")
+    if faster := report["faster_sampling"]:
+        out.print("sampling with mesh.sampling_tp={}: at least {:,.2f} s".format(*faster))
+    if (seconds := report["update_without_recomputed_layers"]) is not None:
+        out.print(f"update with model.remat=elementwise, which fits: at least {seconds:,.2f} s")
+    out.print("An estimate from shapes, per chip, for responses of full length.")
+    if report["fits"]:
+        out.print(report["verdict"])

@@ -1,0 +1,237 @@
+"""The compiled functions of a step, in order, each with the arrays on the devices meanwhile.
+
+The functions are the ones that the loop calls, traced with shapes in place of arrays. Arguments
+that are results of another program have the shardings that this program gives them.
+"""
+
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+
+from rl4p.base.terminal.text import write
+from rl4p.distributed.partition import for_decoding
+from rl4p.distributed.placement import with_shardings
+from rl4p.learner.gradient_step import forward_backward, gradient_step, optimizer_step
+from rl4p.learner.logprobs import score_tokens
+from rl4p.loop.scoring import OF_POLICY
+from rl4p.protocols.planning import KeepsCaches, Planned
+from rl4p.protocols.traits import OptimizerTraits, RewardTraits, RolloutTraits, TermTraits
+from rl4p.runs.compatibility import choice
+from rl4p.tools.planning.abstract import AbstractRun, bytes_of_chip, replicated
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """A compiled function of a run.
+
+    Attributes:
+      phase: the name of the function in the plan.
+      traced: the function, traced by JAX.
+      compiled: the compiled function; None if the compiler found that it cannot fit.
+      refused: the bytes of temporaries for which the compiler found no room.
+      live: the bytes of all arrays on a device while it runs, its arguments included.
+      iterations: the number of iterations of a loop whose trip count is not static.
+      times: how often the program runs in a step.
+      read: the least bytes that each device reads; None if it reads every argument once.
+      seconds: the compilation time.
+      sampled: whether it runs on the sampling mesh.
+    """
+
+    phase: str
+    traced: Any
+    compiled: Any
+    live: int
+    refused: int = 0
+    iterations: int = 1
+    times: int = 1
+    read: float | None = None
+    seconds: float = 0.0
+    sampled: bool = False
+
+    def results(self) -> Any:
+        return with_shardings(self.traced.out_info, self.compiled.output_shardings)
+
+
+def program(phase: str, traced: Any, live: Any, **options: Any) -> Program:
+    """Compiles a traced function."""
+    started = time.perf_counter()
+    compiled, refused = None, 0
+    try:
+        compiled = traced.lower().compile()
+    except jax.errors.JaxRuntimeError as error:
+        refused = bytes_refused(str(error))
+        if not refused:
+            raise
+    seconds = time.perf_counter() - started
+    write(f"{phase}: compiled in {seconds:.0f} s")  # a large model takes minutes
+    live = bytes_of_chip(live)
+    return Program(
+        phase=phase,
+        traced=traced,
+        compiled=compiled,
+        live=live,
+        refused=refused,
+        seconds=seconds,
+        **options,
+    )
+
+
+UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def bytes_refused(message: str) -> int:
+    """Returns the bytes of temporaries named in an out-of-memory message; 0 for other errors."""
+    match = re.search(
+        r"RESOURCE_EXHAUSTED.*?\(?([\d.]+)([KMGT])i?B?\)? *exceeds|"
+        r"RESOURCE_EXHAUSTED.*?Used ([\d.]+)([KMGT])",
+        message,
+        re.DOTALL,
+    )
+    if match is None:
+        return 0
+    number, unit = [group for group in match.groups() if group]
+    return int(float(number) * UNITS[unit])
+
+
+def programs(run: AbstractRun) -> list[Program]:
+    """Returns all programs of a step. They compile in sequence: libtpu has crashed in parallel."""
+    return [*weights_for_sampling(run), *rollout(run), *scoring(run), *updates(run)]
+
+
+def weights_for_sampling(run: AbstractRun) -> Iterator[Program]:
+    """Yields `placement.for_sampling`, unless other devices sample."""
+    if isinstance(run.phases.rollout, Planned) and not run.mesh.samples_apart:
+        whole, wanted = run.without_critic(), run.copied_for_sampling()
+        places = jax.tree.map(lambda x: x.sharding, wanted)
+        dtype = run.policy.decoder.dtype
+        changed = jax.jit(partial(for_decoding, dtype=dtype), out_shardings=places)
+        yield program(
+            "weights", changed.trace({name: whole[name] for name in wanted}), run.resident
+        )
+
+
+def unplanned(run: AbstractRun, *, estimated: bool = False) -> list[str]:
+    """Returns the names of the parts of a step that a plan, or an estimate, leaves out."""
+    rollout = run.phases.rollout
+    traits = RolloutTraits.read(rollout)
+    known = isinstance(rollout, KeepsCaches if estimated else Planned)
+    left_out = [choice("rollout", rollout)] if traits.samples and not known else []
+    if traits.sleep:
+        left_out = ["the memory of servers while they sample (free during updates: rollout.sleep)"]
+    if "teacher_logprobs" in run.phases.needs():
+        left_out.append("the teacher")
+    if "greedy_rewards" in run.phases.needs():
+        left_out.append(f"the greedy responses of {choice('advantage', run.phases.advantage)}")
+    left_out += [f"the model of {key}" for key in models_of(run.phases.reward)]
+    if run.overlaps and not estimated:
+        left_out.append("the memory of sampling and update at the same time")
+    return left_out + [f"scores.{name}" for name in run.phases.scores]
+
+
+def models_of(reward: Any, key: str = "reward") -> list[str]:
+    """Returns the keys of the reward terms that run models."""
+    traits = RewardTraits.read(reward)
+    if traits.tasks is not None:  # whose terms it has together
+        parts = [models_of(each, f"{key}.tasks.{task}") for task, each in traits.tasks.items()]
+        return [name for part in parts for name in part]
+    terms = (traits.terms or {}).items()
+    return [f"{key}.terms.{name}" for name, term in terms if TermTraits.read(term).has_model]
+
+
+def slots_of(run: AbstractRun) -> int | None:
+    """Returns how many sequences the rollout decodes at a time; None without an option `slots`."""
+    rollout = run.phases.rollout
+    return rollout.slots_of(run.sequences) if isinstance(rollout, Planned) else None
+
+
+def rollout(run: AbstractRun) -> list[Program]:
+    """Compiles the programs that the rollout describes; returns none if it is not `Planned`."""
+    rollout = run.phases.rollout
+    if not isinstance(rollout, Planned):
+        return []
+    described, compiled, results = rollout.plan(run), [], None
+    while True:
+        try:
+            each = described.send(results)
+        except StopIteration:
+            return compiled
+        compiled.append(
+            program(
+                each.phase,
+                each.traced,
+                each.live,
+                iterations=each.iterations,
+                read=each.read,
+                sampled=True,
+            )
+        )
+        results = None if compiled[-1].compiled is None else compiled[-1].results()
+
+
+def scoring(run: AbstractRun) -> Iterator[Program]:
+    """Yields the programs of `Scoring` for the policy and the reference, not for the teacher."""
+    phases, needs = run.phases, run.phases.needs()
+    options, temperature = phases.score_options(run.policy), phases.temperature(0)
+    trajectories = run.trajectories()
+    live = run.resident, run.batch()
+    policy_scores = sorted(needs & OF_POLICY.keys())
+    if policy_scores:
+        names = tuple(OF_POLICY[name] for name in policy_scores)
+        values = phases.values if "values" in needs else None
+        own = replace(options, names=names, values=values)
+        traced = score_tokens.trace(own, run.merged(), trajectories, **temperature)
+        yield program("scores", traced, live)
+    if "reference_logprobs" in needs:
+        assert run.reference is not None
+        decoder, params = run.reference
+        own = replace(options, decoder=decoder)
+        traced = score_tokens.trace(own, params, trajectories, **temperature)
+        yield program("reference", traced, live)
+
+
+def updates(run: AbstractRun) -> list[Program]:
+    """Returns the programs of all updates of a step."""
+    offload = OptimizerTraits.read(run.optimizer).offload
+    return [*halves_of_update(run)] if offload else [update(run)]
+
+
+def update(run: AbstractRun) -> Program:
+    """Compiles `gradient_step`."""
+    batch = run.batch()
+    traced = gradient_step.trace(
+        run.phases.objective(run.policy, run.group_size),
+        run.optimizer,
+        run.policy.frozen,
+        run.state,
+        batch,
+        coefficients_of(run),
+    )
+    return program("update", traced, (run.resident, batch))
+
+
+def coefficients_of(run: AbstractRun) -> dict[str, Any]:
+    """Returns the coefficients of the first step, those that are arrays as shapes."""
+    coefficients = run.phases.coefficients(run.phases.initial_memory(), 0)
+    return jax.tree.map(
+        lambda x: replicated(run.mesh, jax.eval_shape(lambda: x)) if hasattr(x, "dtype") else x,
+        coefficients,
+    )
+
+
+def halves_of_update(run: AbstractRun) -> Iterator[Program]:
+    """Yields the programs of `gradient_step_in_halves`, which run once for each minibatch."""
+    options, objective = run.phases.update, run.phases.objective(run.policy, run.group_size)
+    minibatch = replace(run, prompts=run.prompts // options.minibatches).batch()
+    times = options.epochs * options.minibatches
+    arguments = objective, run.policy.frozen, run.state, minibatch, coefficients_of(run)
+    live = run.resident, run.batch(), minibatch
+    gradient = program("gradient", forward_backward.trace(*arguments), live, times=times)
+    yield gradient
+    shapes = gradient.traced.out_info if gradient.compiled is None else gradient.results()
+    traced = optimizer_step.trace(run.optimizer, run.mesh, run.state, shapes)
+    yield program("optimizer", traced, (*live, shapes), times=times)

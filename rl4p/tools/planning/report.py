@@ -1,0 +1,224 @@
+"""The job of `python -m rl4p.plan`, which prints a table and writes plan.json."""
+
+import json
+import logging
+import time
+from copy import deepcopy
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+from rich.table import Table
+
+from rl4p.base.errors import InputError, RunError
+from rl4p.base.terminal.console import VisibleConsole
+from rl4p.configuration import instantiate
+from rl4p.configuration.chips import GIB, Chip
+from rl4p.configuration.earlier_result import is_document_with, refuse_other_file
+from rl4p.distributed.mesh import Mesh
+from rl4p.protocols.traits import OptimizerTraits
+from rl4p.tools.planning.abstract import AbstractRun, abstract_run
+from rl4p.tools.planning.costs import (
+    Cost,
+    advice,
+    bound_of_step,
+    cost,
+    sizes_of,
+    unit_of,
+    wider_sampling,
+)
+from rl4p.tools.planning.estimate_report import estimate, show_estimate
+from rl4p.tools.planning.programs import programs, unplanned
+from rl4p.tools.planning.search import search
+from rl4p.tools.planning.topology import DescribedMesh, memory_of, planned, reports_memory
+
+log = logging.getLogger(__name__)
+
+
+def plan(config: DictConfig) -> dict[str, Any]:
+    """Plans a run and returns the content of plan.json.
+
+    Raises:
+      InputError: the devices cannot be planned for, parts of the run are incompatible, or plan.json
+        is a file of something else.
+      RunError: the run does not fit into memory.
+    """
+    folder = Path(HydraConfig.get().runtime.output_dir)
+    made = is_document_with("verdict", "fits")
+    refuse_other_file(folder, "plan", made, file=folder / "plan.json")
+    started = time.perf_counter()
+    if config.plan.estimate:
+        report, print_report = estimate(config), show_estimate
+    else:
+        report, costs = compiled(config)
+        print_report = partial(show, costs=costs)
+    report["seconds"] = time.perf_counter() - started
+    (folder / "plan.json").write_text(json.dumps(report, indent=2) + "\n")
+    print_report(report)
+    if not report["fits"]:
+        raise RunError(report["verdict"])
+    return report
+
+
+def compiled(config: DictConfig) -> tuple[dict[str, Any], list[Cost]]:
+    """Compiles the programs of a step; returns the content of plan.json and their costs."""
+    if not config.plan.all_widths:
+        config = one_width(config)
+    if config.mesh.topology is not None:
+        jax.config.update("jax_exec_time_optimization_effort", config.plan.effort)
+        jax.config.update("jax_memory_fitting_effort", config.plan.effort)
+    run, chip, memory = described(config, planned(instantiate(config.mesh)))
+    costs = costs_of(run, chip)
+    report = summary(run, chip, memory, costs)
+    if config.plan.search:
+        report["largest"] = search(config, run.mesh, memory)
+    return report, costs
+
+
+def one_width(config: DictConfig) -> DictConfig:
+    """Returns the configuration with only the widest microbatch loop, which needs the most memory.
+
+    Leaving the others out saves their compilation.
+    """
+    config = deepcopy(config)
+    OmegaConf.update(config, "update.microbatch_widths", 1, force_add=True)
+    return config
+
+
+def refuse_what_does_not_fit(config: DictConfig) -> None:
+    """Checks that a run fits on its devices, unless their memory is neither reported nor set.
+
+    The check compiles all programs of the run, which then finds them in the cache.
+
+    Raises:
+      InputError: the run does not fit.
+    """
+    mesh = instantiate(config.mesh)
+    if config.plan.memory_gib is None and not reports_memory(mesh):
+        log.warning("plan.check: these devices do not report their memory, so nothing was checked.")
+        return
+    run, chip, memory = described(config, mesh)
+    plan = summary(run, chip, memory, costs_of(run, chip))
+    if not plan["fits"]:
+        raise InputError(f"{plan['verdict']} Set plan.check=false to run it anyway.")
+
+
+def described(config: DictConfig, mesh: Mesh) -> tuple[AbstractRun, Chip, float]:
+    """Returns the run, its chip, and the bytes of a chip that programs may use.
+
+    Raises:
+      InputError: absent GPUs would keep arrays in the memory of the host, which JAX does not
+        describe.
+    """
+    run = abstract_run(config, mesh)
+    chip, memory = memory_of(mesh)
+    offloads = OptimizerTraits.read(run.optimizer).offload or config.reference.offload
+    if offloads and isinstance(mesh, DescribedMesh) and chip.platform == "gpu":
+        raise InputError(
+            "optimizer.offload=true and reference.offload=true cannot be compiled for absent GPUs: "
+            "add estimate=true."
+        )
+    if config.plan.memory_gib is not None:
+        memory = config.plan.memory_gib * GIB
+    return run, chip, memory
+
+
+def costs_of(run: AbstractRun, chip: Chip) -> list[Cost]:
+    """Returns the costs of all programs, each for the mesh that runs it."""
+    return [
+        cost(program, chip, run.policy.sampling_mesh if program.sampled else run.mesh)
+        for program in programs(run)
+    ]
+
+
+def summary(run: AbstractRun, chip: Chip, memory: float, costs: list[Cost]) -> dict[str, Any]:
+    worst = max(costs, key=lambda each: each.total)
+    fits = memory == 0 or worst.total <= memory
+    name, unit = unit_of(worst.total)
+    use = f"{worst.total / unit:,.2f} of {memory / unit:,.2f} {name} per chip, in {worst.phase}"
+    if fits:
+        verdict, change = f"It fits: {use}.", None
+    else:
+        change = advice(run, costs, memory)
+        verdict = f"It does not fit: {use}. The most helpful change: {change}."
+    if left_out := unplanned(run):
+        verdict += f" Not included in the plan: {', '.join(left_out)}."
+    report = sizes_of(run, chip, memory)
+    report["step"] |= {
+        "tokens_per_microbatch": run.phases.update.tokens_per_microbatch,
+        "microbatch_widths": run.phases.update.microbatch_widths,
+    }
+    return report | {
+        "fits": fits,
+        "verdict": verdict,
+        "unplanned": left_out,
+        "change": change,
+        "wider_sampling": wider_sampling(run),
+        "recomputes_layers": run.policy.decoder.remat == "layer",
+        "phases": [asdict(each) for each in costs],
+    }
+
+
+def show(plan: dict[str, Any], costs: list[Cost]) -> None:
+    """Prints the plan as a table."""
+    mesh = " x ".join(f"{axis} {size}" for axis, size in plan["mesh"].items() if size > 1)
+    step = plan["step"]
+    devices = 1
+    for size in plan["mesh"].values():
+        devices *= size
+    name, unit = unit_of(max(each.total for each in costs))
+
+    def written(size: float) -> str:
+        return f"{size / unit:,.2f}"
+
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    columns = (name, "other", "arguments", "outputs", "temporary", "aliased", "total")
+    more = ("TFLOP", "sent", "time >=", "compiled")
+    for column in (*columns, *more):
+        table.add_column(column, justify="left" if column == name else "right")
+    for each in costs:
+        sizes = (each.beside, each.arguments, each.outputs, each.temporaries, each.aliased)
+        seconds = "" if each.seconds_at_least is None else f"{each.seconds_at_least:,.2f} s"
+        sent = sum(traffic.sent for traffic in each.collectives.values())
+        table.add_row(
+            each.phase,
+            *map(written, (*sizes, each.total)),
+            f"{each.flops / 1e12:,.1f}",
+            written(sent),
+            seconds,
+            f"{each.compile_seconds:.0f} s",
+        )
+    kinds = {
+        (each.phase, kind): traffic
+        for each in costs
+        for kind, traffic in each.collectives.items()
+        if traffic.sent >= 0.005 * unit
+    }
+    out = VisibleConsole(width=max(120, VisibleConsole().width))  # the width of the table
+    out.print(
+        f"{devices} x {plan['chip']} ({written(plan['memory'])} {name} each) as {mesh or 'one'}: "
+        f"{step['prompts']} prompts x {step['group_size']} samples of at most "
+        f"{step['prompt_tokens']} + {step['response_tokens']} tokens"
+    )
+    out.print(table)
+    for (phase, kind), traffic in kinds.items():
+        out.print(
+            f"{phase}: {kind} {traffic.count:,} times, {written(traffic.bytes)} {name} in total, "
+            f"{written(traffic.sent)} sent per chip"
+        )
+    out.print(
+        "Bytes are per chip, TFLOP for all chips, for responses of full length. `other`: arrays in "
+        "memory besides the arguments. `time >=`: a bound by peak FLOP/s, bandwidth and links."
+    )
+    tokens = step["prompts"] * step["group_size"] * step["response_tokens"]
+    recomputes = plan["fits"] and plan["recomputes_layers"]
+    if sentence := bound_of_step(costs, tokens, devices, plan["wider_sampling"], recomputes):
+        out.print(sentence)
+    for key, value in plan.get("largest", {}).items():
+        out.print(f"the largest value that fits: {key}={value}")
+    if plan["fits"]:
+        out.print(plan["verdict"])

@@ -1,0 +1,259 @@
+"""Tests the folder through which weights reach servers."""
+
+import dataclasses
+import hashlib
+import json
+import os
+import resource
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from rl4p.base.errors import InputError, RunError
+from rl4p.distributed.mesh import Mesh
+from rl4p.engine.remote.weights_folder import WeightsFolder
+from rl4p.model.lora import LoRA
+from rl4p.model.pretrained import Pretrained
+
+SHARD = 20_000  # bytes; the model has 24 kB in each layer
+
+
+@pytest.fixture
+def weights(tmp_path):
+    found = WeightsFolder(tmp_path / "shared" / "disk", shard_bytes=SHARD)
+    yield found
+    found.close()
+
+
+def changed(params, *path):
+    """Returns the parameters with another array at a path."""
+    if not path:
+        return params + 1
+    return params | {path[0]: changed(params[path[0]], *path[1:])}
+
+
+def tensors_of(folder):
+    return {k: v for file in folder.glob("*.safetensors") for k, v in load_file(file).items()}
+
+
+def everything_in(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def test_a_folder_holds_all_that_a_server_opens(weights, policy, params):
+    exported = weights.write(policy, params, "step-3")
+    assert exported.path.is_absolute()
+    assert exported.label == "step-3"
+    names = {path.name for path in exported.path.iterdir()}
+    assert {"config.json", "generation_config.json", "tokenizer.json"} < names
+    assert "model.safetensors.index.json" in names
+    read, found = Pretrained(path=str(exported.path)).build(Mesh(dp=1), jax.random.key(0))
+    assert read.decoder.config == policy.decoder.config
+    assert read.end_ids == policy.end_ids
+    assert read.tokenizer.get_vocab() == policy.tokenizer.get_vocab()
+    jax.tree.map(np.testing.assert_array_equal, found, params)
+
+
+def test_checksums_are_of_the_bytes_in_the_files(weights, policy, params):
+    exported = weights.write(policy, params, "1")
+    tensors = tensors_of(exported.path)
+    assert exported.checksums == {
+        name: hashlib.sha256(x.tobytes()).hexdigest() for name, x in tensors.items()
+    }
+
+
+def test_matrices_have_the_dtype_of_activations(weights, policy, params):
+    half = dataclasses.replace(
+        policy, decoder=dataclasses.replace(policy.decoder, dtype="bfloat16")
+    )
+    exported = weights.write(half, params, "1")
+    kinds = {name: x.dtype.name for name, x in tensors_of(exported.path).items()}
+    assert kinds["model.embed_tokens.weight"] == "bfloat16"
+    assert kinds["model.layers.1.mlp.up_proj.weight"] == "bfloat16"
+    assert kinds["model.layers.1.input_layernorm.weight"] == "float32"
+    assert json.loads((exported.path / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_adapters_are_merged(weights, policy, params):
+    decoder = dataclasses.replace(policy.decoder, lora=LoRA(rank=2, alpha=6.0, targets="up"))
+    adapted = dataclasses.replace(policy, decoder=decoder, frozen=params)
+    adapters = jax.tree.map(lambda x: x + 1, decoder.lora.init(jax.random.key(0), params))
+    tensors = tensors_of(weights.write(adapted, adapters, "1").path)
+    up = adapters["layers"]["up"]
+    merged = params["layers"]["up"]["kernel"] + 3.0 * np.matmul(up["lora_a"], up["lora_b"])
+    for layer in range(2):
+        found = tensors[f"model.layers.{layer}.mlp.up_proj.weight"]
+        np.testing.assert_allclose(found, merged[layer].T, rtol=1e-5, atol=1e-6)
+    assert not [name for name in tensors if "lora" in name]
+
+
+def test_a_critic_stays_at_home(weights, policy, params):
+    exported = weights.write(policy, params | {"critic": {"head": params["embedding"]}}, "1")
+    assert exported.checksums.keys() == weights.write(policy, params, "2").checksums.keys()
+
+
+def test_files_that_have_not_changed_are_linked(weights, policy, params):
+    first = weights.write(policy, params, "1")
+    second = weights.write(policy, changed(params, "layers", "up", "kernel"), "2")
+    assert first.checksums.keys() == second.checksums.keys()
+    differing = {k for k, v in first.checksums.items() if second.checksums[k] != v}
+    assert differing == {f"model.layers.{i}.mlp.up_proj.weight" for i in range(2)}
+    linked = written = 0
+    for file in sorted(second.path.iterdir()):
+        same = file.samefile(first.path / file.name)
+        if file.suffix == ".safetensors":
+            assert same == (not differing & load_file(file).keys())
+            linked, written = linked + same, written + (not same)
+    assert linked > written > 0
+    assert (second.path / "tokenizer.json").samefile(first.path / "tokenizer.json")
+    np.testing.assert_array_equal(
+        tensors_of(second.path)["model.layers.1.mlp.up_proj.weight"],
+        params["layers"]["up"]["kernel"][1].T + 1,
+    )
+
+
+def test_a_disk_without_links_gets_copies(weights, policy, params, monkeypatch):
+    def refuse(*_):
+        raise PermissionError("no links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    first, second = (weights.write(policy, params, label) for label in "12")
+    for file in first.path.iterdir():
+        assert file.read_bytes() == (second.path / file.name).read_bytes()
+        assert not file.samefile(second.path / file.name)
+
+
+def test_only_kept_labels_stay(weights, policy, params):
+    first, second, again, third = (weights.write(policy, params, label) for label in "1223")
+    assert len({first.path, second.path, again.path, third.path}) == 4
+    weights.keep(["2", "3"])
+    assert [x.path.exists() for x in (first, second, again, third)] == [False, False, True, True]
+    assert tensors_of(again.path)  # its files were links to those of the deleted ones
+    weights.keep({"9"})
+    assert [path for path in weights.path.iterdir() if path.name != ".tokenizer"] == []
+
+
+def test_deleted_weights_are_not_linked_to(weights, policy, params):
+    """The newest are deleted and older ones stay: what is new must not become what is old."""
+    weights.write(policy, params, "1")
+    other = changed(params, "embedding")
+    weights.write(policy, other, "2")
+    weights.keep(["1"])
+    third = weights.write(policy, other, "3")
+    np.testing.assert_array_equal(
+        tensors_of(third.path)["model.embed_tokens.weight"], other["embedding"]
+    )
+    assert tensors_of(third.path).keys() == third.checksums.keys()
+
+
+def test_two_runs_share_a_parent_and_delete_only_their_own(tmp_path, policy, params):
+    one, two = WeightsFolder(tmp_path), WeightsFolder(tmp_path)
+    exported = one.write(policy, params, "1"), two.write(policy, params, "1")
+    one.close()
+    assert not exported[0].path.exists()
+    assert tensors_of(exported[1].path)
+    two.close()
+    assert list(tmp_path.iterdir()) == []
+    two.close()
+
+
+@contextmanager
+def files_of_at_most(size):
+    """Makes writes beyond this size fail, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("size", [100, 10_000, 34_000])
+def test_a_full_disk_is_one_error_and_leaves_nothing(weights, policy, params, size):
+    """The header does not fit, or the first tensor of a file, or the second."""
+    before = weights.write(policy, params, "1")
+    there = everything_in(weights.path)
+    other = changed(changed(params, "embedding"), "layers", "up", "kernel")
+    weights.shard_bytes = 10**9 if size == 34_000 else SHARD
+    with files_of_at_most(size), pytest.raises(RunError) as error:
+        weights.write(policy, other, "2")
+    assert str(error.value).startswith(f"The weights 2 could not be written to {weights.path}: ")
+    assert "File too large" in str(error.value)
+    assert everything_in(weights.path) == there
+    assert tensors_of(before.path).keys() == before.checksums.keys()
+    assert tensors_of(weights.write(policy, other, "2").path)
+
+
+def test_a_tokenizer_that_cannot_be_written_is_the_same_error(weights, policy, params, monkeypatch):
+    def fail(folder):
+        folder.mkdir(exist_ok=True)
+        (folder / "tokenizer.json").write_text("half")
+        raise Exception("No space left on device")  # as the tokenizers library does
+
+    with monkeypatch.context() as patch:
+        patch.setattr(policy.tokenizer, "save_pretrained", fail)
+        with pytest.raises(RunError, match=r"could not be written to .*: No space left on device"):
+            weights.write(policy, params, "1")
+    assert everything_in(weights.path) == []
+    text = (weights.write(policy, params, "1").path / "tokenizer.json").read_text()
+    assert text != "half"
+
+
+def test_a_parent_that_is_a_file_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match=r"The folder for weights cannot be created: .*file"):
+        WeightsFolder(tmp_path / "file")
+
+
+@pytest.mark.parametrize("label", ["", "../1", "a/b", ".hidden", "a b", "1\n"])
+def test_a_label_is_part_of_a_name(weights, policy, params, label):
+    with pytest.raises(InputError, match="must consist of letters, digits and any of"):
+        weights.write(policy, params, label)
+    assert everything_in(weights.path) == []
+
+
+KILLED = """
+import sys
+from pathlib import Path
+import jax
+from rl4p.distributed.mesh import Mesh
+from rl4p.model import tensor_files
+from rl4p.model.scratch import Scratch
+from rl4p.engine.remote.weights_folder import WeightsFolder
+
+policy, params = Scratch(width=32, layers=2, heads=4).build(Mesh(dp=1), jax.random.key(0))
+weights = WeightsFolder(Path(sys.argv[1]), shard_bytes=20_000)
+weights.write(policy, params, "whole")
+write, count = tensor_files.write_file, 0
+
+def slow(path, tensors, before):
+    global count
+    count += 1
+    if count == 3:
+        print("now", flush=True)
+        sys.stdin.read()  # until it is killed
+    return write(path, tensors, before)
+
+tensor_files.write_file = slow
+weights.write(policy, jax.tree.map(lambda x: x + 1, params), "fragment")
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_process_leaves_no_folder_that_looks_complete(tmp_path):
+    command = [sys.executable, "-c", KILLED, str(tmp_path)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "now\n"
+        process.kill()
+    (folder,) = tmp_path.iterdir()
+    assert [path.name for path in folder.iterdir() if path.name[0] != "."] == ["1-whole"]
+    assert len(list((folder / ".2-fragment").iterdir())) == 2  # it was within the writing
+    Pretrained(path=str(folder / "1-whole")).build(Mesh(dp=1), jax.random.key(0))

@@ -1,0 +1,66 @@
+"""Tests requests of /v1/messages as conversations, and its objects and events."""
+
+import asyncio
+import json
+
+import pytest
+
+from rl4p.engine.serving.anthropic_messages import MessagesRequest, body, events, messages_of
+from rl4p.engine.serving.body import validate
+from rl4p.engine.serving.http_errors import HttpError
+
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+CHAT = {
+    "id": "chatcmpl-7",
+    "model": "m",
+    "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5},
+    "choices": [
+        {
+            "message": {"role": "assistant", "content": "text", "tool_calls": [CALL]},
+            "finish_reason": "tool_calls",
+        }
+    ],
+}
+
+
+def test_blocks_are_messages():
+    text = {"type": "text", "text": "t"}
+    use = {"type": "tool_use", "id": "c", "name": "f", "input": {"a": 1}}
+    result = {"type": "tool_result", "tool_use_id": "c", "content": "2"}
+    (message,) = messages_of({"role": "assistant", "content": [text, use]})
+    assert message["content"] == [text]
+    assert message["tool_calls"][0]["function"] == CALL["function"]
+    tool, user = messages_of({"role": "user", "content": [result, text]})
+    assert tool == {"role": "tool", "content": "2", "tool_call_id": "c"}
+    assert user == {"role": "user", "content": [text]}
+    assert len(messages_of({"role": "user", "content": [result]})) == 1
+    assert messages_of({"role": "user", "content": "t"}) == [{"role": "user", "content": "t"}]
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"tool_choice": {"type": "any"}}, "tool_choice any cannot be enforced"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "Blocks of type image"),
+        ({"max_tokens": None}, "max_tokens is missing"),
+    ],
+)
+def test_what_is_not_supported_is_refused(fields, sentence):
+    usual = {"max_tokens": 5, "messages": [{"role": "user", "content": "1"}]}
+    with pytest.raises(HttpError, match=sentence):
+        validate(MessagesRequest, usual | fields).for_chat()
+
+
+def test_the_events_of_a_message_have_all_of_it():
+    message = body(CHAT)
+    assert (message["stop_reason"], message["id"]) == ("tool_use", "msg_7")
+
+    async def read():
+        return [chunk async for chunk in events(message)]
+
+    chunks = [json.loads(chunk.partition(b"data: ")[2]) for chunk in asyncio.run(read())]
+    deltas = [chunk["delta"] for chunk in chunks if chunk["type"] == "content_block_delta"]
+    assert deltas[0]["text"] == "text"
+    assert json.loads(deltas[1]["partial_json"]) == {"a": 1}
+    assert chunks[0]["message"]["content"] == []
+    assert chunks[-2]["delta"]["stop_reason"] == "tool_use"

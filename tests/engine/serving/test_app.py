@@ -1,0 +1,203 @@
+import asyncio
+import re
+from pathlib import Path
+
+import pytest
+
+from rl4p.engine.serving.app import ServedApp
+from rl4p.engine.serving.guard import Guard
+
+
+def test_the_model_is_listed(ask, chatty):
+    (model,) = ask("/v1/models", method="GET")["data"]
+    assert model["id"] == "m"
+    assert model["root"] == "/path/to/m"
+    assert model["max_model_len"] == chatty.decoder.config.max_positions
+    assert model["weight_version"] == "7"
+
+
+def test_every_endpoint_is_documented(run):
+    async def call(client, app):
+        return {path for _, path in app.routes}
+
+    text = (Path(__file__).parents[2] / "docs/serving.md").read_text()
+    aliases = {"/get_model_info"}  # of /model_info, for older clients
+    named = set(re.findall(r"`(/[^` ]*)`", text))
+    assert run(call) - aliases == named
+
+
+def test_health_tells_what_the_server_does(ask, scheduler):
+    assert ask("/health", method="GET") == {"status": "ready"}
+    scheduler.pause("keep", 1)
+    assert ask("/health", method="GET") == {"status": "paused"}
+    assert "paused" in ask("/health_generate", method="GET", status=503)["error"]["message"]
+    scheduler.broken = "half"
+    assert ask("/health", method="GET", status=503) == {"status": "out of order: half"}
+
+
+def test_health_generate_generates_a_token(ask, scheduler, monkeypatch):
+    assert ask("/health_generate", method="GET") == {"status": "ready"}
+    (work,) = scheduler.asked
+    assert work.max_tokens == 1
+    scheduler.holds = True
+    monkeypatch.setattr("rl4p.engine.serving.app.HEALTH_SECONDS", 0.01)
+    assert "No token" in ask("/health_generate", method="GET", status=503)["error"]["message"]
+    assert len(scheduler.cancelled) == 1
+
+
+def test_unknown_places_and_methods(ask):
+    error = ask("/v2/completions", {}, status=404)["error"]
+    assert error["message"] == "/v2/completions does not exist."
+    assert error["type"] == "not_found_error"
+    error = ask("/v1/completions", method="GET", status=405)["error"]
+    assert error["message"] == "/v1/completions does not take GET."
+
+
+def test_a_body_that_is_too_long_is_refused(run):
+    async def call(client, app):
+        async def chunks():
+            for _ in range(20):
+                yield b" " * 100
+
+        long = await client.post("/v1/completions", content=b"{" + b" " * 2000)
+        chunked = await client.post("/v1/completions", content=chunks())
+        digits = {"Content-Length": "9" * 5000}
+        longest = await client.post("/v1/completions", content=chunks(), headers=digits)
+        return long, chunked, longest
+
+    for answer in run(call, most_bytes=1000):
+        assert answer.status_code == 413
+        assert "The body is longer than" in answer.json()["error"]["message"]
+
+
+def test_a_long_body_is_parsed_too(ask):
+    ask("/v1/completions", {"prompt": "a", "user": "b" * 100_000})
+
+
+def test_what_is_no_json_is_refused(run):
+    async def call(client, app):
+        return await client.post("/v1/completions", content=b"{")
+
+    answer = run(call)
+    assert answer.status_code == 400
+    assert "The body is not JSON" in answer.json()["error"]["message"]
+
+
+def test_a_token_is_asked_for(run):
+    async def call(client, app):
+        headers = {"Authorization": "Bearer secret"}
+        return [
+            await client.get("/v1/models"),
+            await client.get("/v1/models", headers=headers),
+            await client.get("/health"),
+        ]
+
+    without, with_token, health = run(call, token="secret")
+    assert without.status_code == 401
+    assert without.headers["www-authenticate"] == "Bearer"
+    assert without.json()["error"]["code"] == "invalid_api_key"
+    assert (with_token.status_code, health.status_code) == (200, 200)
+
+
+def test_an_error_of_the_program_does_not_end_the_server(run, monkeypatch, caplog):
+    async def call(client, app):
+        async def fails(request):
+            raise ZeroDivisionError("a secret")
+
+        app.routes["GET", "/version"] = fails
+        return await client.get("/version"), await client.get("/health")
+
+    failed, health = run(call)
+    assert failed.status_code == 500
+    assert "ZeroDivisionError" in failed.json()["error"]["message"]
+    assert "a secret" not in failed.text
+    assert "The request to /version failed." in caplog.text
+    assert health.status_code == 200
+
+
+def test_answers_are_counted_by_path_and_status(run):
+    async def call(client, app):
+        await client.get("/health")
+        await client.get("/health")
+        await client.get("/nowhere")
+        return app.server.responses
+
+    assert run(call) == {("/health", 200): 2, ("other", 404): 1}
+
+
+class Connection:
+    """A client that sends a body and closes the connection when `close` is called."""
+
+    def __init__(self, body):
+        self.messages = [{"type": "http.request", "body": body}]
+        self.closed = asyncio.Event()
+        self.sent = []
+
+    async def receive(self):
+        if self.messages:
+            return self.messages.pop(0)
+        await self.closed.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message):
+        self.sent.append(message)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/generate"])
+@pytest.mark.parametrize("stream", [b"true", b"false"])
+def test_a_client_that_vanishes_frees_its_slots(make_server, scheduler, path, stream):
+    scheduler.holds = True
+
+    async def main():
+        server = make_server()
+        app = ServedApp(server, Guard(token=None), most_bytes=1000)
+        name = b"prompt" if path != "/generate" else b"text"
+        connection = Connection(b'{"%s": "a", "stream": %s}' % (name, stream))
+        scope = {"type": "http", "path": path, "method": "POST", "query_string": b""}
+        scope |= {"headers": [(b"host", b"localhost")], "state": {"unsent": lambda: 7}}
+        asked = asyncio.ensure_future(app(scope, connection.receive, connection.send))
+        while not server.open:
+            await asyncio.sleep(0.001)
+        connection.closed.set()
+        await asked
+        return server
+
+    server = asyncio.run(main())
+    assert len(scheduler.cancelled) == 1
+    assert scheduler.asked[0].unsent() == 7
+    assert (server.open, server.disconnects, server.rids) == (0, 1, {})
+    assert server.responses == {(path, 499): 1}
+
+
+def test_a_body_that_does_not_come_is_given_up(make_server, monkeypatch):
+    monkeypatch.setattr("rl4p.engine.serving.app.BODY_SECONDS", 0.01)
+
+    async def main():
+        app = ServedApp(make_server(), Guard(token=None), most_bytes=1000)
+        connection = Connection(b"{")
+        connection.messages[0]["more_body"] = True
+        scope = {"type": "http", "path": "/generate", "method": "POST", "query_string": b""}
+        await app(
+            scope | {"headers": [(b"host", b"localhost")]}, connection.receive, connection.send
+        )
+        return connection.sent[0]["status"]
+
+    assert asyncio.run(main()) == 408
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_the_error_of_the_device_reaches_the_client(run, scheduler, stream):
+    scheduler.holds = True
+
+    async def call(client, app):
+        body = {"prompt": "a", "stream": stream}
+        asking = asyncio.ensure_future(client.post("/v1/completions", json=body))
+        while not scheduler.open:
+            await asyncio.sleep(0.001)
+        ((_, _, fail),) = scheduler.open.values()
+        fail(RuntimeError("The device failed."))
+        return await asking
+
+    answer = run(call)
+    assert answer.status_code == (200 if stream else 503)
+    assert '"message":"The device failed."' in answer.text

@@ -1,0 +1,107 @@
+from typing import Annotated, Literal
+
+import pytest
+from annotated_types import Ge, Le
+
+from rl4p.engine.serving.body import Body, parse, path_of, validate
+from rl4p.engine.serving.fields import Must
+from rl4p.engine.serving.http_errors import HttpError
+
+
+class Inner(Body):
+    flag: bool = True
+
+
+class Loose(Body, extra="ignore"):
+    text: str = ""
+
+
+class Outer(Body):
+    IGNORED = ("user",)
+    OFF = ("off",)
+
+    count: Annotated[int, Ge(1), Le(8), Must()] = 2
+    short: Annotated[str, Must("a short text")] = "a"
+    mode: Literal["a", "b"] = "a"
+    inner: Inner = Inner()
+    inners: list[Inner] = [Inner()]  # noqa: RUF012 - pydantic copies it
+    loose: Loose = Loose()
+
+
+class Needs(Body):
+    text: str
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "message"),
+    [
+        ({"count": 9}, "count", "count must be an integer from 1 to 8."),
+        ({"count": True}, "count", "count must be an integer from 1 to 8."),
+        ({"count": "3"}, "count", "count must be an integer from 1 to 8."),
+        ({"count": 3.0}, "count", "count must be an integer from 1 to 8."),
+        ({"count": 10**400}, "count", "count must be an integer from 1 to 8."),
+        ({"short": 3}, "short", "short must be a short text."),
+        ({"mode": "c"}, "mode", "mode must be one of a, b."),
+        ({"mode": {}}, "mode", "mode must be one of a, b."),
+        ({"inner": 3}, "inner", "inner must be a JSON object."),
+        ({"inner": {"flag": 1}}, "inner.flag", "inner.flag must be true or false."),
+        ({"inner": {"flg": True}}, "inner.flg", "inner.flg is not a field of this request; did "
+         "you mean flag?"),
+        ({"inners": [{}, {"zz": 1}]}, "inners[1].zz", "inners[1].zz is not a field of this "
+         "request: leave it out."),
+        ({"inners": {}}, "inners", "inners must be a list."),
+        ({"loose": {"text": 1}}, "loose.text", "loose.text must be a string."),
+        ({"off": 1}, "off", "off is not supported: leave it out."),
+        ({"off": "a"}, "off", "off is not supported: leave it out."),
+        ([], None, "The body must be a JSON object."),
+    ],
+)  # fmt: skip
+def test_a_wrong_field_is_refused_in_a_sentence_with_its_path(body, param, message):
+    with pytest.raises(HttpError) as error:
+        validate(Outer, body)
+    assert (str(error.value), error.value.param, error.value.status) == (message, param, 400)
+
+
+def test_right_fields_are_read_and_null_counts_as_absent():
+    body = {"count": 8, "short": None, "inner": {"flag": False}, "loose": {"a": 1}, "other": None}
+    outer = validate(Outer, body | {"off": {}, "user": 3})
+    assert (outer.count, outer.short, outer.inner.flag) == (8, "a", False)
+    assert outer.inners == [Inner()]
+
+
+def test_a_missing_field_is_named():
+    with pytest.raises(HttpError, match=r"^text is missing\.$") as error:
+        validate(Needs, {"text": None})
+    assert error.value.param == "text"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"{", b"\xff", b"[" * 100_000, b'{"count": NaN}', b'{"count": %s}' % (b"9" * 5000),
+     b'{"short": "\\ud800"}'],
+)  # fmt: skip
+def test_a_body_that_is_no_json_is_refused(content):
+    with pytest.raises(HttpError, match="The body is not JSON"):
+        parse(Outer, content)
+
+
+@pytest.mark.parametrize(
+    ("content", "status"),
+    [
+        (b'{"text": ' + b"[]," * (2**19 + 1) + b"1}", 413),
+        (b"{" + b",".join(b'"k%d":1' % i for i in range(257)) + b"}", 400),
+    ],
+)
+def test_a_body_with_too_many_values_is_refused(content, status):
+    with pytest.raises(HttpError, match=r"more than 524288 values|at most 256 fields") as error:
+        parse(Needs, content)
+    assert error.value.status == status
+
+
+def test_an_empty_body_is_an_empty_object():
+    assert parse(Outer, b"") == parse(Outer, b"{}") == Outer()
+
+
+def test_paths_have_names_and_numbers():
+    assert path_of(("a", 3, "b", "c")) == "a[3].b.c"
+    assert path_of(()) == ""

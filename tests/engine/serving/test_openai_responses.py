@@ -1,0 +1,89 @@
+"""Tests requests of /v1/responses as conversations, and its objects and events."""
+
+import asyncio
+import json
+from typing import get_args
+
+import pytest
+from openai.types.responses import ResponseStreamEvent
+
+from rl4p.engine.serving.body import validate
+from rl4p.engine.serving.http_errors import HttpError
+from rl4p.engine.serving.openai_responses import ResponsesRequest, body, events
+
+CHAT = {
+    "id": "chatcmpl-7",
+    "created": 1,
+    "model": "m",
+    "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5},
+}
+
+
+def test_items_are_messages():
+    items = [
+        {"role": "user", "content": [{"type": "input_text", "text": "one"}]},
+        {"type": "reasoning", "summary": []},
+        {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"},
+        {"type": "function_call", "call_id": "b", "name": "g", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "a", "output": "2"},
+    ]
+    request = validate(ResponsesRequest, {"input": items, "instructions": "Be short."})
+    system, user, assistant, tool = request.messages()
+    assert (system["content"], user["content"]) == ("Be short.", "one")
+    assert [call["function"]["name"] for call in assistant["tool_calls"]] == ["f", "g"]
+    assert tool == {"role": "tool", "content": "2", "tool_call_id": "a"}
+    assert validate(ResponsesRequest, {"input": "hello"}).messages() == [
+        {"role": "user", "content": "hello"}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"input": [{"type": "image"}]}, "Items of type image are not supported"),
+        ({"input": "a", "previous_response_id": "r"}, "previous_response_id is not supported"),
+        ({}, "input is missing"),
+    ],
+)
+def test_what_is_not_supported_is_refused(fields, sentence):
+    with pytest.raises(HttpError, match=sentence):
+        validate(ResponsesRequest, fields).messages()
+
+
+@pytest.mark.parametrize(("reason", "status"), [("stop", "completed"), ("length", "incomplete")])
+def test_a_message_and_its_calls_are_items(reason, status):
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    message = {"role": "assistant", "content": "text", "tool_calls": [call]}
+    response = body(CHAT | {"choices": [{"message": message, "finish_reason": reason}]})
+    said, called = response["output"]
+    assert said["content"][0]["text"] == "text"
+    assert (called["type"], called["call_id"], called["name"]) == ("function_call", "c", "f")
+    assert (response["status"], response["id"]) == (status, "resp_7")
+    assert (response["incomplete_details"] is None) == (status == "completed")
+    assert response["usage"]["input_tokens"] == 3
+
+
+@pytest.mark.parametrize(("reason", "last"), [("stop", "completed"), ("length", "incomplete")])
+def test_events_are_those_of_openai(reason, last):
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    message = {"role": "assistant", "content": "text", "tool_calls": [call]}
+    response = body(CHAT | {"choices": [{"message": message, "finish_reason": reason}]})
+
+    async def lines():
+        return [text async for text in events(response)]
+
+    seen = [text.decode().splitlines() for text in asyncio.run(lines())]
+    values = [json.loads(data.removeprefix("data: ")) for _, data, _ in seen]
+    assert [name for name, _, _ in seen] == [f"event: {value['type']}" for value in values]
+    assert [value["sequence_number"] for value in values] == list(range(len(values)))
+    kinds = [value["type"].removeprefix("response.") for value in values]
+    text = ["content_part.added", "output_text.delta", "output_text.done", "content_part.done"]
+    arguments = ["function_call_arguments.delta", "function_call_arguments.done"]
+    items = [["output_item.added", *each, "output_item.done"] for each in (text, arguments)]
+    assert kinds == ["created", "in_progress", *items[0], *items[1], last]
+    assert values[0]["response"]["output"] == []
+    assert values[-1]["response"] == response
+    union, _ = get_args(ResponseStreamEvent)  # OpenAI's own types
+    types = {get_args(kind.model_fields["type"].annotation)[0]: kind for kind in get_args(union)}
+    for value in values:
+        types[value["type"]].model_validate(value)

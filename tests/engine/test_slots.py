@@ -1,0 +1,69 @@
+import jax
+import numpy as np
+import pytest
+
+from rl4p.base.types import Sampling
+from rl4p.engine.decode import Outcome
+from rl4p.engine.sequence import TokenSequence
+from rl4p.engine.slots import Slots, key_shape
+
+
+def sequence(tokens=(5, 6), end_ids=(1,), **fields):
+    return TokenSequence(
+        context=tokens, key=np.uint32([0, 9]), max_tokens=4, end_ids=end_ids, **fields
+    )
+
+
+def test_a_sequence_is_rearranged_with_all_that_it_needs():
+    several = Slots(4)
+    first = sequence(sampling=Sampling(temperature=0.5, top_k=3, top_p=0.9))
+    last = sequence(end_ids=tuple(range(6)), min_tokens=2, drawn=3)
+    several.put(1, first, 0)
+    several.put(3, last, 7)
+    assert several.free() == [0, 2]
+    fewer = several.rearranged([3, 1])
+    assert fewer.sequences == [last, first]
+    assert fewer.constants.ends_nE[0, :6].tolist() == list(range(6))
+    assert fewer.constants.ends_nE[1].tolist() == [1] + [-1] * 7
+    assert fewer.constants.padding_n.tolist() == [7, 0]
+    assert fewer.constants.limit_n.tolist() == [7, 4]
+    assert fewer.constants.least_n.tolist() == [5, 0]
+    assert fewer.constants.keys_n.tolist() == [[0, 9]] * 2
+    assert fewer.state.token_n.tolist() == [6, 6]
+    assert fewer.state.length_n.tolist() == [2, 2]
+    assert fewer.state.drawn_n.tolist() == [3, 0]
+    own = fewer.distributions
+    assert own.temperature_n.tolist() == [0, 0.5]
+    assert own.top_k_n.tolist() == [0, 3]
+    assert own.top_p_n.tolist() == [1, np.float32(0.9)]
+    fewer.clear(0)
+    assert fewer.running() == [first]
+    assert fewer.state.active_n.tolist() == [False, True]
+
+
+def test_a_call_advances_the_slots_that_were_active():
+    slots = Slots(2)
+    slots.put(0, sequence(drawn=2), 0)
+    outcome = Outcome(
+        steps=2,
+        drawn_n=np.int32([4, 0]),
+        active_n=np.array([True, False]),
+        tokens_nM=np.int32([[8, 9], [7, 7]]),
+        logprobs_nM=np.zeros((2, 2), np.float32),
+    )
+    assert slots.advance(outcome).tolist() == [2, 0]
+    assert slots.state.token_n.tolist() == [9, 0]
+    assert slots.state.length_n.tolist() == [4, 1]
+    assert slots.state.drawn_n.tolist() == [4, 0]
+
+
+def test_keys_have_the_shape_of_jax():
+    data = jax.random.key_data(jax.random.key(0))
+    assert (key_shape().shape, key_shape().dtype) == (data.shape, data.dtype)
+
+
+def test_new_slots_trace_nothing(monkeypatch):
+    """A batch makes new slots each time that its size changes."""
+    key_shape()
+    monkeypatch.setattr(jax, "eval_shape", lambda *_: pytest.fail("A program is traced."))
+    assert len(Slots(2).sequences) == 2

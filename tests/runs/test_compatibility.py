@@ -1,0 +1,191 @@
+"""Tests that phases which cannot work together are refused, and that their table is complete.
+
+The tests here build phases without running them; `test_pairs.py` trains every pair.
+"""
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import yaml
+
+from rl4p.base.errors import InputError
+from rl4p.configuration import compose, instantiate, targets
+from rl4p.learner.correction.token_mask import TokenMask
+from rl4p.learner.masking import spread_over_tokens
+from rl4p.loop.collector.asynchronous import Asynchronous
+from rl4p.loop.collector.lagged import Lagged
+from rl4p.loop.collector.synchronous import Synchronous
+from rl4p.rollout.naive_sampler import NaiveSampler
+from rl4p.runs.build import build_phases
+from rl4p.runs.compatibility import (
+    choice,
+    refuse_a_gap_that_is_never_measured,
+    refuse_what_cannot_act,
+)
+from tests.options import keys_of
+from tests.test_pairs import COMPANIONS, CONF, MORE, PAIRS, TABLE, group_of, options
+
+SFT = ("advantage=constant", "update=sft")
+OF_PHASES = ("critic", "advantage", "update", "kl", "entropy", "correction", "rollout")
+
+
+@pytest.fixture(scope="module")
+def config():
+    return compose(["update.epochs=2"])
+
+
+def phase(option: str) -> Any:
+    """Builds a phase from its YAML file, without composing a whole configuration."""
+    group, name = option.partition(" ")[0].split("=")
+    node = keys_of(CONF / group / f"{name}.yaml")
+    for word in MORE.get(option, ()):
+        key, value = word.removeprefix(f"{group}.").split("=")
+        node |= {key: yaml.safe_load(value)} if word.startswith(f"{group}.") else {}
+    node |= {"max_response_tokens": 8} if group == "rollout" else {}
+    return targets.build(node, targets.TRUSTED, group)
+
+
+def refusal(phases) -> str | None:
+    try:
+        refuse_what_cannot_act(phases)
+        phases.needs()
+    except InputError as error:
+        return str(error)
+    return None
+
+
+def test_the_table_is_what_phases_say(config):
+    """For every pair of options of phases, the table has the exact error, or no line."""
+    plain, wrong = build_phases(config), []
+    built = {option: phase(option) for group in OF_PHASES for option in options(group)}
+    for a, b in PAIRS:
+        if not {group_of(a), group_of(b)} <= set(OF_PHASES):
+            continue
+        groups = {group_of(option): option for option in (a, b)}
+        for option in (b, a):
+            for group, name in COMPANIONS.get(option, {}).items():
+                groups.setdefault(group, f"{group}={name}")
+        chosen = {group: built[option] for group, option in groups.items()}
+        said = refusal(type(plain)(**{**vars(plain), **chosen}))
+        if said != TABLE.get(f"{a}, {b}"):
+            wrong.append((a, b, said, TABLE.get(f"{a}, {b}")))
+    assert not wrong
+
+
+def test_the_table_names_pairs_that_exist():
+    assert set(TABLE) <= {f"{a}, {b}" for a, b in PAIRS}
+    assert len(TABLE) > 50
+    assert all(len(sentence) < 250 and sentence.endswith(".") for sentence in TABLE.values())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (("advantage=constant", "advantage.value=2", "update=sft"), "advantage.value and"),
+        (("advantage=constant", "advantage.clip=1", "update=sft"), "advantage.clip would have no"),
+        (("advantage=grpo", "update=sft"), "advantage=grpo would have no effect: choose advantage"),
+        (("advantage=constant", "update=dpo"), "choose advantage=preference"),
+        (("update.old_policy=behaviour", "correction=token_truncate"), "would weigh with it again"),
+        (
+            ("update=dppo", "correction=token_mask"),
+            "update=dppo with old_policy=behaviour",
+        ),
+        (
+            ("update=dppo", "correction=sequence_mask", "correction.weighted=true"),
+            "correction=sequence_mask would weigh with it again: choose correction=none",
+        ),
+        (
+            ("advantage=constant", "rollout=demonstrations", "update.old_policy=behaviour"),
+            "no sampling policy, so update.old_policy=behaviour would have no effect",
+        ),
+        (("advantage=gigpo",), "advantage=gigpo gives credit by turn, but rollout=continuous has"),
+        (
+            ("advantage=gae", "critic=shared", "advantage.turn_gamma=1"),
+            "advantage=gae gives credit",
+        ),
+        (
+            ("rollout=preferences", "advantage=preference", "update=ppo"),
+            "update=ppo does not compare them: choose update=dpo, or rollout=demonstrations",
+        ),
+        (
+            ("rollout=preferences", "advantage=preference", "update=dpo", "correction=token_mask"),
+            "rollout=preferences has no sampling policy to correct for",
+        ),
+        (
+            ("rollout=preferences", "advantage=remax", "update=dpo"),
+            "rollout=preferences has no samples of a policy: choose advantage=preference",
+        ),
+        (
+            ("reward=preferences", "update=dpo", "advantage=preference"),
+            "reward=preferences grades the pairs of a data set, but rollout=continuous has none",
+        ),
+        (
+            (*SFT, "update.pack=true", "correction=token_mask"),
+            "correction=token_mask reads a row as one sequence: choose correction=none",
+        ),
+    ],
+)
+def test_what_nothing_reads_is_refused(overrides, sentence):
+    with pytest.raises(InputError, match=sentence):
+        build_phases(compose(overrides))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("advantage=constant", "update=sft"),
+        (*SFT, "rollout=demonstrations"),
+        (*SFT, "rollout=demonstrations", "update.pack=true"),
+        ("rollout=preferences", "reward=preferences", "advantage=preference", "update=dpo"),
+        ("rollout=preferences", "advantage=preference", "update=dpo", "update.kind=simpo"),
+        ("advantage=constant", "kl=fixed"),
+        ("update.old_policy=behaviour", "correction=sequence_mask"),
+        ("update=dppo", "update.old_policy=proximal", "correction=token_truncate"),
+        ("advantage=constant", "kl=fixed", "kl.beta=0", "kl.placement=in_reward"),
+        ("advantage=gdpo", "kl=fixed"),
+        ("advantage=grpo", "kl=fixed", "kl.placement=in_reward", "correction=token_mask"),
+    ],
+)
+def test_what_acts_is_not(overrides):
+    build_phases(compose(overrides))
+
+
+def test_a_phase_of_the_users_own_is_an_ordinary_one(config):
+    """A class without declarations reads rewards, and errors call it by its class name."""
+
+    class Mine:
+        def __call__(self, trajectories, rewards):
+            return spread_over_tokens(rewards.total_B, trajectories)
+
+    phases = build_phases(config)
+    for update, in_reward in itertools.product(("ppo", "dpo"), (False, True)):
+        words = ["kl=fixed", "kl.placement=in_reward"] if in_reward else ["kl=none"]
+        other = build_phases(compose([f"update={update}", *words]))
+        refuse_what_cannot_act(type(other)(**{**vars(other), "advantage": Mine()}))
+    sft = instantiate(compose(["update=sft", "advantage=constant"])["update"])
+    with pytest.raises(InputError, match="advantage=Mine would have no effect"):
+        refuse_what_cannot_act(type(phases)(**{**vars(phases), "advantage": Mine(), "update": sft}))
+    assert choice("correction", TokenMask()) == "correction=token_mask"
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        (Lagged(lag=1), "lagged"),
+        (Lagged(lag=0), None),
+        (Asynchronous(ahead=1), "asynchronous"),
+        (Asynchronous(ahead=0), None),
+        (Asynchronous(ahead=1, on_new_weights="continue"), None),
+        (Synchronous(), None),
+    ],
+)
+def test_a_limit_of_the_gap_is_refused_where_no_token_is_compared(options, name):
+    limited = NaiveSampler(max_response_tokens=8, max_logprob_gap=0.05)
+    refuse_a_gap_that_is_never_measured(replace(limited, max_logprob_gap=None), options)
+    if name is None:
+        refuse_a_gap_that_is_never_measured(limited, options)
+        return
+    with pytest.raises(InputError, match=f"max_logprob_gap=0.05 .* collector={name} trains"):
+        refuse_a_gap_that_is_never_measured(limited, options)

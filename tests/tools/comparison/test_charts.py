@@ -1,0 +1,102 @@
+"""Tests the drawings: points are where their values are, and names do not overlap."""
+
+import re
+
+import numpy as np
+import pytest
+
+from rl4p.tools.comparison import charts
+from rl4p.tools.comparison.charts import (
+    BOTTOM,
+    HEIGHT,
+    LEFT,
+    LINE_OF_TEXT,
+    RIGHT,
+    SHOWN,
+    TOP,
+    WIDTH,
+    drawing,
+    strips,
+    style,
+)
+from rl4p.tools.comparison.curves import AXES, Curve
+from tests.tools.comparison.test_analysis import compare, run, runs
+
+
+def curve(values, spread=0.0):
+    middle = np.array(values, float)
+    x = np.arange(len(middle)) * 10.0
+    axes = {"step": x, "tokens": x * 1000, "seconds": x / 2}
+    return Curve(x=axes, middle=middle, low=middle - spread, high=middle + spread)
+
+
+def points(path):
+    return [tuple(map(float, pair)) for pair in re.findall(r"(-?[\d.]+) (-?[\d.]+)", path)]
+
+
+def test_values_are_drawn_at_their_height_and_position():
+    found = drawing({0: curve([0.0, 0.5, 1.0])}, "step", (0.0, 1.0))
+    (line,) = found.lines
+    bottom, right = HEIGHT - BOTTOM, WIDTH - RIGHT
+    middle = ((LEFT + right) / 2, (TOP + bottom) / 2)
+    assert points(line.path) == [(LEFT, bottom), pytest.approx(middle), (right, TOP)]
+    assert line.end == (right, TOP)
+    assert line.band == ""
+    assert {text: at for at, text in found.y_ticks}["1"] == TOP
+    assert {text: at for at, text in found.x_ticks}["20"] == right
+    (line,) = drawing({0: curve([0.0, np.nan, 1.0])}, "step", None).lines
+    assert len(points(line.path)) == 2  # without the value that is not finite
+
+
+def test_the_band_goes_around_the_range_of_the_seeds():
+    (line,) = drawing({0: curve([0.5, 0.5], spread=0.5)}, "step", (0.0, 1.0)).lines
+    right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
+    assert points(line.band) == [(LEFT, TOP), (right, TOP), (right, bottom), (LEFT, bottom)]
+    assert line.band.endswith("z")
+
+
+@pytest.mark.parametrize(("axis", "tick"), [("step", "20"), ("tokens", "20k"), ("seconds", "10")])
+def test_each_axis_has_its_own_ticks(axis, tick):
+    found = drawing({0: curve([0.0, 0.5, 1.0])}, axis, None)
+    assert tick in [text for _, text in found.x_ticks]
+    assert found.lines[0].points[1][2].endswith(AXES[axis])
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, -3e-7])
+def test_a_constant_is_drawn_inside_the_chart(value):
+    found = drawing({0: curve([value, value * (1 + 1e-15)])}, "step", None)
+    assert all(TOP < y < HEIGHT - BOTTOM for _, y in points(found.lines[0].path))
+    assert len({text for _, text in found.y_ticks}) > 1
+
+
+@pytest.mark.parametrize("ends", [[0.0] * 8, [1.0] * 8, np.linspace(0.4, 0.5, 8)])
+def test_names_at_the_ends_of_lines_do_not_overlap(ends):
+    curves = {index: curve([0.0, end]) for index, end in enumerate(ends)}
+    heights = sorted(line.label for line in drawing(curves, "step", (0.0, 1.0)).lines)
+    assert min(np.diff(heights)) >= LINE_OF_TEXT - 1e-6
+    assert heights[-1] <= HEIGHT - BOTTOM
+
+
+def test_groups_differ_without_colour():
+    looks = [(style(index).dashes, style(index).marker) for index in range(SHOWN)]
+    assert len(set(looks)) == SHOWN
+    looks = [(style(index).colour, style(index).dashes) for index in range(40)]
+    assert len(set(looks)) == 40
+
+
+def test_a_strip_shows_all_values_of_a_group_on_a_common_scale():
+    found, ticks = strips(compare(runs(a=[0.0, 0.1, 0.2], b=[0.8, 0.9])))
+    b, a = found
+    assert a.interval is not None
+    assert b.interval is None
+    assert a.values[1] == pytest.approx(a.iqm)
+    assert max(a.values) < min(b.values) < 100
+    assert sorted(ticks) == ticks
+
+
+def test_metrics_that_no_run_recorded_have_no_chart():
+    (only,) = charts.charts(compare(runs(a=[0.1], b=[0.2])))
+    assert only.title == "Greedy pass@1 on held-out sums"
+    assert [drawn.axis for drawn in only.drawings] == list(AXES)
+    both = charts.charts(compare([run("a", 0, 0.5, **{"reward/mean": 1.0})]))
+    assert [chart.title for chart in both][1:] == ["Mean reward of the samples"]

@@ -1,0 +1,102 @@
+"""Tests the page: it is whole, needs no network, and no text of a run becomes a part of it."""
+
+import json
+
+import pytest
+
+from rl4p.tools.comparison.page import page
+from rl4p.tools.comparison.report import compare
+from rl4p.tools.comparison.runs import read_folders
+from tests.runs.elements import Elements
+from tests.tools.comparison.conftest import sample, write_run
+
+HOSTILE = (
+    "</script><img src=x onerror=alert(1)><svg/onload=alert(2)> \u202e \x1b[31m \x00 \ud800 &lt;"
+)
+
+
+def written(folder):
+    comparison = compare(*read_folders([folder]), folder / "compare")
+    return comparison.page.read_text(), Elements(comparison.page.read_text())
+
+
+def test_the_page_has_groups_curves_settings_and_samples(sweep):
+    html, elements = written(sweep)
+    assert not elements.open
+    for text in (
+        "advantage=rloo", "The seeds support that", "sampled tokens", "seconds of training steps",
+        "Response length (tokens)", "Entropy of the policy", "Sampler gap", "2+3=",
+    ):  # fmt: skip
+        assert text in elements.text, text
+    assert "prompts_per_step" not in elements.text  # equal settings are not shown
+    assert "_target_" not in elements.text
+    figures = [attributes for tag, attributes in elements.found if tag == "figure"]
+    assert len(figures) == 6
+    drawings = [attrs for tag, attrs in elements.found if tag == "svg" and "role" in attrs]
+    assert len(drawings) == 6 * 3 + 2  # charts on three axes, and a strip for each group
+    assert "nan" not in html.lower().replace("nance", "")
+
+
+def test_the_page_runs_no_script_and_asks_for_nothing(sweep):
+    html, elements = written(sweep)
+    tags = {tag for tag, _ in elements.found}
+    assert not tags & {"script", "img", "link", "iframe", "object", "embed", "form", "base"}
+    for _, attributes in elements.found:
+        assert not {name for name in attributes if name.startswith("on")} | (
+            {"src", "href", "xlink:href", "action"} & attributes.keys()
+        )
+    policy = [a for tag, a in elements.found if tag == "meta" and "http-equiv" in a]
+    assert policy[0]["content"].startswith("default-src 'none'")
+    assert "http" not in html.replace("http-equiv", "")
+    assert "url(" not in html
+
+
+def test_hostile_texts_stay_texts(tmp_path):
+    folder = tmp_path / "sweep"
+    for seed, name in ((0, "a"), (0, "b")):
+        write_run(
+            folder / name,
+            seed=seed,
+            overrides=[f"mine={name}{HOSTILE}"],
+            config={"mine": name + HOSTILE.replace("\ud800", "")},
+            samples=[sample(1, "p", HOSTILE, prompt=HOSTILE, answer=HOSTILE)],
+        )
+    bad = write_run(folder / "c", status="failed")
+    (bad / "train.log").write_text(HOSTILE.replace("\ud800", ""))
+    _, elements = written(folder)
+    tags = {tag for tag, _ in elements.found}
+    assert not tags & {"script", "img"}
+    assert f"{bad}: it failed at step 4" in " ".join(elements.text.split())
+    assert not [attrs for _, attrs in elements.found if {"onerror", "onload"} & attrs.keys()]
+    assert elements.text.count("<img src=x onerror=alert(1)>") > 6
+    assert "&lt;" in elements.text  # escaped once, so that it reads as it was written
+    assert not {"\u202e", "\x1b", "\x00", "\ud800"} & set(elements.text)
+    assert elements.text.count("<U+202E>") > 6
+    assert not elements.open
+
+
+def test_one_run_without_samples_has_a_page(tmp_path):
+    write_run(tmp_path / "run", samples=[])
+    html, elements = written(tmp_path)
+    assert "No two groups have recorded samples" in html
+    assert "The runs differ in their seeds only." in html
+    assert not elements.open
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("groups", "seeds"), [(33, 3), (100, 1)])
+def test_a_sweep_of_a_hundred_long_runs_has_a_small_page(tmp_path, groups, seeds):
+    """Every metric of every step is recorded."""
+    for group in range(groups):
+        for seed in range(seeds):
+            write_run(
+                tmp_path / f"{group}-{seed}", seed=seed, steps=120, last=group / groups,
+                overrides=[f"learning_rate={group}"], config={"learning_rate": group},
+                samples=[sample(step, f"{step}", "x" * 2000) for step in range(0, 120, 10)],
+            )  # fmt: skip
+    comparison = compare(*read_folders([tmp_path]), tmp_path)
+    assert len(comparison.results) == groups
+    html = page(comparison)
+    assert len(html.encode()) < 5e6
+    assert html.count('type="checkbox"') == groups
+    assert len(json.loads((tmp_path / "compare.json").read_text())["groups"]) == groups

@@ -1,0 +1,251 @@
+"""Tests that an estimate agrees with compiled programs.
+
+The tolerance of an estimate is `TOLERANCE` of the memory of the largest program of a phase.
+"""
+
+from dataclasses import replace
+
+import jax
+import pytest
+
+from rl4p.configuration import compose, instantiate
+from rl4p.configuration.chips import Chip
+from rl4p.tools.planning.abstract import abstract_run, bytes_of_chip
+from rl4p.tools.planning.costs import cost
+from rl4p.tools.planning.estimate import StepEstimate, bytes_of_token
+from rl4p.tools.planning.programs import programs, unplanned, update
+from rl4p.tools.planning.topology import EstimatedMesh, estimated, memory_of
+
+TOLERANCE = 0.15
+CPU = Chip(platform="cpu", kind="cpu")
+SMALL = (
+    "model=scratch",
+    "model.width=256",
+    "model.layers=6",
+    "model.heads=8",
+    "model.num_kv_heads=2",
+    "model.feed_forward_width=768",
+    "model.vocabulary=8192",
+    "mesh=single",
+    "tracker=none",
+    "prompts_per_step=8",
+    "group_size=8",
+    "max_prompt_tokens=64",
+    "max_response_tokens=192",
+    "update.microbatch_widths=1",
+)
+
+
+def estimate_of(*overrides, small=SMALL):
+    config = compose([*small, *overrides])
+    mesh = estimated(instantiate(config.mesh))
+    chip = memory_of(mesh)[0] if isinstance(mesh, EstimatedMesh) else CPU
+    return StepEstimate(run=abstract_run(config, mesh), chip=chip)
+
+
+@pytest.mark.mixed_dtypes
+@pytest.mark.parametrize(
+    "remat", ["elementwise", "layer", pytest.param("none", marks=pytest.mark.slow)]
+)
+def test_an_update_needs_what_is_estimated(remat):
+    guess = estimate_of(f"model.remat={remat}")
+    compiled = cost(update(guess.run), CPU, guess.run.mesh)
+    assert guess.total("update") == pytest.approx(compiled.total, rel=TOLERANCE)
+
+
+@pytest.mark.slow
+@pytest.mark.mixed_dtypes
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("kl=fixed", "ema.decay=0.5", "optimizer=sgd"),
+        ("rollout=naive_sampler", "max_prompt_tokens=32", "max_response_tokens=480"),
+        ("rollout.slots=16", "update.tokens_per_microbatch=512", "optimizer.moment_dtype=bfloat16"),
+    ],
+    ids=["default", "copies", "naive_sampler", "few"],
+)
+def test_both_phases_need_what_is_estimated(overrides):
+    guess = estimate_of(*overrides)
+    totals = {each.phase: cost(each, CPU, guess.run.mesh).total for each in programs(guess.run)}
+    sampling = max(totals.get(phase, 0) for phase in ("weights", "prefill", "arrange", "decode"))
+    assert guess.total("update") == pytest.approx(totals["update"], rel=TOLERANCE)
+    assert guess.total("sampling") == pytest.approx(sampling, rel=TOLERANCE)
+
+
+def test_activations_have_no_parameters_among_them():
+    one, four = (estimate_of(f"update.tokens_per_microbatch={rows * 257}") for rows in (1, 4))
+    fixed = (4 * one.traced.kept - four.traced.kept) / 3  # not in proportion to the rows
+    assert 0 <= fixed < 0.1 * bytes_of_chip(one.run.state.params)
+
+
+def test_the_parts_of_the_state_are_its_arrays():
+    guess = estimate_of("kl=fixed", "ema.decay=0.5", "optimizer.moment_dtype=bfloat16")
+    parts, state = guess.resident(), guess.run.state
+    parameters = bytes_of_chip(state.params)
+    assert parts["parameters"] == parameters
+    assert parts["optimizer"] == pytest.approx(1.5 * parameters, rel=1e-4)
+    assert parts["reference and copies"] == 2 * parameters  # the reference and the average
+    assert guess.update()["gradients"] == 2 * parameters
+
+
+ADAPTERS = (
+    *("model=tiny", "model.dtype=bfloat16", "model.lora.rank=4"),
+    *(word for word in SMALL if not word.startswith("model")),
+)
+
+
+def test_a_base_of_adapters_has_no_gradients():
+    guess = estimate_of("model.param_dtype=bfloat16", small=ADAPTERS)
+    parts = guess.memory["update"]
+    base = guess.run.policy.frozen
+    numbers = sum(x.size for x in jax.tree.leaves(base))
+    assert parts["base"] == 2 * numbers
+    assert parts["gradients"] == 2 * parts["adapters"] < parts["base"]
+    assert parts["expanded layer"] == 0
+
+
+def test_tensor_parallelism_divides_what_a_device_keeps():
+    small = tuple(word for word in SMALL if word != "mesh=single")
+    one, two = (
+        estimate_of("mesh=v5e_4", "mesh.fsdp=1", f"mesh.tp={tp}", small=small) for tp in (1, 2)
+    )
+    assert bytes_of_token(two.run) == bytes_of_token(one.run) / 2
+    assert two.flops_of_token == pytest.approx(one.flops_of_token / 2, rel=0.01)
+    assert two.traced.logits == one.traced.logits / 2
+    assert 0.5 < two.traced.kept / one.traced.kept < 0.9  # of width D, all devices keep all
+    assert two.seconds["update"]["network"] == 0
+    assert two.seconds["sampling"]["network"] > 0
+
+
+def test_devices_along_cp_divide_activations_and_exchange_them():
+    small = tuple(word for word in SMALL if word != "mesh=single")
+    small += ("mesh=v5p_8", "update.tokens_per_microbatch=16", "model.attention=splash")
+    small += ("max_prompt_tokens=32",)  # too few to be shared
+    rows, columns, both = (
+        estimate_of(*words, small=small) for words in ((), ("mesh.cp=8",), ("mesh.cp=4",))
+    )
+    assert rows.rows == columns.rows == both.rows == (1, 224)
+    for guess, cp in ((columns, 8), (both, 4)):
+        assert guess.resident() == rows.resident()  # fsdp x cp divides the parameters
+        assert guess.traced.kept == pytest.approx(rows.traced.kept / cp, rel=0.01)
+        assert guess.traced.logits == pytest.approx(rows.traced.logits / cp, rel=0.02)
+        assert guess.flops_of_token == pytest.approx(rows.flops_of_token / cp)
+        assert guess.update()["gathered parameters"] == rows.update()["gathered parameters"]
+        assert guess.seconds["update"]["products"] == pytest.approx(
+            rows.seconds["update"]["products"]
+        )
+        assert guess.seconds["update"]["network"] > rows.seconds["update"]["network"]
+        assert guess.sampling() == rows.sampling()
+        for name, seconds in rows.seconds["sampling"].items():
+            assert guess.seconds["sampling"][name] == pytest.approx(seconds), name
+
+
+def test_kernels_of_accelerators_store_no_scores():
+    small = tuple(word for word in SMALL if word != "mesh=single")
+    stored, not_stored = (
+        estimate_of("mesh=v6e_1", f"model.attention={kernel}", small=small)
+        for kernel in ("xla", "splash")
+    )
+    assert not_stored.traced.kept < stored.traced.kept
+    assert not_stored.layer.kept < stored.layer.kept
+
+
+def test_a_sharded_run_gathers_a_layer_and_sends_its_gradients():
+    small = tuple(word for word in SMALL if word != "mesh=single")
+    one, eight = (estimate_of(f"mesh={mesh}", small=small) for mesh in ("h100_1", "h100_8"))
+    assert eight.resident()["parameters"] < one.resident()["parameters"] / 7
+    assert "gathered parameters" not in one.update()
+    assert eight.update()["gathered parameters"] > 0
+    assert one.seconds["update"]["network"] == 0 < eight.seconds["update"]["network"]
+    assert eight.seconds["update"]["products"] == pytest.approx(
+        one.seconds["update"]["products"] / 8, rel=0.01
+    )
+
+
+def test_demonstrations_are_not_sampled():
+    guess = estimate_of("experiment=arithmetic_sft", small=("mesh=single", "tracker=none"))
+    assert list(guess.memory) == ["update"]
+
+
+def test_a_sampler_that_runs_during_updates_needs_its_memory_beside_theirs():
+    guess = estimate_of("collector=asynchronous", "correction=token_truncate")
+    assert guess.run.overlaps
+    sampler = sum(guess.sampling().values()) + guess.copy()["sampling copy"]
+    alone = sum(guess.resident().values()) + sum(guess.update().values())
+    assert guess.total("update") == alone + sampler
+
+
+def test_sampling_devices_of_their_own_hold_no_optimizer():
+    small = tuple(word for word in SMALL if word != "mesh=single")
+    guess = estimate_of("mesh=h100_8", "mesh.fsdp=4", "mesh.rollout_devices=4", small=small)
+    assert "optimizer" not in guess.memory["sampling"]
+    assert guess.memory["sampling"]["sampling copy"] > 0
+    assert guess.run.policy.sampling_mesh.size == 4
+
+
+def test_a_sampling_layout_reads_fewer_parameters_and_divides_the_cache():
+    small = tuple(word for word in SMALL if word != "mesh=single")
+    small += ("mesh=h100_8", "mesh.fsdp=8")
+    plain, wide = (estimate_of(*words, small=small) for words in ((), ("mesh.sampling_tp=8",)))
+    assert wide.run.policy.sampling_mesh.devices_per_row == 8
+    assert bytes_of_token(wide.run) * 2 == bytes_of_token(
+        plain.run
+    )  # one of eight heads, and not two
+    copy = plain.copy()["sampling copy"]
+    assert copy / 8 < wide.copy()["sampling copy"] < copy / 5
+    assert wide.resident() == plain.resident()
+    seconds = [guess.seconds["sampling"] for guess in (plain, wide)]
+    assert seconds[1]["products"] == pytest.approx(seconds[0]["products"])
+    assert seconds[1]["network"] > seconds[0]["network"]
+
+
+def test_a_rollout_with_environments_is_estimated_and_named_in_a_compiled_plan():
+    guess = "rl4p.rollout.environments.guess.Guess"
+    run = estimate_of(
+        "rollout=environment",
+        "+environment@rollout.environment=gymnasium",
+        f"rollout.environment.factory._target_={guess}",
+        "reward=episode",
+    ).run
+    assert unplanned(run) == ["rollout=environment"]
+    assert unplanned(run, estimated=True) == []
+    rows = run.sequences
+    sizes = [(each.rows, each.columns) for each in run.phases.rollout.caches(run)]
+    columns = sizes[0][1]
+    assert columns >= run.prompt_columns + run.response_tokens
+    assert sizes == [(rows, columns), (rows, columns)]  # of the slots, and what turns keep
+    few = replace(run.phases.rollout, concurrency=4)
+    assert [each.rows for each in few.caches(run)] == [4, 4]
+
+
+@pytest.mark.parametrize("recipe", ["dpo", "lora", "ppo", "raft", "stale"])
+def test_every_kind_of_training_has_an_estimate(recipe):
+    guess = estimate_of(f"experiment=arithmetic_{recipe}", small=("mesh=single", "tracker=none"))
+    assert guess.total("update") > guess.update()["activations"] > 0
+    assert guess.layer.kept > 0
+
+
+def test_fewer_slots_take_more_decode_steps():
+    small = tuple(word for word in SMALL if word != "mesh=single")
+    all_at_once, few = (
+        estimate_of("mesh=h100_1", f"rollout.slots={slots}", small=small) for slots in (64, 4)
+    )
+    read = [each.seconds["sampling"]["memory"] for each in (all_at_once, few)]
+    assert read[1] > 2 * read[0]  # each step reads all parameters
+    assert few.sampling()["cache"] < all_at_once.sampling()["cache"]
+
+
+def test_offloaded_moments_are_on_the_device_when_one_gradient_is_left():
+    large = ("mesh=h100_1", "model.width=1024", "model.feed_forward_width=4096")
+    short = (*large, "update.tokens_per_microbatch=257")
+    plain, offloaded = estimate_of(*short), estimate_of(*short, "optimizer.offload=true")
+    trained = bytes_of_chip(plain.run.state.params)
+    assert plain.resident()["optimizer"] == pytest.approx(2 * trained, rel=1e-6)
+    assert offloaded.resident()["optimizer"] == 0
+    assert offloaded.update()["offloaded moments"] > 0
+    assert sum(offloaded.update().values()) == pytest.approx(3 * trained, rel=1e-6)
+    long = estimate_of(*large, "update.tokens_per_microbatch=65536", "optimizer.offload=true")
+    assert long.update()["offloaded moments"] == 0  # the activations take more
+    reference = estimate_of("mesh=h100_1", "kl=fixed", "reference.offload=true")
+    assert reference.resident()["reference and copies"] == 0

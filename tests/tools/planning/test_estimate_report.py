@@ -1,0 +1,183 @@
+"""Tests that an estimate says whether a run fits, and with what it would fit."""
+
+import json
+import re
+
+import pytest
+
+from experiments import memory
+from rl4p.base.errors import InputError, RunError
+from rl4p.configuration import compose, instantiate
+from rl4p.configuration.chips import CHIPS, GIB
+from rl4p.runs.build import build
+from rl4p.tools.planning import report
+from rl4p.tools.planning.estimate_report import base_of, estimate, needed, show_estimate
+from rl4p.tools.planning.topology import estimated, memory_of
+from tests.documents import ROOT
+
+TABLE = (ROOT / "experiments/memory.md").read_text()
+
+SEVEN = (
+    "model=scratch",
+    "model.width=3584",
+    "model.layers=28",
+    "model.heads=28",
+    "model.num_kv_heads=4",
+    "model.feed_forward_width=18944",
+    "model.vocabulary=152064",
+    "model.tied_embedding=false",
+    "model.dtype=bfloat16",
+    "tracker=none",
+    "prompts_per_step=8",
+    "group_size=8",
+    "max_prompt_tokens=512",
+    "max_response_tokens=512",
+)
+
+
+def report_of(*overrides):
+    return estimate(compose([*SEVEN, *overrides]))
+
+
+def test_what_does_not_fit_says_by_what_and_what_would_make_it_fit(monkeypatch):
+    monkeypatch.delenv("XLA_PYTHON_CLIENT_MEM_FRACTION", raising=False)
+    plan = report_of("mesh=h100_1")
+    assert not plan["fits"]
+    assert plan["memory"] == 0.75 * 80e9
+    assert plan["chip"] == "NVIDIA H100"
+    assert plan["verdict"].startswith("It does not fit by the estimate: ")
+    assert "(GiB: optimizer 56.74, gradients 56.74, parameters 28.37)" in plan["verdict"]
+    assert "adapters (model.lora.rank=16, with model.param_dtype=bfloat16 or nf4)" in plan["change"]
+    assert "JAX takes 75% of a GPU's 74.5 GiB (XLA_PYTHON_CLIENT_MEM_FRACTION)" in plan["verdict"]
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.5")
+    assert memory_of(estimated(instantiate(compose(["mesh=h100_1"]).mesh)))[1] == 40e9
+
+
+def test_the_layout_that_samples_fastest_is_named(capsys):
+    plan = report_of("mesh=h100_8")
+    tp, seconds = plan["faster_sampling"]
+    assert tp == 8  # which does not divide the 28 heads
+    assert seconds < 0.5 * max(plan["seconds_at_least"]["sampling"].values())
+    show_estimate(plan)
+    sentence = f"sampling with mesh.sampling_tp=8: at least {seconds:,.2f} s"
+    assert sentence in capsys.readouterr().out
+    with_it = report_of("mesh=h100_8", "mesh.sampling_tp=8")
+    assert max(with_it["seconds_at_least"]["sampling"].values()) == pytest.approx(seconds)
+    assert with_it["faster_sampling"] is None
+    show_estimate(with_it)
+    assert "sampling with" not in capsys.readouterr().out
+
+
+def test_an_update_that_recomputes_less_is_named_if_it_fits(capsys):
+    plan = report_of("mesh=v5p_8", "model.remat=layer")
+    seconds = plan["update_without_recomputed_layers"]
+    without = report_of("mesh=v5p_8", "model.remat=elementwise")
+    assert seconds == max(without["seconds_at_least"]["update"].values())
+    assert seconds < 0.8 * max(plan["seconds_at_least"]["update"].values())
+    assert without["update_without_recomputed_layers"] is None
+    show_estimate(plan)
+    sentence = f"update with model.remat=elementwise, which fits: at least {seconds:,.2f} s"
+    assert sentence in capsys.readouterr().out
+    held = sum(without["phases"]["update"].values()) / GIB
+    scarce = report_of("mesh=v5p_8", "model.remat=layer", f"plan.memory_gib={held - 0.01}")
+    assert scarce["update_without_recomputed_layers"] is None
+    show_estimate(scarce)
+    assert "model.remat=elementwise" not in capsys.readouterr().out
+
+
+def test_the_named_change_fits():
+    words = ("mesh=h100_8", "group_size=256", "update.tokens_per_microbatch=65536")
+    memory = "plan.memory_gib=34"
+    plan = report_of(*words, memory)
+    assert not plan["fits"]
+    assert plan["change"].startswith("rollout.slots=")
+    assert "update.tokens_per_microbatch=" in plan["change"]
+    again = report_of(*words, memory, *plan["change"].split())
+    assert again["fits"], again["verdict"]
+    assert again["change"] is None
+
+
+@pytest.mark.slow
+def test_rows_of_131072_tokens_fit_if_devices_share_them():
+    words = ("mesh=v5p_8", "mesh.sampling_tp=4", "model.remat=layer", "model.attention=splash")
+    words += ("max_response_tokens=130560", "model.max_positions=131072", "group_size=4")
+    one, four = report_of(*words), report_of(*words, "mesh.cp=4")
+    assert not one["fits"]
+    assert one["change"].startswith("devices that share a row (mesh.cp=2), adapters")
+    assert four["fits"]
+    assert four["mesh"] == {"dp": 1, "fsdp": 2, "cp": 4, "tp": 1}
+    activations = [plan["phases"]["update"]["activations"] for plan in (one, four)]
+    assert activations[1] == pytest.approx(activations[0] / 4, rel=0.05)
+
+
+def test_an_estimate_of_absent_chips_needs_neither_them_nor_their_compiler():
+    plan = report_of("mesh=v5p_64")
+    assert plan["fits"]
+    assert (plan["mesh"], plan["topology"]) == ({"dp": 1, "fsdp": 64, "tp": 1}, "v5p:4x4x4")
+    assert plan["memory"] == CHIPS["v5p"].memory == 95 * GIB
+    assert set(plan["seconds_at_least"]["update"]) == {"products", "memory", "network"}
+    json.dumps(plan)
+
+
+@pytest.mark.parametrize("option", ["search", "all_widths"])
+def test_options_of_compiled_plans_are_refused(option):
+    with pytest.raises(InputError, match=f"plan.{option} compiles programs: leave it or"):
+        report_of("mesh=h100_1", f"plan.{option}=true")
+
+
+def test_a_plan_of_an_estimate_is_written_and_printed(monkeypatch, tmp_path, capsys):
+    runtime = type("Runtime", (), {"runtime": type("Of", (), {"output_dir": str(tmp_path)})})
+    monkeypatch.setattr(report.HydraConfig, "get", lambda: runtime)
+    report.plan(compose([*SEVEN, "mesh=v5p_64", "plan.estimate=true"]))
+    written = json.loads((tmp_path / "plan.json").read_text())
+    assert written["estimate"]
+    assert written["fits"]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("64 x TPU v5 as fsdp 64: 8 prompts x 8 samples of at most 512 + 512")
+    assert lines[1].split() == ["GiB", "sampling", "update"]
+    rows = {" ".join(line.split()[:-2]): line.split()[-2:] for line in lines[2:] if "  " in line}
+    assert rows["parameters"] == ["0.44", "0.44"]
+    total = [sum(parts.values()) / GIB for parts in written["phases"].values()]
+    assert [float(x) for x in rows["total"]] == pytest.approx(total, abs=0.006)
+    assert lines[-1] == written["verdict"]
+    with pytest.raises(RunError, match="does not fit by the estimate"):
+        report.plan(compose([*SEVEN, "mesh=l4_1", "plan.estimate=true"]))
+
+
+def test_a_run_begins_with_its_memory_and_its_time():
+    config = compose(["model=tiny", "mesh=single", "steps=50"])
+    memory, time = needed(config, build(config).evaluation)
+    assert re.fullmatch(
+        r"memory of a device by estimate, GiB: sampling [\d.]+, update [\d.]+, of [\d.]+", memory
+    )
+    assert re.fullmatch(
+        r"time by estimate, without compilation: a step [\d.]+ s, an evaluation [\d.]+ s; "
+        r"50 steps and \d+ evaluations take \d+ min",
+        time,
+    )
+
+
+# A cell of the table in experiments/memory.md.
+
+
+def test_seven_billion_parameters_in_4_bits_fit_on_24_gigabytes_at_2048_tokens(
+    monkeypatch, tmp_path
+):
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", memory.SHARE)
+    guess = memory.estimate_of(memory.folder_of("Qwen2.5-7B", tmp_path), "QLoRA")
+    size = memory_of(estimated(instantiate(compose(["mesh=rtx4090_1"]).mesh)))[1]
+    (longest,) = memory.longest(guess, [size])
+    assert longest is not None
+    assert longest >= 2048
+    (row,) = [x for x in TABLE.splitlines() if x.startswith("| Qwen2.5-7B | QLoRA |")]
+    assert row.split("|")[4].strip() == f"{longest:,}"
+    base = base_of(guess.run)
+    assert base is not None
+    assert base["bytes_of_layers"] / base["parameters_of_layers"] <= 0.6
+    assert base["parameters"] == pytest.approx(7.62e9, rel=0.001)
+    assert base["bytes"] / base["parameters"] == pytest.approx(0.77, abs=0.005)
+
+
+def test_the_table_has_every_model_and_kind_of_training():
+    rows = [[cell.strip() for cell in x.split("|")[1:3]] for x in TABLE.splitlines() if "|" in x]
+    assert rows[2:] == [[name, kind] for name in memory.MODELS for kind in memory.KINDS]
