@@ -18,7 +18,8 @@ from tests.options import keys_of, option, parents_of
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE, CONF, EXPERIMENTS = ROOT / "rl4p", ROOT / "conf", ROOT / "experiments"
 
-# For each configuration group, the package of its options, with one module for each.
+# For each configuration group, the package of its options, with one module for each, or the module
+# of all of them.
 PHASES = {
     **{group: f"rl4p.{group}" for group in ("rollout", "reward", "advantage", "update")},
     **{group: f"rl4p.learner.{group}" for group in ("correction", "kl", "entropy")},
@@ -84,7 +85,7 @@ TARGETS = [
 def test_a_phase_has_one_name_in_its_yaml_file_its_module_and_its_class(path: Path) -> None:
     group, name = path.parent.name, path.stem
     module, _, class_name = keys_of(path)["_target_"].rpartition(".")
-    assert module == f"{PHASES[group]}.{name}"
+    assert module in (PHASES[group], f"{PHASES[group]}.{name}")
     assert class_name.casefold() == name.replace("_", "")
 
 
@@ -99,8 +100,10 @@ def test_a_phase_is_one_documented_frozen_dataclass(path: Path) -> None:
         and member.__module__ == module.__name__
         and not name.startswith("_")
     ]
-    (phase,) = public
-    assert phase is locate(target)
+    phase = locate(target)
+    assert phase in public
+    # A group whose options are short has one module for all of them.
+    assert public == [phase] or module.__name__ == PHASES[path.parent.name]
     assert phase.__dataclass_params__.frozen
     assert all(field.kw_only for field in dataclasses.fields(phase))
     # Without a docstring a dataclass gets its signature as one.
@@ -138,7 +141,7 @@ def test_a_module_has_a_test_file_of_its_own(path: Path) -> None:
 
 def test_the_package_is_a_few_rooms_beside_its_entry_points() -> None:
     names = {path.stem for path in PACKAGE.iterdir() if path.name[0] != "_"}
-    assert len(names - set(ENTRY_POINTS)) <= 20
+    assert len(names - set(ENTRY_POINTS)) <= 16
 
 
 def imports_of(source: str, modules: set[str]) -> set[str]:
@@ -179,12 +182,12 @@ def test_the_table_of_layers_is_the_house() -> None:
 
 
 def test_no_file_is_a_drawer() -> None:
-    drawers = {"utils", "util", "helpers", "helper", "misc", "common", "base", "tools"}
+    drawers = {"utils", "util", "helpers", "helper", "misc", "common"}
     assert not [relative(path) for path in MODULES if drawers & {path.stem, path.parent.name}]
 
 
 def test_files_are_short() -> None:
-    assert not {relative(path): lines(path) for path in MODULES if lines(path) > 400}
+    assert not {relative(path): lines(path) for path in MODULES if lines(path) > 500}
 
 
 def test_the_loop_is_read_at_a_glance() -> None:

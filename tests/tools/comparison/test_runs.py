@@ -89,6 +89,6 @@ def test_the_reason_of_a_failure_is_the_last_line_of_its_log(tmp_path, status):
         write_run(folder, status=status)
     else:
         (folder / ".hydra").mkdir(parents=True)
-    (folder / "train.log").write_text("The job ended\nrl4p.errors.RunError: out of memory\n\n")
+    (folder / "train.log").write_text("The job ended\nrl4p.base.errors.RunError: out of memory\n\n")
     _, (bad,) = read_folders([tmp_path])
     assert bad.reason.endswith(" (rl4p.base.errors.RunError: out of memory)")
