@@ -21,11 +21,13 @@ def job(config: "DictConfig") -> float:
         from rl4p.distributed.processes import (
             reporting_errors,  # imports JAX, which --help and --cfg do not need
         )
+        from rl4p.runs.outcome import objective
         from rl4p.runs.run import run
-        from rl4p.runs.sweep import objective
+        from rl4p.tools.planning.estimate_report import needed
+        from rl4p.tools.planning.report import refuse_what_does_not_fit
 
     with reporting_errors():
-        return objective(run(config))
+        return objective(run(config, check=refuse_what_does_not_fit, estimate=needed))
 
 
 def join(config: "DictConfig") -> AbstractContextManager[bool]:
@@ -39,7 +41,7 @@ def join(config: "DictConfig") -> AbstractContextManager[bool]:
 
 def after_sweep(folder: Path, runs: Sequence[Path]) -> None:
     """Compares the runs of a sweep that have finished."""
-    from rl4p.runs.sweep import compare_runs
+    from rl4p.tools.comparison.report import compare_runs
 
     compare_runs(folder, runs)
 

@@ -27,7 +27,7 @@ def test_a_job_is_a_run_whose_errors_the_other_processes_hear_of(monkeypatch):
             said.append(str(error))
             raise
 
-    def run(config):
+    def run(config, *, check, estimate):
         said.append(config)
         if config == "bad":
             raise ValueError("wrong")

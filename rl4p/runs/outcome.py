@@ -117,3 +117,13 @@ def params_sha256(params: Params) -> str:
         digest.update(f"{name} {array.shape} {array.dtype}\n".encode())
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()
+
+
+def objective(summary: Mapping[str, Any]) -> float:
+    """Returns the mean pass@1 over all tasks of the last evaluation of a run.
+
+    It is nan for a run without an evaluation.
+    """
+    last = summary["evaluation"]["last"]
+    scores = [float(value) for name, value in last.items() if name.endswith("/pass_at_1")]
+    return statistics.fmean(scores) if scores else float("nan")

@@ -13,10 +13,10 @@ from rl4p.distributed.processes import to_host
 from rl4p.model.token_texts import token_texts
 from rl4p.protocols.hook import StepInfo
 from rl4p.protocols.tracker import TrackedRun
+from rl4p.runs.grading import STATUS, grades_of
 from rl4p.runs.record import Record
 from rl4p.runs.sample import Sample
 from rl4p.runs.turns import rows_of_turns
-from rl4p.tools.grading import STATUS, grades_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -3,7 +3,7 @@
 import importlib.metadata
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,7 @@ from rl4p.loop.compilation import (
     compilation,
     keep_programs,
 )
+from rl4p.loop.evaluation import Evaluation
 from rl4p.loop.loop import run_hooks, train
 from rl4p.loop.stopwatch import doing
 from rl4p.protocols.hook import Hook, OpensHook
@@ -60,8 +61,6 @@ from rl4p.runs.tolerance import RunConsole, Tolerance, Tolerated
 from rl4p.runs.tracker.none import NoTracker
 from rl4p.runs.tracker.several import SeveralRuns
 from rl4p.runs.unusual_options import unusual_options
-from rl4p.tools.planning.estimate_report import needed
-from rl4p.tools.planning.report import refuse_what_does_not_fit
 
 log = logging.getLogger(__name__)
 
@@ -69,8 +68,18 @@ PLOTS = {plot_learning_curve: "learning_curve.png", plot_collector: "collector.p
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "numpy")
 
 
-def run(config: DictConfig) -> dict[str, Any]:
+def run(
+    config: DictConfig,
+    *,
+    check: Callable[[DictConfig], None],
+    estimate: Callable[[DictConfig, Evaluation], list[str]],
+) -> dict[str, Any]:
     """Runs or resumes an experiment and returns its summary.
+
+    Args:
+      config: the resolved configuration.
+      check: what `plan.check` calls before the run, to refuse one that does not fit.
+      estimate: returns sentences about the memory and the time of a large run.
 
     Raises:
       InputError, RunError: raised by the parts of the run.
@@ -103,7 +112,7 @@ def run(config: DictConfig) -> dict[str, Any]:
             raise InputError(f"{folder} already contains a run: continue it with {resume}.")
         refuse_what_only_a_plan_reads(config)
         if config.plan.check:
-            refuse_what_does_not_fit(config)
+            check(config)
         tracker = instantiate(config.tracker) if first() else NoTracker()
         mirror = run_mirror(config, folder) if first() else None
         with doing("starting", started):
@@ -115,7 +124,7 @@ def run(config: DictConfig) -> dict[str, Any]:
         log.info("%s", experiment.sizes)
         if first() and is_large(experiment.loop.policy, experiment.state.params):
             with tolerance.of("The estimate of memory and time"):
-                for sentence in needed(config, experiment.evaluation):
+                for sentence in estimate(config, experiment.evaluation):
                     terminal.print(sentence)
         unusual = unusual_options(experiment.loop, experiment.state.params, experiment.prompts)
         for sentence in (*experiment.idle_options, *unusual) if first() else ():

@@ -26,11 +26,11 @@ from rl4p.data.extraction import extract
 from rl4p.data.quantity import quantity
 from rl4p.data.rows import digest
 from rl4p.protocols.reward import TextReward
+from rl4p.runs.grading import graded, mean_grades, text_reward
 from rl4p.runs.lines import encoded
 from rl4p.runs.record import Record, replace_file
 from rl4p.runs.sample import Sample
 from rl4p.runs.sample_file import read_samples
-from rl4p.tools.grading import graded, mean_grades, text_reward
 
 MAY_SET = ("reward", "max_response_tokens", "experiment", "trusted_targets", "allow")
 OF_RUN = ("reward", "max_response_tokens")

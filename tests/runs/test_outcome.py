@@ -1,8 +1,10 @@
 """What a run has achieved; test_run.py tests the summary of a run with its steps."""
 
+import math
+
 import numpy as np
 
-from rl4p.runs.outcome import idle_steps, params_sha256
+from rl4p.runs.outcome import idle_steps, objective, params_sha256
 
 
 def test_steps_that_did_nothing_are_counted(tmp_path):
@@ -27,3 +29,10 @@ def test_the_digest_sees_names_shapes_dtypes_and_bytes():
     digests = [params_sha256(tree) for tree in (base, *others)]
     assert len(set(digests)) == 5
     assert params_sha256(dict(reversed(base.items()))) == digests[0]
+
+
+def test_a_search_maximizes_the_mean_pass_at_1_of_the_last_evaluation():
+    last = {"eval/a/pass_at_1": 0.5, "eval/b/pass_at_1": 1.0, "eval/b/pass_at_8": 0.0}
+    first = {"eval/a/pass_at_1": 0.1}
+    assert objective({"evaluation": {"first": first, "last": last, "best": {}}}) == 0.75
+    assert math.isnan(objective({"evaluation": {"first": {}, "last": {}, "best": {}}}))

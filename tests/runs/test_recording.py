@@ -12,10 +12,10 @@ from rl4p.base.types import Finish
 from rl4p.configuration import compose
 from rl4p.loop.loop import train
 from rl4p.runs.build import build
+from rl4p.runs.grading import STATUS
 from rl4p.runs.record import Record
 from rl4p.runs.recording import RecordSamples, samples_of
 from rl4p.runs.sample import Sample
-from rl4p.tools.grading import STATUS
 
 pytestmark = pytest.mark.mixed_dtypes
 

@@ -1,7 +1,6 @@
 """Tests sweeps of real runs: their launchers, their ends, and that a killed one resumes."""
 
 import json
-import math
 import os
 import re
 import signal
@@ -13,7 +12,6 @@ from pathlib import Path
 import mlflow
 import pytest
 
-from rl4p.runs.sweep import best_values, objective
 from tests.runs.conftest import assert_same_checkpoint, lines, summary
 
 JOBLIB = ("hydra/launcher=joblib",)
@@ -158,17 +156,3 @@ def test_a_sweep_resumes_bit_for_bit(whole, command, tmp_path, launcher, number)
         assert samples == (whole / job / "samples.jsonl").read_text()
         assert summary(folder / job)["params_sha256"] == summary(whole / job)["params_sha256"]
         assert_same_checkpoint(folder / job, whole / job)
-
-
-def test_a_search_maximizes_the_mean_pass_at_1_of_the_last_evaluation():
-    last = {"eval/a/pass_at_1": 0.5, "eval/b/pass_at_1": 1.0, "eval/b/pass_at_8": 0.0}
-    first = {"eval/a/pass_at_1": 0.1}
-    assert objective({"evaluation": {"first": first, "last": last, "best": {}}}) == 0.75
-    assert math.isnan(objective({"evaluation": {"first": {}, "last": {}, "best": {}}}))
-
-
-def test_the_best_values_of_a_search_are_read(tmp_path):
-    assert best_values(tmp_path) is None
-    results = "name: optuna\nbest_params: {seed: 1, kl.beta: 0.1}\nbest_value: 0.5\n"
-    (tmp_path / "optimization_results.yaml").write_text(results)
-    assert best_values(tmp_path) == "best: seed=1 kl.beta=0.1 (pass@1 0.500)"

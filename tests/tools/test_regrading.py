@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from rl4p.base.errors import InputError, RunError
-from rl4p.tools import grading
+from rl4p.runs import grading
 from rl4p.tools.regrading import regrade
 
 SUM = {"prompt": "1+1", "answer": "2", "response": "It is #### 2"}

@@ -2,24 +2,30 @@
 
 import json
 import math
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from rich.table import Table
 
-from rl4p.base.errors import RunError
+from rl4p.base.errors import InputError, RunError
 from rl4p.base.terminal.console import VisibleConsole
-from rl4p.base.terminal.text import visible
+from rl4p.base.terminal.text import visible, write
 from rl4p.configuration.earlier_result import is_document_with, is_page_of, refuse_other_file
+from rl4p.configuration.yaml_file import read_yaml
 from rl4p.runs.record import replace_file
+from rl4p.runs.tracker.sweep import attach_comparison
 from rl4p.tools.comparison import paper, words
 from rl4p.tools.comparison.analysis import Comparison, analysed
 from rl4p.tools.comparison.measures import LAST, Value
 from rl4p.tools.comparison.page import page
-from rl4p.tools.comparison.runs import LeftOut, Run
+from rl4p.tools.comparison.runs import LeftOut, Run, read_folders
 from rl4p.tools.comparison.statistics import LEVEL
 from rl4p.tools.comparison.tables import tables
+
+BEST = "optimization_results.yaml"  # which the Optuna sweeper writes
 
 
 def compare(
@@ -61,6 +67,37 @@ def compare(
     for name, content in files.items():
         replace_file(comparison.folder / name, content)
     return comparison
+
+
+def compare_runs(folder: Path, runs: Sequence[Path]) -> None:
+    """Prints the comparison of the runs of a sweep, and writes its page.
+
+    Args:
+      folder: the folder of the sweep; the page is `compare/index.html` in it.
+      runs: the folders of the runs that have finished.
+    """
+    if (best := best_values(folder)) is not None:
+        write(best)
+    if not runs:
+        return
+    out = folder / "compare"
+    try:
+        comparison = compare(*read_folders(runs), out)
+        print_comparison(comparison)
+        means = {result.group.name: result.iqm for result in comparison.results}
+        attach_comparison(folder, out, markdown(comparison), means)
+    except (InputError, RunError, OSError) as error:  # the runs have ended and are complete
+        write(f"The runs of this sweep cannot be compared: {error}", sys.stderr)
+
+
+def best_values(folder: Path) -> str | None:
+    """Returns a line with the best values that a search found; None if it is no search."""
+    try:
+        best = read_yaml(folder / BEST)
+        values = " ".join(f"{key}={value}" for key, value in best["best_params"].items())
+        return f"best: {values} (pass@1 {best['best_value']:.3f})"
+    except (InputError, OSError, KeyError, TypeError, ValueError, yaml.YAMLError):
+        return None
 
 
 def _listed(path: Path) -> list[str]:

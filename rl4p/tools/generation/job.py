@@ -20,6 +20,7 @@ from rl4p.configuration.earlier_result import is_document_with, refuse_other_fil
 from rl4p.configuration.resume import OF_RESPONSES
 from rl4p.data.prompting import prompted
 from rl4p.data.prompts import system_of
+from rl4p.runs.grading import graded, mean_grades
 from rl4p.runs.record import replace_file
 from rl4p.runs.sample import Sample
 from rl4p.runs.sample_file import SampleFile
@@ -30,7 +31,6 @@ from rl4p.tools.generation.options import Server, read_options
 from rl4p.tools.generation.responses import ResponseSet
 from rl4p.tools.generation.selection import check_reward, demonstration, kept
 from rl4p.tools.generation.sources import of_policy, of_server
-from rl4p.tools.grading import graded, mean_grades
 
 
 def generate(lines: Sequence[str]) -> None:

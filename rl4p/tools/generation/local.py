@@ -13,9 +13,9 @@ from rl4p.model.policy import Policy
 from rl4p.protocols.engine import Request
 from rl4p.rollout.response_keys import response_keys
 from rl4p.rollout.sampler import Sampler
+from rl4p.runs.grading import STATUS
 from rl4p.runs.sample import Sample
 from rl4p.tools.generation.responses import ResponseSet
-from rl4p.tools.grading import STATUS
 
 
 def sample_locally(

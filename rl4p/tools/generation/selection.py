@@ -8,9 +8,9 @@ from typing import Any
 
 from rl4p.base.errors import InputError
 from rl4p.base.types import Question
+from rl4p.runs.grading import text_reward
 from rl4p.runs.sample import Sample, Status
 from rl4p.tools.generation.options import GenerateOptions
-from rl4p.tools.grading import text_reward
 
 TOTAL = "reward"  # the name of the total reward
 

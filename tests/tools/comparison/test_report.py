@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from rl4p.base.errors import InputError, RunError
-from rl4p.tools.comparison.report import compare, print_comparison
+from rl4p.tools.comparison.report import best_values, compare, print_comparison
 from rl4p.tools.comparison.runs import read_folders
 from tests.tools.comparison.conftest import METRIC, write_run
 
@@ -124,3 +124,10 @@ def test_a_comparison_does_not_import_jax():
     code = "import sys, rl4p.tools.comparison.report, rl4p.tools.comparison.mlflow;"
     code += "sys.exit(bool({'jax', 'mlflow'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_best_values_of_a_search_are_read(tmp_path):
+    assert best_values(tmp_path) is None
+    results = "name: optuna\nbest_params: {seed: 1, kl.beta: 0.1}\nbest_value: 0.5\n"
+    (tmp_path / "optimization_results.yaml").write_text(results)
+    assert best_values(tmp_path) == "best: seed=1 kl.beta=0.1 (pass@1 0.500)"

@@ -7,11 +7,11 @@ from rl4p.base.types import Finish
 from rl4p.reward.correct import Correct
 from rl4p.reward.format import Format
 from rl4p.reward.weighted import Weighted
+from rl4p.runs.grading import graded
 from rl4p.runs.sample import Status
 from rl4p.tools.generation.job import prompt_of
 from rl4p.tools.generation.options import GenerateOptions
 from rl4p.tools.generation.selection import check_reward, demonstration, kept
-from rl4p.tools.grading import graded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +108,7 @@ def test_texts_are_graded_by_the_terms_of_the_reward(reward, questions, respond,
 def test_more_responses_than_are_graded_together(reward, questions, respond, grades, monkeypatch):
     responses = [respond(questions[0], n, f"#### {n}") for n in range(40)]
     whole = grades(responses, reward)
-    monkeypatch.setattr("rl4p.tools.grading.AT_A_TIME", 7)
+    monkeypatch.setattr("rl4p.runs.grading.AT_A_TIME", 7)
     assert grades(responses, reward) == whole
     assert [row.sample for row in whole if row.terms["correct"]] == [33]
 
@@ -151,7 +151,7 @@ def test_the_responses_to_a_prompt_are_graded_together(questions, respond, grade
             seen.append([[episode.response for episode in group] for group in groups])
             return [[len(group)] * len(group) for group in groups]
 
-    monkeypatch.setattr("rl4p.tools.grading.AT_A_TIME", 4)
+    monkeypatch.setattr("rl4p.runs.grading.AT_A_TIME", 4)
     counts = (3, 2, 2, 9)
     responses = [
         respond(question, n, f"{i}{n}")

@@ -7,8 +7,8 @@ import pytest
 from rl4p.base.errors import InputError, RunError
 from rl4p.base.types import Episode, Prompt
 from rl4p.reward.weighted import Weighted
-from rl4p.tools import grading
-from rl4p.tools.grading import Grades, grade, text_reward
+from rl4p.runs import grading
+from rl4p.runs.grading import Grades, grade, text_reward
 
 GRADES = {"?": float("nan"), "-": None}
 

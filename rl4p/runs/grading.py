@@ -1,4 +1,4 @@
-"""The grades of samples, and the jobs that grade without training."""
+"""The grades of samples, of a run and of jobs that grade without training."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
