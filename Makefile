@@ -3,7 +3,7 @@
 #   make train                            the default run; ARGS="advantage=rloo seed=1" changes it
 #   make test                             lint, and the fast tests; ARGS="-k grpo" selects some
 #   make slow                             the tests that `make test` leaves out
-#   make mutants                          mutation tests: a test must detect each fault in the code
+#   make mutants                          puts known faults into the code: a test must detect each
 #   make drills                           faults and attacks, really carried out; takes an hour
 #   make tpu-plan                         plans for TPUs, on a machine without TPUs
 #   make gpu-plan                         plans for NVIDIA GPUs, on a machine without them

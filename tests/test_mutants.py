@@ -15,9 +15,10 @@ from tests.mutants.mutant import ROOT, read
 MUTANTS = read()
 
 
-def test_there_are_many_with_names_of_their_own():
+def test_they_are_at_most_300_with_names_of_their_own():
+    """Each quotes a line that later changes have to renew, so that only real traps have one."""
     names = [mutant.name for mutant in MUTANTS]
-    assert len(names) == len(set(names)) >= 80
+    assert 200 <= len(names) == len(set(names)) <= 300
 
 
 def fault(mutant) -> str | None:
