@@ -380,10 +380,10 @@ def make_state():
 @pytest.fixture(scope="session")
 def make_phases():
     """Phases with nothing beside the update's own loss, unless a test says otherwise."""
-    from rl4p.learner.correction.none import NONE as NO_CORRECTION
-    from rl4p.learner.critic.none import NONE as NO_CRITIC
-    from rl4p.learner.entropy.none import NONE as NO_ENTROPY
-    from rl4p.learner.kl.none import NONE as NO_KL
+    from rl4p.learner.correction import NONE as NO_CORRECTION
+    from rl4p.learner.critic import NONE as NO_CRITIC
+    from rl4p.learner.entropy import NONE as NO_ENTROPY
+    from rl4p.learner.kl import NONE as NO_KL
     from rl4p.loop.phases import Phases
 
     def make(**phases):

@@ -40,13 +40,10 @@ from rl4p.base.types import (
 )
 from rl4p.distributed import placement
 from rl4p.distributed.mesh import Mesh
-from rl4p.learner.correction import none as correction
-from rl4p.learner.critic import none as critic
-from rl4p.learner.entropy import none as entropy
+from rl4p.learner import correction, critic, entropy, kl
 from rl4p.learner.gradient_step import gradient_step
-from rl4p.learner.kl import none as kl
 from rl4p.learner.objective import Objective
-from rl4p.learner.optimizer.adamw import AdamW
+from rl4p.learner.optimizer import AdamW
 from rl4p.model.decoder import Decoder, DecoderConfig
 from rl4p.model.kernels import Kernel
 from rl4p.model.policy import Policy

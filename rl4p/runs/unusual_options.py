@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from rl4p.base.types import Params, Prompt
-from rl4p.learner.optimizer.adamw import AdamW
+from rl4p.learner.optimizer import AdamW
 from rl4p.loop.parts import Loop
 from rl4p.model.policy import Policy
 from rl4p.protocols.traits import RewardTraits, RolloutTraits

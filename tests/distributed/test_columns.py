@@ -147,13 +147,13 @@ import sys, jax, jax.numpy as jnp, numpy as np
 from dataclasses import replace
 from rl4p.distributed import placement
 from rl4p.distributed.mesh import Mesh
-from rl4p.learner.correction import none as correction
-from rl4p.learner.critic import none
-from rl4p.learner.critic.separate import Separate
-from rl4p.learner.critic.shared import Shared
-from rl4p.learner.entropy.bonus import Bonus
+from rl4p.learner import correction
+from rl4p.learner import critic
+from rl4p.learner.critic import Separate
+from rl4p.learner.critic import Shared
+from rl4p.learner.entropy import Bonus
 from rl4p.learner.gradient_step import forward_backward
-from rl4p.learner.kl import none as kl
+from rl4p.learner import kl
 from rl4p.learner.logprobs import ScoreOptions, score_tokens
 from rl4p.learner.objective import Objective
 from rl4p.model.decoder import Decoder, DecoderConfig
@@ -180,7 +180,7 @@ config = DecoderConfig(**{
 decoder = Decoder(config=config, remat="layer", experts="grouped" if name == "experts" else "dense")
 start, frozen = decoder.init(jax.random.key(0)), {}
 if name == "packed":
-    critic = none.NONE()
+    no_critic = critic.NONE()
 else:
     critic = Separate() if name == "dense" else Shared()
     head = critic.init(decoder, start)

@@ -16,16 +16,16 @@ import dataclasses, sys, jax, numpy as np
 from rl4p.advantage.grpo import GRPO
 from rl4p.data.arithmetic import Arithmetic
 from rl4p.data.prompts import encode_prompts
-from rl4p.learner.correction import none as correction
-from rl4p.learner.critic import none as critic
-from rl4p.learner.entropy import none as entropy
-from rl4p.learner.kl import none as kl
+from rl4p.learner import correction
+from rl4p.learner import critic
+from rl4p.learner import entropy
+from rl4p.learner import kl
 from rl4p.distributed import placement
 from rl4p.distributed.mesh import Mesh
 from rl4p.learner.objective import Objective
 from rl4p.learner.logprobs import ScoreOptions, score_tokens
 from rl4p.model.scratch import Scratch
-from rl4p.learner.optimizer.adamw import AdamW
+from rl4p.learner.optimizer import AdamW
 from rl4p.rollout.continuous import Continuous
 from rl4p.rollout.naive_sampler import NaiveSampler
 from rl4p.base.types import Rewards, TrainingBatch, TrainState

@@ -4,7 +4,7 @@ import pytest
 from rl4p.base.errors import InputError
 from rl4p.distributed.parameters import DECLARED, Parameter, declared
 from rl4p.distributed.partition import specs
-from rl4p.learner.optimizer.blocks import is_matrix
+from rl4p.learner.optimizer import is_matrix
 from rl4p.model.decoder import Decoder, DecoderConfig
 
 SHAPE = {"vocabulary": 24, "width": 16, "layers": 2, "heads": 4, "num_kv_heads": 2}

@@ -7,10 +7,8 @@ from jax.sharding import PartitionSpec
 from rl4p.base.errors import InputError
 from rl4p.distributed import partition
 from rl4p.distributed.mesh import Mesh, sizes_of
-from rl4p.learner.optimizer.adafactor import Adafactor
-from rl4p.learner.optimizer.adamw import AdamW
-from rl4p.learner.optimizer.adamw_8bit import AdamW8Bit
-from rl4p.learner.optimizer.muon import Muon
+from rl4p.learner.adamw_8bit import AdamW8Bit
+from rl4p.learner.optimizer import Adafactor, AdamW, Muon
 from rl4p.model.decoder import Decoder, DecoderConfig
 from rl4p.model.lora import LoRA
 from rl4p.model.scratch import Scratch

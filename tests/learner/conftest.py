@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 
 from rl4p.base.types import Microbatching, Sampling, TrainingBatch
+from rl4p.distributed.parameters import DECLARED, Parameter, vector
 from rl4p.learner.logprobs import ScoreOptions, score_tokens
 
 B, T = 8, 16
@@ -26,3 +27,11 @@ def batch(policy, params, make_trajectories):
         loss_mask_BT=mask,
         scores={"proximal_logprobs": jnp.where(mask, logprobs + noise, 0)},
     )
+
+
+@pytest.fixture
+def toys(monkeypatch):
+    """Declares the parameters of small trees that no module owns."""
+    for name in ("kernel", "gate", "up", "down"):
+        monkeypatch.setitem(DECLARED, name, Parameter((None, None)))
+    monkeypatch.setitem(DECLARED, "bias", vector())

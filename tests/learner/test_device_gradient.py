@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from rl4p.base.types import Sampling, TrainingBatch
-from rl4p.learner.correction.sequence_mask import SequenceMask
-from rl4p.learner.critic.shared import Shared
-from rl4p.learner.entropy.top_tokens import TopTokens
+from rl4p.learner.correction import SequenceMask
+from rl4p.learner.critic import Shared
+from rl4p.learner.entropy import TopTokens
 from rl4p.learner.gradient_step import forward_backward
-from rl4p.learner.kl.fixed import Fixed
-from rl4p.learner.optimizer.sgd import SGD
+from rl4p.learner.kl import Fixed
+from rl4p.learner.optimizer import SGD
 from rl4p.learner.packing import Packing
 from rl4p.rollout.answers import answers
 from rl4p.update.dpo import DPO

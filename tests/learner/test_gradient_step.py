@@ -16,7 +16,7 @@ import pytest
 from rl4p.base.errors import RunError
 from rl4p.base.types import Sampling, TrainingBatch, TrainState, Trajectories
 from rl4p.learner.gradient_step import forward_backward, gradient_step, optimizer_step, summarise
-from rl4p.learner.optimizer.adamw import AdamW
+from rl4p.learner.optimizer import AdamW
 from rl4p.model.decoder import Decoder, DecoderConfig
 from rl4p.update.dpo import DPO
 from rl4p.update.ppo import PPO

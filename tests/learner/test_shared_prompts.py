@@ -8,8 +8,7 @@ import pytest
 
 from rl4p.base.types import Microbatching, Sampling, TrainingBatch
 from rl4p.distributed.mesh import Mesh
-from rl4p.learner.critic.separate import Separate
-from rl4p.learner.critic.shared import Shared
+from rl4p.learner.critic import Separate, Shared
 from rl4p.learner.gradient_step import gradient_step, shares_prompts
 from rl4p.learner.logprobs import ScoreOptions, score_tokens
 from rl4p.learner.shared_prompts import SharedPrompts, keys_of_equal_cost, pays

@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 
 from rl4p.base.types import Sampling
-from rl4p.learner.correction.token_truncate import TokenTruncate
-from rl4p.learner.critic.shared import Shared
-from rl4p.learner.entropy.bonus import Bonus
-from rl4p.learner.entropy.top_tokens import TopTokens
-from rl4p.learner.kl.fixed import Fixed
+from rl4p.learner.correction import TokenTruncate
+from rl4p.learner.critic import Shared
+from rl4p.learner.entropy import Bonus, TopTokens
+from rl4p.learner.kl import Fixed
 from rl4p.learner.logprobs import trunk
 from rl4p.learner.token_loss import token_loss
 from rl4p.update.ppo import PPO

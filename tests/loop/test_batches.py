@@ -10,7 +10,7 @@ import pytest
 from rl4p.advantage.grpo import GRPO
 from rl4p.base.errors import RunError
 from rl4p.learner.gradient_step import gradient_step
-from rl4p.learner.optimizer.adamw import AdamW
+from rl4p.learner.optimizer import AdamW
 from rl4p.loop.batches import rollout_batch, rollout_batches
 from rl4p.loop.collector.synchronous import Synchronous
 from rl4p.loop.evaluation import Evaluation

@@ -12,8 +12,7 @@ from rl4p.advantage.gae import GAE
 from rl4p.advantage.running_baseline import RunningBaseline
 from rl4p.base.errors import RunError
 from rl4p.base.types import Finish
-from rl4p.learner.kl.fixed import Fixed
-from rl4p.learner.kl.none import NONE
+from rl4p.learner.kl import NONE, Fixed
 from rl4p.learner.masking import spread_over_tokens
 from rl4p.loop.estimate import estimate
 

@@ -11,7 +11,7 @@ import pytest
 from rl4p.base.errors import InputError
 from rl4p.base.types import Rewards
 from rl4p.engine.in_process import InProcess
-from rl4p.learner.optimizer.adamw import AdamW
+from rl4p.learner.optimizer import AdamW
 from rl4p.loop.evaluation import Evaluation, greedy_answers
 from rl4p.protocols.hook import StepInfo
 from rl4p.reward.weighted import Weighted

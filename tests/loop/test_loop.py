@@ -11,12 +11,11 @@ import rl4p.loop.scoring
 from rl4p.advantage.gae import GAE
 from rl4p.advantage.grpo import GRPO
 from rl4p.base.errors import RunError
-from rl4p.learner.critic.shared import Shared
-from rl4p.learner.entropy.bonus import Bonus
-from rl4p.learner.kl.adaptive import Adaptive
-from rl4p.learner.kl.fixed import Fixed
+from rl4p.learner.critic import Shared
+from rl4p.learner.entropy import Bonus
+from rl4p.learner.kl import Adaptive, Fixed
 from rl4p.learner.masking import spread_over_tokens
-from rl4p.learner.optimizer.adamw import AdamW
+from rl4p.learner.optimizer import AdamW
 from rl4p.loop.collector.synchronous import Synchronous
 from rl4p.loop.evaluation import Evaluation
 from rl4p.loop.loop import Loop, run_hooks, train

@@ -12,9 +12,9 @@ import pytest
 
 from rl4p.advantage.gae import GAE
 from rl4p.base.errors import InputError
-from rl4p.learner.critic.shared import Shared
-from rl4p.learner.entropy.adaptive import Adaptive as AdaptiveEntropy
-from rl4p.learner.kl.adaptive import Adaptive as AdaptiveKL
+from rl4p.learner.critic import Shared
+from rl4p.learner.entropy import Adaptive as AdaptiveEntropy
+from rl4p.learner.kl import Adaptive as AdaptiveKL
 from rl4p.reward.weighted import Weighted
 from rl4p.update.ppo import PPO
 

@@ -11,10 +11,10 @@ import rl4p.loop.scoring
 from rl4p.base.errors import RunError
 from rl4p.base.types import Episode, Turn
 from rl4p.distributed.mesh import Mesh
-from rl4p.learner.critic.shared import Shared
-from rl4p.learner.kl.fixed import Fixed
+from rl4p.learner.critic import Shared
+from rl4p.learner.kl import Fixed
 from rl4p.learner.logprobs import trunk
-from rl4p.learner.optimizer.sgd import SGD
+from rl4p.learner.optimizer import SGD
 from rl4p.loop.scoring import Scoring, answer_clusters, task_ids, turn_states
 from rl4p.model.heads import init_value_head, values
 from rl4p.model.lora import LoRA, merge_trees

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rl4p.base.errors import InputError
-from rl4p.learner.optimizer.adamw import AdamW
+from rl4p.learner.optimizer import AdamW
 from rl4p.loop.collector.asynchronous import Asynchronous
 from rl4p.loop.collector.dynamic_sampling import DynamicSampling
 from rl4p.loop.collector.lagged import Lagged

@@ -14,7 +14,7 @@ from rl4p.base.types import Microbatching, Prompt, Sampling, TrainingBatch
 from rl4p.distributed.mesh import Mesh
 from rl4p.learner.gradient_step import gradient_step
 from rl4p.learner.logprobs import ScoreOptions, score_tokens
-from rl4p.learner.optimizer.adamw import AdamW
+from rl4p.learner.optimizer import AdamW
 from rl4p.model import pretrained
 from rl4p.model.huggingface import read_params, write_model, write_policy
 from rl4p.model.lora import LoRA

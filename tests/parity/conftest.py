@@ -101,7 +101,7 @@ def our_loss(monkeypatch, make_objective, batch_of):
         monkeypatch.setitem(DECLARED, name, vector())
     monkeypatch.setattr("rl4p.learner.token_loss.trunk", trunk)
     monkeypatch.setattr("rl4p.learner.token_loss.token_scores", scores)
-    monkeypatch.setattr("rl4p.learner.critic.shared.values", lambda head, hidden: hidden)
+    monkeypatch.setattr("rl4p.learner.critic.values", lambda head, hidden: hidden)
 
     def evaluate(numbers, update, *, group_size=1, **phases):
         update = replace(update, tokens_per_microbatch=4 * numbers.mask.shape[1])

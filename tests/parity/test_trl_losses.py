@@ -22,14 +22,10 @@ from rl4p.advantage.gdpo import GDPO
 from rl4p.advantage.grpo import GRPO
 from rl4p.advantage.rloo import RLOO
 from rl4p.base.types import Finish, Rewards
-from rl4p.learner.correction.sequence_mask import SequenceMask
-from rl4p.learner.correction.sequence_truncate import SequenceTruncate
-from rl4p.learner.correction.token_mask import TokenMask
-from rl4p.learner.correction.token_truncate import TokenTruncate
-from rl4p.learner.entropy.bonus import Bonus
-from rl4p.learner.entropy.top_tokens import TopTokens
-from rl4p.learner.kl.fixed import Fixed
-from rl4p.learner.kl.none import NONE as NO_KL
+from rl4p.learner.correction import SequenceMask, SequenceTruncate, TokenMask, TokenTruncate
+from rl4p.learner.entropy import Bonus, TopTokens
+from rl4p.learner.kl import NONE as NO_KL
+from rl4p.learner.kl import Fixed
 from rl4p.loop.estimate import estimate
 from rl4p.update.cispo import CISPO
 from rl4p.update.dpo import DPO

@@ -120,7 +120,7 @@ def test_a_system_prompt_stands_before_every_question(tmp_path):
 INCOMPLETE = """
 from types import SimpleNamespace
 
-from rl4p.learner.kl.fixed import Fixed
+from rl4p.learner.kl import Fixed
 
 
 class Nothing:

@@ -12,7 +12,7 @@ import yaml
 
 from rl4p.base.errors import InputError
 from rl4p.configuration import compose, instantiate, targets
-from rl4p.learner.correction.token_mask import TokenMask
+from rl4p.learner.correction import TokenMask
 from rl4p.learner.masking import spread_over_tokens
 from rl4p.loop.collector.asynchronous import Asynchronous
 from rl4p.loop.collector.lagged import Lagged

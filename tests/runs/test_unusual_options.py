@@ -6,8 +6,7 @@ import jax
 import pytest
 
 from rl4p.configuration import compose
-from rl4p.learner.optimizer.adamw import AdamW
-from rl4p.learner.optimizer.sgd import SGD
+from rl4p.learner.optimizer import SGD, AdamW
 from rl4p.runs import description
 from rl4p.runs.build import build
 from rl4p.runs.unusual_options import unusual_options, unusual_rate, usual_rate

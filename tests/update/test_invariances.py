@@ -23,7 +23,7 @@ from rl4p.distributed.mesh import Mesh
 from rl4p.learner.aggregation import aggregation_weights
 from rl4p.learner.gradient_step import gradient_step
 from rl4p.learner.logprobs import ScoreOptions, score_tokens
-from rl4p.learner.optimizer.sgd import SGD
+from rl4p.learner.optimizer import SGD
 from rl4p.rollout.naive_sampler import NaiveSampler
 from tests.update.losses import (
     CONF,

@@ -22,13 +22,13 @@ import rl4p
 from rl4p.advantage.grpo import GRPO
 from rl4p.distributed.placement import init_beside
 from rl4p.loop.collector.synchronous import Synchronous
-from rl4p.learner.correction import none as correction
-from rl4p.learner.critic import none as critic
+from rl4p.learner import correction
+from rl4p.learner import critic
 from rl4p.loop.source.stream import Stream
-from rl4p.learner.entropy import none as entropy
-from rl4p.learner.kl import none as kl
+from rl4p.learner import entropy
+from rl4p.learner import kl
 from rl4p.loop.loop import Loop, train
-from rl4p.learner.optimizer.adamw import AdamW
+from rl4p.learner.optimizer import AdamW
 from rl4p.loop.phases import Phases
 from rl4p.reward.weighted import Weighted
 from rl4p.rollout.continuous import Continuous

@@ -15,7 +15,7 @@ from rl4p.advantage.grpo import GRPO
 from rl4p.base.errors import InputError, RunError
 from rl4p.base.types import Finish
 from rl4p.engine import in_process
-from rl4p.learner.optimizer.adamw import AdamW
+from rl4p.learner.optimizer import AdamW
 from rl4p.loop.cache.success_cache import SuccessCache
 from rl4p.loop.collector.asynchronous import Asynchronous
 from rl4p.loop.collector.synchronous import Synchronous

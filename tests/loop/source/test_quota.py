@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import jax
 import pytest
 
-from rl4p.learner.optimizer.adamw import AdamW
+from rl4p.learner.optimizer import AdamW
 from rl4p.loop.cache.success_cache import SuccessCache
 from rl4p.loop.collector.asynchronous import Asynchronous
 from rl4p.loop.collector.dynamic_sampling import DynamicSampling

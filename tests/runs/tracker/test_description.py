@@ -103,7 +103,7 @@ def test_parameters_are_sizes_choices_classes_and_overrides(record):
         },
         "optimizer": {"_target_": "rl4p.x.AdamW", "learning_rate": 2e-4},
         "data": {"_target_": "rl4p.data.jsonl.JSONL", "path": None},
-        "kl": {"_target_": "rl4p.learner.kl.fixed.Fixed"},
+        "kl": {"_target_": "rl4p.learner.kl.Fixed"},
     }
     record.describe(config, {})
     overrides = ["seed=9", "++a.b=x=y", "~c", "tracker.uri=sqlite\\:///x.db", r"note=a\,b"]

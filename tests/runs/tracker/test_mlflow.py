@@ -69,7 +69,7 @@ def test_a_whole_run_is_mirrored(store, record, tmp_path, monkeypatch):
         "model": "tiny",
         "model.path": "policies/tiny",
         "data": "rl4p.data.jsonl.JSONL",
-        "optimizer": "rl4p.learner.optimizer.adamw.AdamW",
+        "optimizer": "rl4p.learner.optimizer.AdamW",
         "optimizer.learning_rate": "0.0002",
         "update.clip_high": "0.3",
     }

@@ -12,7 +12,7 @@ from rl4p.advantage.remax import ReMax
 from rl4p.base.errors import InputError, RunError
 from rl4p.configuration import compose
 from rl4p.configuration.chips import GIB, Chip, slice_of
-from rl4p.learner.optimizer.adamw import AdamW
+from rl4p.learner.optimizer import AdamW
 from rl4p.reward.classifier import Classifier
 from rl4p.reward.correct import Correct
 from rl4p.reward.router import Router

@@ -9,15 +9,14 @@ import optax
 
 from rl4p.base.types import Array, Params
 from rl4p.configuration.bounds import AboveZero, NonNegative, Share
-from rl4p.learner.optimizer.blocks import is_matrix
-from rl4p.learner.optimizer.options import OptimizerOptions
+from rl4p.learner.optimizer import OptimizerOptions, is_matrix
 
 SMALLEST_BLOCK, LARGEST_BLOCK = 32, 256
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdamW8Bit(OptimizerOptions):
-    """AdamW (`adamw.py`) that keeps the moments of matrices in blocks of 8-bit codes c:
+    """AdamW (`optimizer.AdamW`) that keeps the moments of matrices in blocks of 8-bit codes c:
 
         mu = scale x sign(c) (c / 127)^2,   nu = scale x (c / 255)^4
 

@@ -1,4 +1,4 @@
-"""Tests that hold for every correction, with the options of its YAML."""
+"""Tests of all corrections, and of each."""
 
 from pathlib import Path
 
@@ -9,13 +9,12 @@ import pytest
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from rl4p.learner.correction.sequence_mask import SequenceMask
-from rl4p.learner.correction.sequence_truncate import SequenceTruncate
-from rl4p.learner.correction.token_mask import TokenMask
-from rl4p.learner.correction.token_truncate import TokenTruncate
+from rl4p.learner.correction import NONE, SequenceMask, SequenceTruncate, TokenMask, TokenTruncate
 
-CONF = Path(__file__).resolve().parents[3] / "conf" / "correction"
+CONF = Path(__file__).resolve().parents[2] / "conf" / "correction"
+
 CORRECTIONS = {path.stem: instantiate(OmegaConf.load(path)) for path in sorted(CONF.glob("*.yaml"))}
+
 MASK = jnp.asarray([[1, 1, 0], [1, 1, 1], [0, 0, 0]], bool)
 
 each = pytest.mark.parametrize("name", CORRECTIONS)
@@ -83,3 +82,59 @@ def test_the_bounds_are_inside(correction):
     np.testing.assert_array_equal(correction(jnp.zeros((1, 2)), mask), 1)
     np.testing.assert_array_equal(correction(jnp.full((1, 2), 1e-3), mask), 0)
     np.testing.assert_array_equal(correction(jnp.full((1, 2), -1e-3), mask), 0)
+
+
+def test_every_token_of_the_mask_weighs_one():
+    log_w = jnp.asarray([[0.5, -1e4, np.nan]])
+    weights = NONE()(log_w, jnp.asarray([[True, True, False]]))
+    np.testing.assert_array_equal(weights, [[1, 1, 0]])
+    assert weights.dtype == jnp.float32
+
+
+def test_weights_are_cut_at_the_cap():
+    log_w = jnp.log(jnp.asarray([[0.25, 1.0, 1.9, 2.1]]))
+    weights = TokenTruncate(cap=2.0)(log_w, jnp.asarray([[True] * 4]))
+    np.testing.assert_allclose(weights, [[0.25, 1, 1.9, 2]], rtol=1e-6)
+
+
+def test_weights_outside_the_bounds_are_nothing():
+    log_w = jnp.log(jnp.asarray([[0.49, 0.51, 1.0, 4.9, 5.1]]))
+    weights = TokenMask()(log_w, jnp.asarray([[True] * 5]))
+    np.testing.assert_allclose(weights, [[0, 0.51, 1, 4.9, 0]], rtol=1e-6)
+    both = TokenMask(low=0.0, high=1.0)(jnp.zeros((1, 1)), jnp.asarray([[True]]))
+    np.testing.assert_array_equal(both, 1)  # weights equal to a bound are kept
+
+
+def test_every_token_weighs_the_product_up_to_the_cap():
+    """The products are 0.75, 3 (capped at 2), 0.7 (one token), and that of no token."""
+    w = jnp.asarray([[1.5, 0.5], [1.5, 2.0], [0.7, 9.0], [9.0, 9.0]])
+    mask = jnp.asarray([[1, 1], [1, 1], [1, 0], [0, 0]], bool)
+    weights = SequenceTruncate(cap=2.0)(jnp.log(w), mask)
+    np.testing.assert_allclose(weights, [[0.75] * 2, [2] * 2, [0.7, 0], [0, 0]], rtol=1e-6)
+
+
+# Geometric means: 1 (of 2 and 1/2), 1.2 (of 1.44 and 1), 0.7 (one token), and no token.
+W = jnp.asarray([[2.0, 0.5], [1.44, 1.0], [0.7, 9.0], [9.0, 9.0]])
+
+KEPT = jnp.asarray([[1, 1], [1, 1], [1, 0], [0, 0]], bool)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, [[1, 1], [0, 0], [0, 0], [0, 0]]),
+        ({"low": 0.75}, [[1, 1], [0, 0], [0, 0], [0, 0]]),  # padding does not count in the mean
+        ({"high": 1.21}, [[1, 1], [1, 1], [0, 0], [0, 0]]),
+        ({"low": 0.69, "high": 1.01}, [[1, 1], [0, 0], [1, 0], [0, 0]]),
+        ({"high": 1.21, "weighted": True}, [[2, 0.5], [1.44, 1], [0, 0], [0, 0]]),
+    ],
+)
+def test_a_sequence_stays_or_goes_by_its_geometric_mean(options, expected):
+    np.testing.assert_allclose(SequenceMask(**options)(jnp.log(W), KEPT), expected, rtol=1e-6)
+
+
+def test_weights_of_tokens_have_no_gradient_either():
+    """A token of a kept sequence is weighed by its own w, which is a constant."""
+    correction = SequenceMask(low=0.5, high=2.0, weighted=True)
+    slope = jax.grad(lambda x: correction(x, KEPT[:1]).sum())(jnp.log(W[:1]))
+    np.testing.assert_array_equal(slope, 0)

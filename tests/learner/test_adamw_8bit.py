@@ -3,8 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl4p.learner.optimizer.adamw import AdamW
-from rl4p.learner.optimizer.adamw_8bit import (
+from rl4p.learner.adamw_8bit import (
     FIRST_MOMENT,
     SECOND_MOMENT,
     AdamW8Bit,
@@ -13,8 +12,9 @@ from rl4p.learner.optimizer.adamw_8bit import (
     uniform,
     unpacked,
 )
+from rl4p.learner.optimizer import AdamW
 
-pytestmark = pytest.mark.mixed_dtypes
+pytestmark = [pytest.mark.mixed_dtypes, pytest.mark.usefixtures("toys")]
 
 OPTIONS = {"b1": 0.9, "b2": 0.99, "epsilon": 1e-8, "max_grad_norm": 0}
 WIDE = {"kernel": jnp.ones((3, 512))}

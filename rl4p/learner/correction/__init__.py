@@ -1,1 +1,0 @@
-"""Importance weights for tokens that another policy sampled: `protocols.Correction`."""

@@ -1,1 +1,0 @@
-"""Critics, which estimate the return for advantages that need `values`."""

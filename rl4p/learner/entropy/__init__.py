@@ -1,1 +1,0 @@
-"""Entropy bonuses, and the selection of tokens by entropy: `protocols.Entropy`."""

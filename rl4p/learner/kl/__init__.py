@@ -1,1 +1,0 @@
-"""Penalties that keep the policy near a reference: `protocols.KL`."""

@@ -1,1 +1,0 @@
-"""Optimizers from optax, built from the configuration."""
