@@ -167,7 +167,7 @@ def test_an_error_is_quoted_as_it_is_printed(text, capsys):
 
 
 def test_each_of_the_thirty_systems_has_a_command():
-    shown = systems(DOCS / "systems.md")
+    shown = systems(DOCS / "evidence" / "systems.md")
     assert len(shown) == 30
     assert all(command.startswith("python -m ") for command in shown.values())
 

@@ -5,7 +5,7 @@
 
 A case is a reference, a response and whether its answer is right. The answer of a response is its
 last box, or without one its last formula, or without one the whole text: rl4p's graders do not look
-for an answer that is not marked. docs/graders.md has a judgement of the differences.
+for an answer that is not marked. docs/reward.md has a judgement of the differences.
 """
 
 import importlib

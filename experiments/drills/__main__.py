@@ -1,4 +1,4 @@
-"""Runs the command of each row in rows.py, and writes the results to docs/drills.md.
+"""Runs the command of each row in rows.py, and writes the results to docs/evidence/drills.md.
 
     python -m experiments.drills [WORD ...]
 

@@ -1,7 +1,7 @@
 """Sampling by SGLang servers, which receive the weights of the run.
 
 Written by SGLang's documentation of mid-2026; a server is asked what it offers.
-docs/sglang.md has the flags that a server needs.
+docs/serving.md has the flags that a server needs.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from rl4p.protocols.engine import Completion
 
 @dataclass(frozen=True, kw_only=True)
 class SGLang(SyncedSampler):
-    """A rollout by SGLang servers, with tokens and log-probabilities both ways (docs/sglang.md).
+    """A rollout by SGLang servers, with tokens and log-probabilities both ways (docs/serving.md).
 
     top_k and top_p are refused: the log-probabilities of SGLang are those of the whole vocabulary,
     not of the tokens that may be drawn, so the trainer would weigh tokens wrongly.

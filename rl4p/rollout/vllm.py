@@ -1,6 +1,6 @@
 """Sampling by vLLM servers, which receive the weights of the run.
 
-Read with the source of vLLM 0.33; a server is asked what it offers. docs/vllm.md has the
+Read with the source of vLLM 0.33; a server is asked what it offers. docs/serving.md has the
 flags that a server needs.
 """
 
@@ -25,7 +25,7 @@ DEVELOPMENT = "start it with VLLM_SERVER_DEV_MODE=1"
 
 @dataclass(frozen=True, kw_only=True)
 class VLLM(SyncedSampler):
-    """A rollout by vLLM servers, with tokens and log-probabilities both ways (docs/vllm.md).
+    """A rollout by vLLM servers, with tokens and log-probabilities both ways (docs/serving.md).
 
     With top_k, top_p or a temperature other than 1 the servers need
     ``--logprobs-mode processed_logprobs``, so that log-probabilities belong to the distribution

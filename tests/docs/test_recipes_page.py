@@ -10,7 +10,7 @@ ROWS = [
     for line in PAGE.splitlines()
     if line.startswith(("| `", "| none:"))
 ]
-PAGES = ("docs/measured.md", "experiments/task_curves.md", "experiments/environments.md")
+PAGES = ("docs/evidence/measured.md", "experiments/task_curves.md", "experiments/environments.md")
 PAGES += ("experiments/collection.md",)
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 

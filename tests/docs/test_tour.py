@@ -31,7 +31,7 @@ def test_a_name_is_defined_in_the_file_beside_it(name, path):
 def test_the_tour_visits_each_phase_and_each_layer_of_a_step():
     packages = {path.split("/")[1] for _, path in NAMED}
     assert packages >= {
-        "configuration", "experiment", "data", "model", "loop", "rollout", "reward", "advantage",
-        "update", "learner", "runs", "types.py",
+        "configuration", "base", "data", "model", "loop", "rollout", "reward", "advantage",
+        "update", "learner", "runs", "engine",
     }  # fmt: skip
     assert len(NAMED) > 35
