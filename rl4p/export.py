@@ -10,7 +10,7 @@ Words
   average=true      the moving average of the parameters (ema.decay)
   dtype=DTYPE       the dtype of the files: float32, bfloat16 or float16
   adapter=true      write the adapters alone, for PEFT; without it they are merged
-  trusted_targets=[PACKAGE], allow=[PATH]  what the model of the run may use (docs/evidence/trust.md)
+  trusted_targets=[PACKAGE], allow=[PATH]  what its model may use (docs/evidence/trust.md)
 """
 
 import sys
