@@ -20,7 +20,7 @@ from rl4p.loop.evaluation import Evaluation
 from rl4p.tools.planning.estimate import Parts, StepEstimate
 
 # CPU: 0.5 in the steps of `experiment=smollm2_sums_cpu` on two cores, 0.65 in its evaluations. GPU:
-# an H100 at the shape of Qwen2.5-1.5B (docs/evidence/measured.md), with the rates of the data sheet.
+# an H100 at the shape of Qwen2.5-1.5B (docs/evidence/measured.md), by its data sheet.
 SHARE = {"cpu": 0.55, "gpu": 0.35}
 WIDTH = 1536  # of the matrices that are multiplied to measure a rate
 NUMBERS = 2**25  # that are read to measure the bandwidth of memory
