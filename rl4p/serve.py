@@ -33,10 +33,10 @@ from rl4p.configuration.commands import run_command
 
 
 def job(arguments: list[str]) -> None:
-    from rl4p.engine.serving.options import read_options
+    from rl4p.tools.serving.options import read_options
 
     read_options(arguments)
-    from rl4p.engine.serving.job import serve  # imports JAX, which --help and errors do not need
+    from rl4p.tools.serving.job import serve  # imports JAX, which --help and errors do not need
 
     serve(arguments)
 

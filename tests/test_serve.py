@@ -23,12 +23,12 @@ import rl4p.serve
 from experiments.benchmarks import concurrent_updates
 from rl4p.configuration.schema import Root
 from rl4p.distributed.mesh import Mesh
-from rl4p.engine.serving import job
-from rl4p.engine.serving.options import TAKEN, WITHOUT_RUN, ServeOptions
 from rl4p.model.huggingface import write_policy
 from rl4p.model.scratch import Scratch
 from rl4p.protocols.engine import Request
 from rl4p.rollout.continuous import Continuous
+from rl4p.tools.serving import job
+from rl4p.tools.serving.options import TAKEN, WITHOUT_RUN, ServeOptions
 
 NAME = "tiny-test"
 # Each token of this chain follows the one before it, which makes the model call a tool.

@@ -11,8 +11,8 @@ from rl4p.data.messages import for_request
 from rl4p.engine.remote.protocol import RemoteServer, ServerProtocol
 from rl4p.engine.remote.response import ServerRequest, only_choice
 from rl4p.engine.remote.response import field as at
-from rl4p.engine.remote.sampler import RemoteSampler
 from rl4p.protocols.engine import Completion
+from rl4p.rollout.remote_sampler import RemoteSampler
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,8 +19,8 @@ from rl4p.engine.remote.protocol import (
     short_pause,
 )
 from rl4p.engine.remote.response import ServerRequest, checked, field, number
-from rl4p.engine.remote.sampler import SyncedSampler
 from rl4p.protocols.engine import Completion
+from rl4p.rollout.remote_sampler import SyncedSampler
 
 
 @dataclass(frozen=True, kw_only=True)

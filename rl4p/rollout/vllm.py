@@ -17,8 +17,8 @@ from rl4p.engine.remote.protocol import (
     check_checksums,
 )
 from rl4p.engine.remote.response import ServerRequest, checked, field, number, only_choice
-from rl4p.engine.remote.sampler import SyncedSampler
 from rl4p.protocols.engine import Completion
+from rl4p.rollout.remote_sampler import SyncedSampler
 
 DEVELOPMENT = "start it with VLLM_SERVER_DEV_MODE=1"
 

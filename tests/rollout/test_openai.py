@@ -14,7 +14,7 @@ from rl4p.base.types import Finish
 from rl4p.configuration import compose
 from rl4p.rollout.openai import OpenAI
 from rl4p.runs.build import build_phases
-from tests.engine.remote.cases import requests_of
+from tests.support.remote_engines import requests_of
 
 
 class Chat:

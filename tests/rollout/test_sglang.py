@@ -5,7 +5,7 @@ import pytest
 from rl4p.base.errors import RunError
 from rl4p.rollout.annealing.linear import Linear
 from rl4p.rollout.sglang import SGLang
-from tests.engine.remote.cases import engine_on, of_step, requests_of
+from tests.support.remote_engines import engine_on, of_step, requests_of
 
 PROMPTS = [[1, 2, 3], [5, 6, 7, 8, 9]]
 

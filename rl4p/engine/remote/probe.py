@@ -1,14 +1,14 @@
 """A probe that shows whether a server decodes with the weights that it has loaded."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
-from rl4p.base.types import Finish, Microbatching, Params, Sampling, Trajectories
-from rl4p.learner.logprobs import ScoreOptions, score_tokens
+from rl4p.base.types import Params
 from rl4p.model.policy import Policy
+
+SequenceScore = Callable[[Policy, Sequence[int], Params], np.ndarray]
 
 TEXT = "If 38 + 47 = 85, is 6.02 one of 19 (or so) answers that people gave in 1969? "
 LENGTH = 32
@@ -20,51 +20,25 @@ class Probe:
     """A fixed sequence whose log-probabilities depend on all weights.
 
     Args:
+      score: returns float32 [n - 1], log p(token t | tokens before t) of tokens 1 to n - 1 of a
+        sequence, by the trainer's forward pass, at temperature 1 over the whole vocabulary.
       limit: the largest error of a server's log-probability of one token; None for any.
 
     Attributes:
       tokens: the token ids, 32 or as many as the model has positions.
     """
 
-    def __init__(self, policy: Policy, limit: float | None = None) -> None:
+    def __init__(self, policy: Policy, score: SequenceScore, *, limit: float | None = None) -> None:
         tokenizer: Any = policy.tokenizer
         ids: Any = tokenizer(TEXT, add_special_tokens=False)["input_ids"]
         length = min(LENGTH, policy.decoder.config.max_positions)
         ids = ids * -(-length // max(1, len(ids))) or list(range(length))
-        self.policy, self.limit = policy, limit
+        self.policy, self.score, self.limit = policy, score, limit
         self.tokens: list[int] = ids[:length]
 
     def expected(self, params: Params) -> np.ndarray:
-        """Returns float32 [n - 1], log p(token t | tokens before t) of tokens 1 to n - 1.
-
-        They come from the trainer's forward pass, at temperature 1 over the whole vocabulary.
-
-        Args:
-          params: the trained parameters.
-        """
-        rows, T = self.policy.mesh.row_shards, len(self.tokens)
-        tokens_BT = np.tile(np.array(self.tokens, np.int32), (rows, 1))
-        numbers_BT = np.tile(np.arange(T, dtype=np.int32), (rows, 1))
-        trajectories = Trajectories(
-            tokens_BT=tokens_BT,
-            response_mask_BT=numbers_BT > 0,
-            positions_BT=numbers_BT,
-            segment_ids_BT=np.ones((rows, T), np.int32),
-            behaviour_logprobs_BT=np.zeros((rows, T), np.float32),
-            policy_version_BT=np.zeros((rows, T), np.int32),
-            group_ids_B=np.arange(rows, dtype=np.int32),
-            finish_B=np.full(rows, Finish.LENGTH, np.int8),
-        )
-        mesh = self.policy.mesh
-        options = ScoreOptions(
-            decoder=self.policy.decoder,
-            sampling=Sampling(),
-            microbatching=Microbatching(tokens=T, widths=1),
-            mesh=mesh,
-        )
-        params = self.policy.merged(params)
-        scores = score_tokens(options, params, mesh.shard_rows(trajectories))
-        return np.asarray(jax.device_get(scores["logprobs"]))[0, 1:]
+        """Returns what a server with these parameters should report, by `score`."""
+        return self.score(self.policy, self.tokens, params)
 
     def problem(
         self,

@@ -10,7 +10,7 @@ from typing import Any, cast
 from pydantic import BaseModel
 
 from rl4p.base.types import Sampling
-from rl4p.configuration.bounds import Positive
+from rl4p.configuration.bounds import Port, Positive
 from rl4p.engine.chunk import Chunk
 from rl4p.engine.detokenizer import Detokenizer
 from rl4p.engine.sequence import TokenSequence
@@ -21,7 +21,6 @@ from rl4p.engine.serving.choice import Choice, CompletionOptions
 from rl4p.engine.serving.guard import Guard
 from rl4p.engine.serving.http_errors import HttpError
 from rl4p.engine.serving.openai_responses import openai_responses
-from rl4p.engine.serving.options import Port
 from rl4p.engine.serving.responses import JsonResponse
 from rl4p.engine.serving.server_state import ServerState
 from rl4p.engine.serving.token_generation import token_generation

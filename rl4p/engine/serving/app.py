@@ -7,26 +7,17 @@ from collections.abc import Awaitable, Callable
 from functools import cached_property
 from typing import Any
 
-import rl4p
-from rl4p.base.types import Sampling
 from rl4p.engine.serving.chat import chat_completions
-from rl4p.engine.serving.choice import CompletionOptions
 from rl4p.engine.serving.completions import completions
 from rl4p.engine.serving.guard import Guard
 from rl4p.engine.serving.http_errors import ClientDisconnectError, HttpError
 from rl4p.engine.serving.http_request import HttpRequest
-from rl4p.engine.serving.metrics import metrics, page, state
 from rl4p.engine.serving.responses import EventStream, JsonResponse, TextResponse, encoded, event
 from rl4p.engine.serving.server_state import ServerState
-from rl4p.engine.serving.sglang import generate
-from rl4p.engine.serving.sglang_control import SGLangControl
-from rl4p.engine.serving.vllm_control import VLLMControl
-from rl4p.engine.serving.weight_updates import WeightUpdates
 
 log = logging.getLogger(__name__)
 
 BODY_SECONDS = 60.0
-HEALTH_SECONDS = 30.0
 JSON = b"application/json"
 
 Handler = Callable[[HttpRequest], Awaitable[Any]]
@@ -164,47 +155,3 @@ async def send_stream(response: EventStream, send: Send) -> int:
         await send({"type": "http.response.body", "body": chunk, "more_body": True})
     await send({"type": "http.response.body", "body": b""})
     return status
-
-
-class ServedApp(App):
-    """The application of `rl4p.serve`: also SGLang's and vLLM's endpoints, and updates of weights.
-
-    Its arguments are those of `App`.
-    """
-
-    def __init__(self, server: ServerState, guard: Guard, *, most_bytes: int) -> None:
-        super().__init__(server, guard, most_bytes=most_bytes)
-        self.updates = WeightUpdates(server)
-        self.routes |= {
-            ("POST", "/generate"): generate,
-            ("GET", "/health"): self.health,
-            ("GET", "/health_generate"): self.health_generate,
-            ("GET", "/version"): self.version,
-            ("GET", "/metrics"): metrics,
-            ("GET", "/"): page,
-            **VLLMControl(self.updates).routes(),
-            **SGLangControl(self.updates).routes(),
-        }
-
-    async def health(self, request: HttpRequest) -> JsonResponse:
-        """Reports whether the server takes requests."""
-        status = state(self.server)
-        return JsonResponse({"status": status}, 200 if status in ("ready", "paused") else 503)
-
-    async def health_generate(self, request: HttpRequest) -> JsonResponse:
-        """Reports whether the server can generate a token, by generating one."""
-        if self.server.scheduler.paused:
-            raise HttpError("The server is paused.", status=503)
-        options = CompletionOptions(sampling=Sampling(temperature=0.0), max_tokens=1, end_ids=())
-        active = self.server.start(options, [[self.server.policy.end_ids[0]]], [[0]], stream=False)
-        async with request.watched(active):
-            try:
-                async with asyncio.timeout(HEALTH_SECONDS):
-                    await active.finished()
-            except TimeoutError:
-                message = f"No token was generated within {HEALTH_SECONDS:.0f} seconds."
-                raise HttpError(message, status=503) from None
-        return JsonResponse({"status": state(self.server)})
-
-    async def version(self, request: HttpRequest) -> JsonResponse:
-        return JsonResponse({"version": f"rl4p {rl4p.__version__}"})

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.engine.remote.cases import IN_ORDER, engine_on
+from tests.support.remote_engines import IN_ORDER, engine_on
 
 
 @pytest.fixture(params=IN_ORDER, scope="module")

@@ -12,13 +12,13 @@ import pytest
 from rl4p.base.errors import InputError, RunError
 from rl4p.base.types import Finish
 from rl4p.protocols.engine import Request
-from tests.engine.remote.cases import (
+from tests.support.remote_doubles import rescored
+from tests.support.remote_engines import (
     of_step,
     repeated,
     requests_of,
     updates,
 )
-from tests.engine.remote.doubles import rescored
 
 PROMPTS = [[1, 2, 3], [5, 6, 7, 8, 9]]
 

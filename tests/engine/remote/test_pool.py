@@ -14,13 +14,13 @@ from rl4p.base.errors import RunError
 from rl4p.base.http.client import pause
 from rl4p.base.types import Finish
 from rl4p.engine.remote import pool
-from tests.engine.remote.cases import (
+from tests.support.remote_doubles import ANSWERS, BEFORE_ANSWERS, OF_ANSWERS, UPDATES, rescored
+from tests.support.remote_engines import (
     engine_on,
     of_step,
     repeated,
     requests_of,
 )
-from tests.engine.remote.doubles import ANSWERS, BEFORE_ANSWERS, OF_ANSWERS, UPDATES, rescored
 
 PROMPTS = [[1, 2, 3], [5, 6, 7, 8, 9], [40, 41]]
 AFTER_UPDATES = ("stale", "old_label", "no_success")

@@ -13,11 +13,12 @@ from rl4p.distributed.mesh import Mesh
 from rl4p.engine.remote.probe import Probe
 from rl4p.model.lora import LoRA
 from rl4p.model.pretrained import Pretrained
+from rl4p.rollout.remote_sampler import token_logprobs
 
 
 @pytest.fixture(scope="module")
 def probe(policy):
-    return Probe(policy)
+    return Probe(policy, token_logprobs)
 
 
 def with_limit(probe, limit):
@@ -49,7 +50,7 @@ def test_the_sequence_is_fixed_and_has_digits(policy, probe):
     text = policy.tokenizer.decode(probe.tokens)
     assert text.startswith("If 38 + 47 = 85, is")
     assert len(probe.tokens) == 32
-    assert probe.tokens == Probe(policy).tokens
+    assert probe.tokens == Probe(policy, token_logprobs).tokens
     assert all(0 <= token < policy.decoder.config.vocabulary for token in probe.tokens)
 
 
@@ -57,7 +58,7 @@ def test_the_sequence_is_fixed_and_has_digits(policy, probe):
 def test_the_sequence_fits_the_model(policy, positions, length):
     config = dataclasses.replace(policy.decoder.config, max_positions=positions)
     decoder = dataclasses.replace(policy.decoder, config=config)
-    assert len(Probe(dataclasses.replace(policy, decoder=decoder)).tokens) == length
+    assert len(Probe(dataclasses.replace(policy, decoder=decoder), token_logprobs).tokens) == length
 
 
 def test_what_is_expected_is_what_numpy_computes(policy, params, probe, numpy_logits):
@@ -73,9 +74,13 @@ def test_adapters_and_critics_may_be_beside(policy, params):
     decoder = dataclasses.replace(policy.decoder, lora=LoRA(rank=2, targets="up"))
     adapted = dataclasses.replace(policy, decoder=decoder, frozen=params)
     adapters = decoder.lora.init(jax.random.key(0), params)
-    expected = Probe(policy).expected(params | {"critic": {"head": params["embedding"]}})
-    np.testing.assert_allclose(Probe(adapted).expected(adapters), expected, atol=1e-5)
-    other = Probe(adapted).expected(jax.tree.map(lambda x: x + 0.1, adapters))
+    expected = Probe(policy, token_logprobs).expected(
+        params | {"critic": {"head": params["embedding"]}}
+    )
+    np.testing.assert_allclose(
+        Probe(adapted, token_logprobs).expected(adapters), expected, atol=1e-5
+    )
+    other = Probe(adapted, token_logprobs).expected(jax.tree.map(lambda x: x + 0.1, adapters))
     assert np.abs(other - expected).max() > 1e-3
 
 
@@ -95,7 +100,7 @@ def test_each_weight_matters(probe, params, leaf):
 def test_stale_weights_are_caught_after_one_ordinary_step(dtype):
     """One step of Adam changes each weight by the learning rate, of which this is the default."""
     policy, old = Pretrained(path="rl4p/tiny", dtype=dtype).build(Mesh(dp=1), jax.random.key(0))
-    probe, signs = Probe(policy), np.random.default_rng(0)
+    probe, signs = Probe(policy, token_logprobs), np.random.default_rng(0)
     new = jax.tree.map(lambda x: x + np.float32(5e-5 * signs.choice([-1, 1], x.shape)), old)
     previous, expected = probe.expected(old), probe.expected(new)
     limit = 1e-3 if dtype == "float32" else 0.25
@@ -157,11 +162,12 @@ import jax, numpy as np
 from rl4p.distributed.mesh import Mesh
 from rl4p.model.pretrained import Pretrained
 from rl4p.engine.remote.probe import Probe
+from rl4p.rollout.remote_sampler import token_logprobs
 
 found = []
 for mesh in (Mesh(dp=1), Mesh(dp=2, fsdp=2), Mesh(dp=2, rollout_devices=1)):
     policy, params = Pretrained(path="rl4p/tiny").build(mesh, jax.random.key(0))
-    found.append(Probe(policy).expected(params))
+    found.append(Probe(policy, token_logprobs).expected(params))
 np.testing.assert_allclose(found[1], found[0], atol=1e-4)
 np.testing.assert_allclose(found[2], found[0], atol=1e-4)
 """

@@ -1,11 +1,9 @@
 import asyncio
-import re
-from pathlib import Path
 
 import pytest
 
-from rl4p.engine.serving.app import ServedApp
 from rl4p.engine.serving.guard import Guard
+from rl4p.tools.serving.app import ServedApp
 
 
 def test_the_model_is_listed(ask, chatty):
@@ -14,35 +12,6 @@ def test_the_model_is_listed(ask, chatty):
     assert model["root"] == "/path/to/m"
     assert model["max_model_len"] == chatty.decoder.config.max_positions
     assert model["weight_version"] == "7"
-
-
-def test_every_endpoint_is_documented(run):
-    async def call(client, app):
-        return {path for _, path in app.routes}
-
-    text = (Path(__file__).parents[2] / "docs/serving.md").read_text()
-    aliases = {"/get_model_info"}  # of /model_info, for older clients
-    named = set(re.findall(r"`(/[^` ]*)`", text))
-    assert run(call) - aliases == named
-
-
-def test_health_tells_what_the_server_does(ask, scheduler):
-    assert ask("/health", method="GET") == {"status": "ready"}
-    scheduler.pause("keep", 1)
-    assert ask("/health", method="GET") == {"status": "paused"}
-    assert "paused" in ask("/health_generate", method="GET", status=503)["error"]["message"]
-    scheduler.broken = "half"
-    assert ask("/health", method="GET", status=503) == {"status": "out of order: half"}
-
-
-def test_health_generate_generates_a_token(ask, scheduler, monkeypatch):
-    assert ask("/health_generate", method="GET") == {"status": "ready"}
-    (work,) = scheduler.asked
-    assert work.max_tokens == 1
-    scheduler.holds = True
-    monkeypatch.setattr("rl4p.engine.serving.app.HEALTH_SECONDS", 0.01)
-    assert "No token" in ask("/health_generate", method="GET", status=503)["error"]["message"]
-    assert len(scheduler.cancelled) == 1
 
 
 def test_unknown_places_and_methods(ask):

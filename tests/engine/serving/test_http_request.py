@@ -6,7 +6,7 @@ from rl4p.base.types import Sampling
 from rl4p.engine.serving.choice import CompletionOptions
 from rl4p.engine.serving.http_errors import ClientDisconnectError
 from rl4p.engine.serving.http_request import HttpRequest
-from rl4p.engine.serving.vllm_control import PauseQuery
+from rl4p.tools.serving.vllm_control import PauseQuery
 
 
 def test_a_query_has_words_for_true_and_false(make_server):

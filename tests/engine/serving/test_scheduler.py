@@ -19,9 +19,9 @@ from rl4p.engine.serving import scheduler as schedulers
 from rl4p.engine.serving import unread
 from rl4p.engine.serving.scheduler import Scheduler
 from rl4p.engine.serving.seeds import key_data
-from rl4p.engine.serving.weight_updates import WeightUpdates
 from rl4p.protocols.engine import Request
 from rl4p.rollout.continuous import Continuous
+from rl4p.tools.serving.weight_updates import WeightUpdates
 
 ENDS = tuple(range(0, 264, 44))
 R = 40

@@ -2,8 +2,8 @@ import pytest
 
 from rl4p.base.errors import InputError, RunError
 from rl4p.configuration import compose
-from rl4p.engine.serving import job
-from rl4p.engine.serving.options import ServeOptions
+from rl4p.tools.serving import job
+from rl4p.tools.serving.options import ServeOptions
 
 
 def test_the_name_of_a_model_is_that_of_its_folder():

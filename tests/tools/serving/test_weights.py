@@ -17,9 +17,9 @@ from safetensors.numpy import load_file, save_file
 
 from rl4p.base.errors import InputError, RunError
 from rl4p.engine.remote.weights_folder import WeightsFolder
-from rl4p.engine.serving.weights import checksums, replacement
 from rl4p.model.decoder import Decoder
 from rl4p.model.lora import LoRA
+from rl4p.tools.serving.weights import checksums, replacement
 from tests.golden.cases import CASES, decoder_config, make_tensors, to_params
 
 FAST = ("qwen2", "gemma3", "qwen3_moe")
@@ -293,7 +293,7 @@ from rl4p.distributed.processes import place
 from rl4p.model.scratch import Scratch
 from rl4p.model.decoder import Decoder
 from rl4p.engine.remote.weights_folder import WeightsFolder
-from rl4p.engine.serving.weights import checksums, replacement
+from rl4p.tools.serving.weights import checksums, replacement
 from tests.golden.cases import decoder_config, make_tensors, to_params
 from safetensors.numpy import load_file, save_file
 
@@ -342,7 +342,7 @@ from rl4p.distributed.mesh import Mesh
 from rl4p.model.pretrained import Pretrained
 from rl4p.model.scratch import Scratch
 from rl4p.engine.remote.weights_folder import WeightsFolder
-from rl4p.engine.serving.weights import replacement
+from rl4p.tools.serving.weights import replacement
 
 def memory():
     lines = Path("/proc/self/status").read_text().splitlines()

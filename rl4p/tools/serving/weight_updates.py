@@ -15,10 +15,10 @@ from rl4p.engine.serving.body import Body
 from rl4p.engine.serving.fields import Name
 from rl4p.engine.serving.http_errors import HttpError
 from rl4p.engine.serving.server_state import ServerState
-from rl4p.engine.serving.sleep import Sleep
 from rl4p.engine.serving.submissions import Lease
-from rl4p.engine.serving.weights import checksums, replacement
 from rl4p.model.model_tensors import held_tensors
+from rl4p.tools.serving.sleep import Sleep
+from rl4p.tools.serving.weights import checksums, replacement
 
 LONGEST = 3600.0  # seconds; a pause that waits for running requests gives up after them
 UNFINISHED = "+unfinished"

@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from rl4p.base.errors import InputError
-from rl4p.engine.serving.weight_updates import WeightUpdates, checksum_of
+from rl4p.tools.serving.weight_updates import WeightUpdates, checksum_of
 
 pytestmark = pytest.mark.usefixtures("folders")
 

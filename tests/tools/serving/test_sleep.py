@@ -8,7 +8,7 @@ import pytest
 
 from rl4p.base.errors import RunError
 from rl4p.engine.serving.scheduler import Scheduler
-from rl4p.engine.serving.sleep import Sleep
+from rl4p.tools.serving.sleep import Sleep
 from tests.engine.serving.test_scheduler import Client, sequences
 
 

@@ -9,7 +9,7 @@ import pytest
 from rl4p.protocols.engine import Request
 from rl4p.rollout.sglang import SGLang
 from rl4p.rollout.vllm import VLLM
-from tests.engine.remote.doubles import SGLangDouble, VLLMDouble
+from tests.support.remote_doubles import SGLangDouble, VLLMDouble
 
 PROTOCOLS = {"vllm": (VLLM, VLLMDouble), "sglang": (SGLang, SGLangDouble)}
 # The protocols differ in tests/rollout/test_vllm.py and test_sglang.py; one is enough in a hurry.

@@ -5,12 +5,9 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
-
-from annotated_types import Ge, Le
 
 from rl4p.base.errors import InputError
-from rl4p.configuration.bounds import Natural, Positive
+from rl4p.configuration.bounds import Natural, Port, Positive
 from rl4p.configuration.commands import Checkpoint, CommandLine, read, refuse_without_effect
 from rl4p.configuration.folder import run_folder
 
@@ -27,8 +24,6 @@ INSTEAD |= {
     "rollout": f"leave it out: {LENGTHS}",
     "max_response_tokens": f"leave it out: {LENGTHS}",
 }
-
-Port = Annotated[int, Ge(0), Le(65535)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,15 +21,15 @@ from rl4p.engine.chunk import Chunk
 from rl4p.engine.detokenizer import Detokenizer
 from rl4p.engine.sequence import TokenSequence
 from rl4p.engine.serving.active_request import ReadyQueue
-from rl4p.engine.serving.app import ServedApp
 from rl4p.engine.serving.guard import Guard
-from rl4p.engine.serving.options import ServeOptions, read_options
 from rl4p.engine.serving.scheduler import Scheduler
 from rl4p.engine.serving.seeds import key_data
 from rl4p.engine.serving.server_state import ServerState
 from rl4p.engine.serving.web_server import address_of, end_process, listening, run
 from rl4p.loop.compilation import keep_programs
 from rl4p.runs.policy import load_policy
+from rl4p.tools.serving.app import ServedApp
+from rl4p.tools.serving.options import ServeOptions, read_options
 
 Messages = list[Mapping[str, Any]]
 

@@ -1,4 +1,34 @@
 import re
+from pathlib import Path
+
+
+def test_every_endpoint_is_documented(run):
+    async def call(client, app):
+        return {path for _, path in app.routes}
+
+    text = (Path(__file__).parents[3] / "docs/serving.md").read_text()
+    aliases = {"/get_model_info"}  # of /model_info, for older clients
+    named = set(re.findall(r"`(/[^` ]*)`", text))
+    assert run(call) - aliases == named
+
+
+def test_health_tells_what_the_server_does(ask, scheduler):
+    assert ask("/health", method="GET") == {"status": "ready"}
+    scheduler.pause("keep", 1)
+    assert ask("/health", method="GET") == {"status": "paused"}
+    assert "paused" in ask("/health_generate", method="GET", status=503)["error"]["message"]
+    scheduler.broken = "half"
+    assert ask("/health", method="GET", status=503) == {"status": "out of order: half"}
+
+
+def test_health_generate_generates_a_token(ask, scheduler, monkeypatch):
+    assert ask("/health_generate", method="GET") == {"status": "ready"}
+    (work,) = scheduler.asked
+    assert work.max_tokens == 1
+    scheduler.holds = True
+    monkeypatch.setattr("rl4p.tools.serving.app.HEALTH_SECONDS", 0.01)
+    assert "No token" in ask("/health_generate", method="GET", status=503)["error"]["message"]
+    assert len(scheduler.cancelled) == 1
 
 
 def test_the_counts_in_the_format_of_prometheus(run, scheduler):

@@ -1,11 +1,23 @@
-"""The counts of the server: as text for Prometheus, and as a page for people."""
+"""The application of `rl4p.serve`: its endpoints, its health, its counts and its page."""
 
+import asyncio
 from html import escape
 
+import rl4p
+from rl4p.base.types import Sampling
+from rl4p.engine.serving.app import App
+from rl4p.engine.serving.choice import CompletionOptions
+from rl4p.engine.serving.guard import Guard
+from rl4p.engine.serving.http_errors import HttpError
 from rl4p.engine.serving.http_request import HttpRequest
-from rl4p.engine.serving.responses import TextResponse
+from rl4p.engine.serving.responses import JsonResponse, TextResponse
 from rl4p.engine.serving.server_state import ServerState
+from rl4p.tools.serving.sglang import generate
+from rl4p.tools.serving.sglang_control import SGLangControl
+from rl4p.tools.serving.vllm_control import VLLMControl
+from rl4p.tools.serving.weight_updates import WeightUpdates
 
+HEALTH_SECONDS = 30.0
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 PAGE = """<!doctype html>
 <html lang="en">
@@ -36,6 +48,50 @@ pre {{ background: #f0f1f3; padding: 1rem; overflow-x: auto }}
 </body>
 </html>
 """
+
+
+class ServedApp(App):
+    """The application of `rl4p.serve`: also SGLang's and vLLM's endpoints, and updates of weights.
+
+    Its arguments are those of `App`.
+    """
+
+    def __init__(self, server: ServerState, guard: Guard, *, most_bytes: int) -> None:
+        super().__init__(server, guard, most_bytes=most_bytes)
+        self.updates = WeightUpdates(server)
+        self.routes |= {
+            ("POST", "/generate"): generate,
+            ("GET", "/health"): self.health,
+            ("GET", "/health_generate"): self.health_generate,
+            ("GET", "/version"): self.version,
+            ("GET", "/metrics"): metrics,
+            ("GET", "/"): page,
+            **VLLMControl(self.updates).routes(),
+            **SGLangControl(self.updates).routes(),
+        }
+
+    async def health(self, request: HttpRequest) -> JsonResponse:
+        """Reports whether the server takes requests."""
+        status = state(self.server)
+        return JsonResponse({"status": status}, 200 if status in ("ready", "paused") else 503)
+
+    async def health_generate(self, request: HttpRequest) -> JsonResponse:
+        """Reports whether the server can generate a token, by generating one."""
+        if self.server.scheduler.paused:
+            raise HttpError("The server is paused.", status=503)
+        options = CompletionOptions(sampling=Sampling(temperature=0.0), max_tokens=1, end_ids=())
+        active = self.server.start(options, [[self.server.policy.end_ids[0]]], [[0]], stream=False)
+        async with request.watched(active):
+            try:
+                async with asyncio.timeout(HEALTH_SECONDS):
+                    await active.finished()
+            except TimeoutError:
+                message = f"No token was generated within {HEALTH_SECONDS:.0f} seconds."
+                raise HttpError(message, status=503) from None
+        return JsonResponse({"status": state(self.server)})
+
+    async def version(self, request: HttpRequest) -> JsonResponse:
+        return JsonResponse({"version": f"rl4p {rl4p.__version__}"})
 
 
 def state(server: ServerState) -> str:

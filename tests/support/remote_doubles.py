@@ -21,10 +21,10 @@ import numpy as np
 from rl4p.base.errors import InputError
 from rl4p.base.types import Finish, Microbatching, Sampling, Trajectories
 from rl4p.engine.in_process import PublishedWeights, RowOptions
-from rl4p.engine.serving.weights import checksums, replacement
 from rl4p.learner.logprobs import ScoreOptions, score_tokens
 from rl4p.protocols.engine import Request
 from rl4p.rollout.naive_sampler import NaiveEngine
+from rl4p.tools.serving.weights import checksums, replacement
 
 ANSWERS = {"/v1/completions", "/generate"}  # the paths that answer with tokens
 UPDATES = {"/update_weights", "/update_weights_from_disk", "/collective_rpc"}

@@ -1,7 +1,7 @@
 import pytest
 
 from rl4p.base.errors import InputError
-from rl4p.engine.serving.options import ServeOptions, is_loopback, read_options
+from rl4p.tools.serving.options import ServeOptions, is_loopback, read_options
 
 
 def test_a_run_and_its_options():

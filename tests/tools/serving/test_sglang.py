@@ -5,7 +5,7 @@ import pytest
 from rl4p.base.types import Finish, Sampling
 from rl4p.engine.chunk import Chunk
 from rl4p.engine.serving.choice import Choice, CompletionOptions
-from rl4p.engine.serving.sglang import GenerateRequest, GenerateResponse
+from rl4p.tools.serving.sglang import GenerateRequest, GenerateResponse
 
 URL = "/generate"
 

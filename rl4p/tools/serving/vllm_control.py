@@ -9,7 +9,7 @@ from rl4p.engine.serving.fields import Must, Name, Path
 from rl4p.engine.serving.http_errors import HttpError
 from rl4p.engine.serving.http_request import HttpRequest
 from rl4p.engine.serving.responses import JsonResponse
-from rl4p.engine.serving.weight_updates import OwnerQuery, WeightUpdates, checksum_of
+from rl4p.tools.serving.weight_updates import OwnerQuery, WeightUpdates, checksum_of
 
 
 class PauseQuery(OwnerQuery):

@@ -10,7 +10,16 @@ import jax
 import numpy as np
 
 from rl4p.base.errors import InputError
-from rl4p.base.types import Array, Episode, Params, Prompt, Sampling, Trajectories
+from rl4p.base.types import (
+    Array,
+    Episode,
+    Finish,
+    Microbatching,
+    Params,
+    Prompt,
+    Sampling,
+    Trajectories,
+)
 from rl4p.configuration.bounds import AboveZero, Natural, NonNegative, Positive, TopShare
 from rl4p.configuration.capability import WrittenPath
 from rl4p.distributed.processes import to_host
@@ -18,6 +27,7 @@ from rl4p.engine.remote.engine import RemoteEngine, SharedServers, WeightTransfe
 from rl4p.engine.remote.probe import Probe
 from rl4p.engine.remote.protocol import PoolOptions, ServerProtocol
 from rl4p.engine.remote.weights_folder import WeightsFolder
+from rl4p.learner.logprobs import ScoreOptions, score_tokens
 from rl4p.model.policy import Policy
 from rl4p.protocols.engine import Request
 from rl4p.protocols.traits import RolloutTraits
@@ -195,6 +205,37 @@ class SyncedSampler(RemoteSampler):
         parent = Path(self.weights_folder or Path(tempfile.gettempdir(), "rl4p"))
         return WeightTransfer(
             folder=WeightsFolder(parent),
-            probe=Probe(policy, self.max_probe_gap),
+            probe=Probe(policy, token_logprobs, limit=self.max_probe_gap),
             seconds=self.update_seconds,
         )
+
+
+def token_logprobs(policy: Policy, tokens: Sequence[int], params: Params) -> np.ndarray:
+    """Returns float32 [T - 1], log p(token t | tokens before t) of tokens 1 to T - 1.
+
+    They come from the trainer's forward pass, at temperature 1 over the whole vocabulary.
+
+    Args:
+      params: the trained parameters.
+    """
+    mesh, rows, T = policy.mesh, policy.mesh.row_shards, len(tokens)
+    tokens_BT = np.tile(np.array(tokens, np.int32), (rows, 1))
+    numbers_BT = np.tile(np.arange(T, dtype=np.int32), (rows, 1))
+    trajectories = Trajectories(
+        tokens_BT=tokens_BT,
+        response_mask_BT=numbers_BT > 0,
+        positions_BT=numbers_BT,
+        segment_ids_BT=np.ones((rows, T), np.int32),
+        behaviour_logprobs_BT=np.zeros((rows, T), np.float32),
+        policy_version_BT=np.zeros((rows, T), np.int32),
+        group_ids_B=np.arange(rows, dtype=np.int32),
+        finish_B=np.full(rows, Finish.LENGTH, np.int8),
+    )
+    options = ScoreOptions(
+        decoder=policy.decoder,
+        sampling=Sampling(),
+        microbatching=Microbatching(tokens=T, widths=1),
+        mesh=mesh,
+    )
+    scores = score_tokens(options, policy.merged(params), mesh.shard_rows(trajectories))
+    return np.asarray(jax.device_get(scores["logprobs"]))[0, 1:]

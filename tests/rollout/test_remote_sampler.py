@@ -8,9 +8,10 @@ import pytest
 from rl4p.base.errors import InputError
 from rl4p.rollout.sglang import SGLang
 from rl4p.rollout.vllm import VLLM
-from tests.engine.remote.cases import PROTOCOLS
+from tests.support.remote_engines import IN_ORDER, PROTOCOLS
 
 
+@pytest.mark.parametrize("protocol", IN_ORDER)
 def test_several_processes_are_refused(protocol, policy, monkeypatch):
     sampler = PROTOCOLS[protocol][0](servers=("http://127.0.0.1:1",), max_response_tokens=8)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
@@ -19,6 +20,7 @@ def test_several_processes_are_refused(protocol, policy, monkeypatch):
 
 
 @pytest.mark.parametrize(("apart", "key"), [(True, "rollout_devices"), (False, "sampling_tp")])
+@pytest.mark.parametrize("protocol", IN_ORDER)
 def test_a_mesh_for_sampling_is_refused(protocol, apart, key):
     sampler = PROTOCOLS[protocol][0](servers=("http://127.0.0.1:1",), max_response_tokens=8)
     one = SimpleNamespace(shape={"tp": 1})

@@ -1,0 +1,1 @@
+"""What `python -m rl4p.serve` has beside the server for agents: control, weights, options."""
