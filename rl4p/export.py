@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rl4p.base.errors import InputError
-from rl4p.base.terminal.text import write
+from rl4p.base.terminal import write
 from rl4p.configuration import instantiate
 from rl4p.configuration.commands import Checkpoint, read, run_command
 from rl4p.configuration.folder import run_folder

@@ -16,7 +16,7 @@ Words
 import sys
 from collections.abc import Sequence
 
-from rl4p.base.terminal.text import write
+from rl4p.base.terminal import write
 from rl4p.configuration.commands import read, run_command
 from rl4p.configuration.folder import run_folder
 from rl4p.configuration.trust import names_in

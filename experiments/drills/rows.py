@@ -251,7 +251,7 @@ ROWS: dict[str, list[dict[str, str]]] = {
         },
         {
             "what": "text of others never acts on the terminal",
-            "tests": "tests/base/terminal",
+            "tests": "tests/base/test_terminal.py tests/base/test_console.py",
             "mutant": "escape sequences reach the terminal",
         },
         {
@@ -296,7 +296,7 @@ ROWS: dict[str, list[dict[str, str]]] = {
             "what": (
                 "servers answer their hosts only, with a token; secrets stay out of what is written"
             ),
-            "tests": "tests/engine/serving/test_guard.py tests/base/http/test_client.py",
+            "tests": "tests/engine/serving/test_guard.py tests/base/test_http.py",
             "mutant": "a request needs no token",
         },
     ],

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from rl4p.base.terminal.text import write
+from rl4p.base.terminal import write
 
 MESSAGE = b"Interrupted before anything began.\n"
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 from urllib.parse import unquote
 
+from rl4p.base.address import holds_secret
 from rl4p.base.errors import InputError
 from rl4p.configuration.quoting import command, override
 from rl4p.configuration.signature import is_own
@@ -60,13 +61,6 @@ OF_HYDRA = (
 )
 OF_LAUNCHERS = ("/.submitit/%j", "/.submitit/%j/")  # in the folder of a sweep
 ON_THE_HUB = re.compile(r"(?!\.)[\w.-]+/(?!\.)[\w.-]+(@[\w.-]+)?")  # OWNER/NAME@REVISION
-
-# Parts of an address in which programs put secrets.
-USER_INFO = re.compile(r"(?:([\w+.-]*):)?[\\/]{2,}([^\\/@\s?#]*)@")
-PARAMETER = re.compile(
-    r"[?&;#][\w.~-]*(?:key|token|secret|passw|pwd|auth|sig|cred|code|session)[\w.~-]*=[^&;#\s]",
-    re.IGNORECASE,
-)
 
 
 class Use(NamedTuple):
@@ -256,20 +250,6 @@ def harmless(value: str, config_dir: str | None) -> bool:
 def allowed_by_environment() -> tuple[str, ...]:
     """Returns the values in RL4P_ALLOW, which spaces divide."""
     return tuple(os.environ.get(ALLOW_VARIABLE, "").split())
-
-
-def holds_secret(text: str) -> bool:
-    """Returns whether a text has an address with a password, a token or a user of a web server.
-
-    A database may have a user without a password, as in ``postgresql://USER@HOST/NAME``.
-    """
-    if any(PARAMETER.search(each) for each in (text, unquote(text)) if ":" in each):
-        return True
-    return any(
-        ":" in unquote(user) or (scheme or "http").startswith(("http", "ws", "ftp"))
-        for scheme, user in USER_INFO.findall(text)
-        if user
-    )
 
 
 def refuse_secrets(words: Sequence[str]) -> None:

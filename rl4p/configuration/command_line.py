@@ -21,7 +21,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from rl4p.base.errors import AlreadyFinished, InputError, importing, report
-from rl4p.base.terminal.text import VisibleStream, make_logs_visible, write
+from rl4p.base.terminal import VisibleStream, make_logs_visible, write
 from rl4p.configuration.capability import refuse_secrets
 from rl4p.configuration.commands import Reading, options_of
 from rl4p.configuration.completion import shell_completion

@@ -24,7 +24,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from rl4p.base.errors import InputError, report
-from rl4p.base.terminal.text import VisibleStream, make_logs_visible
+from rl4p.base.terminal import VisibleStream, make_logs_visible
 from rl4p.configuration.bounds import Natural
 from rl4p.configuration.capability import refuse_secrets
 from rl4p.configuration.completion import shell_completion

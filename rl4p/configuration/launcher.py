@@ -18,7 +18,7 @@ from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig
 
 from rl4p.base.errors import InputError, RunError, Stopped
-from rl4p.base.terminal.text import make_logs_visible, write
+from rl4p.base.terminal import make_logs_visible, write
 from rl4p.configuration.composition import CONFIG
 from rl4p.configuration.folder import only_run_in, save_config
 from rl4p.configuration.hydra_internals import Callbacks, Hydra, replace_save_config

@@ -20,7 +20,7 @@ import yaml
 from hydra.core.hydra_config import HydraConfig
 
 from rl4p.base.errors import InputError
-from rl4p.base.terminal.text import write
+from rl4p.base.terminal import write
 from rl4p.configuration.folder import JOBS, RECORD, is_in_use, replace
 from rl4p.configuration.signature import signed
 from rl4p.configuration.yaml_file import read_yaml

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 from omegaconf import DictConfig, OmegaConf
 
 from rl4p.base.errors import InputError, RunError, Stopped
-from rl4p.base.terminal.text import write
+from rl4p.base.terminal import write
 from rl4p.configuration.targets import TRUSTED, join
 
 LONGEST = 300  # characters of the message of an exception

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any
 
 from rl4p.base.errors import InputError, RunError, Stopped
-from rl4p.base.terminal.text import write
+from rl4p.base.terminal import write
 
 GRACE = 15.0  # seconds in which a process may end by itself after a failure
 GRACE_AFTER_REPORT = 2.0  # the same after process 0 has reported a failure of another process

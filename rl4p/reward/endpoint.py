@@ -1,6 +1,6 @@
 """Requests to a grading server over HTTP: many at a time, with retries, to one address only.
 
-`rl4p/base/http/client.py` says which failures are tried again. Any other is final. A wrong address
+`rl4p/base/http.py` says which failures are tried again. Any other is final. A wrong address
 or key stops the run, as does a redirect.
 """
 
@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from rl4p.base.address import api_key, check_address, check_key_variable
 from rl4p.base.errors import RunError
-from rl4p.base.http.address import api_key, check_address, check_key_variable
-from rl4p.base.http.client import HttpClient, RefusedError, RequestError, for_each, read_json
+from rl4p.base.http import HttpClient, RefusedError, RequestError, for_each, read_json
 from rl4p.distributed.counting import item_done
 
 Result = TypeVar("Result")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from rl4p.base.errors import InputError
-from rl4p.base.http.client import InvalidResponseError
+from rl4p.base.http import InvalidResponseError
 from rl4p.base.types import Finish
 from rl4p.data.messages import for_request
 from rl4p.engine.remote.protocol import RemoteServer, ServerProtocol

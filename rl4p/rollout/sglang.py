@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from rl4p.base.http.client import InvalidResponseError, RefusedError, RequestError
+from rl4p.base.http import InvalidResponseError, RefusedError, RequestError
 from rl4p.engine.remote.protocol import (
     Deadline,
     NewWeights,

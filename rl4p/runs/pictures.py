@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rl4p.base.errors import RunError
-from rl4p.base.terminal.text import visible
+from rl4p.base.terminal import visible
 from rl4p.runs.record import replace_file
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from rl4p.base.terminal.text import visible
+from rl4p.base.terminal import visible
 from rl4p.distributed.counting import newest
 from rl4p.distributed.memory import device_memory
 from rl4p.loop.compilation import clock, compiled_within

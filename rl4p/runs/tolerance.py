@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from rl4p.base.console import VisibleConsole
 from rl4p.base.errors import InputError, RunError
-from rl4p.base.terminal.console import VisibleConsole
 from rl4p.protocols.hook import Hook, StepInfo
 from rl4p.runs.signals import discard_output
 

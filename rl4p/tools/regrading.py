@@ -10,9 +10,9 @@ from typing import Any
 
 from omegaconf import DictConfig, ListConfig
 
+from rl4p.base.console import VisibleConsole
 from rl4p.base.errors import InputError
 from rl4p.base.storage import local_copy
-from rl4p.base.terminal.console import VisibleConsole
 from rl4p.base.types import Prompt
 from rl4p.configuration import commands, instantiate
 from rl4p.configuration.composition import Composer

@@ -1,4 +1,4 @@
-"""Which values are capabilities, who gives them, and which addresses hold secrets."""
+"""Which values are capabilities, and who gives them."""
 
 import importlib
 import re
@@ -22,7 +22,6 @@ from rl4p.configuration.capability import (
     WrittenPath,
     capabilities,
     covers,
-    holds_secret,
     refuse_ungiven,
     uses,
 )
@@ -348,59 +347,6 @@ def test_the_command_line_may_read_the_environment(monkeypatch):
     assert config.data.system_prompt == "a prompt"
     other = configuration.compose(["data.system_prompt=${oc.env:RL4P_ABSENT,none}"])
     assert other.data.system_prompt == "none"
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        *(
-            "http://u:p@h/",
-            "http://u@h",
-            "https://:p@h",
-            "http://h/?token=x",
-            "http://h/?a=1&api_key=x",
-        ),
-        *(
-            "http://h/#access_token=x",
-            "http://h/x;password=y",
-            "http://h?sig=a",
-            "http://h?Authorization=b",
-        ),
-        *("http://h/?code=x", "postgresql://u:p@h/db", "postgresql://h/db?password=x", "//u:p@h/x"),
-        *(
-            "http:\\\\u:p@h",
-            "http://u%3Ap@h/",
-            "http://h/%3Ftoken=x",
-            "ws://u@h",
-            "http://h?x-secret=1",
-        ),
-        *(
-            "mysql+pymysql://u:p@h/db",
-            "key=http://u:p@h",
-            "http://a.b/c?AWSAccessKeyId=x&Signature=y",
-        ),
-    ],
-)
-def test_secrets_in_addresses_are_seen(text):
-    assert holds_secret(text)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("http://h:80/v1", "http://h/?model=x", "postgresql://user@h/db", "sqlite:///a@b/c.db"),
-        *(
-            "OWNER/NAME@main",
-            "http://h/a@b",
-            "http://h/token/x",
-            "http://[::1]:8000/v1",
-            "a: b?key=",
-        ),
-        *("What is https://x.org?", "sqlite:////a/b.db", "http://h/?tokens", "http://h/keys?n=3"),
-    ],
-)
-def test_other_texts_hold_none(text):
-    assert not holds_secret(text)
 
 
 @pytest.mark.parametrize(

@@ -6,4 +6,4 @@ import pytest
 @pytest.fixture
 def impatient(monkeypatch):
     """Between attempts there are almost no pauses."""
-    monkeypatch.setattr("rl4p.base.http.client.FIRST_PAUSE", 0.001)
+    monkeypatch.setattr("rl4p.base.http.FIRST_PAUSE", 0.001)

@@ -4,7 +4,7 @@ import time
 import pytest
 
 from rl4p.base.errors import RunError
-from rl4p.base.http.client import InvalidResponseError
+from rl4p.base.http import InvalidResponseError
 from rl4p.reward.endpoint import MOST_FAILURES, Endpoint, NoAnswer
 
 pytestmark = pytest.mark.usefixtures("impatient")

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from secrets import token_hex
 
+from rl4p.base.address import api_key
 from rl4p.base.errors import InputError, RunError
-from rl4p.base.http.address import api_key
-from rl4p.base.http.client import (
+from rl4p.base.http import (
     HttpClient,
     InvalidResponseError,
     RefusedError,

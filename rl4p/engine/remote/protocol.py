@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from rl4p.base.address import check_address, check_key_variable
 from rl4p.base.errors import RunError
-from rl4p.base.http.address import check_address, check_key_variable
-from rl4p.base.http.client import (
+from rl4p.base.http import (
     HttpClient,
     InvalidResponseError,
     RefusedError,

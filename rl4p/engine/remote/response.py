@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rl4p.base.http.client import InvalidResponseError
+from rl4p.base.http import InvalidResponseError
 from rl4p.base.types import Finish, Sampling
 from rl4p.protocols.engine import Completion
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import httpx2
 
+from rl4p.base.address import api_key, check_address, check_key_variable
 from rl4p.base.errors import InputError
-from rl4p.base.http.address import api_key, check_address, check_key_variable
-from rl4p.base.http.client import is_loopback
+from rl4p.base.http import is_loopback
 from rl4p.base.types import Prompt
 from rl4p.configuration.bounds import Positive
 from rl4p.configuration.capability import Address, ReadPath, Variable, Word

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import Any
 
+from rl4p.base.address import api_key, check_address, check_key_variable
 from rl4p.base.errors import InputError
-from rl4p.base.http.address import api_key, check_address, check_key_variable
-from rl4p.base.http.client import is_loopback
+from rl4p.base.http import is_loopback
 from rl4p.base.types import Prompt
 from rl4p.configuration.bounds import Positive
 from rl4p.configuration.capability import Address, Variable

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from rl4p.base.terminal.text import write
+from rl4p.base.terminal import write
 from rl4p.protocols.tracker import Mirror
 
 log = logging.getLogger(__name__)

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from rl4p.base.address import holds_secret
 from rl4p.base.errors import InputError
-from rl4p.configuration.capability import Address, holds_secret
+from rl4p.configuration.capability import Address
 from rl4p.runs.tracker.background import BackgroundMirror, warn_of_variables
 from rl4p.runs.tracker.database import (
     SQLITE,

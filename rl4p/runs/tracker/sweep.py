@@ -16,7 +16,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from rl4p.base.errors import InputError
-from rl4p.base.terminal.text import write
+from rl4p.base.terminal import write
 from rl4p.configuration.sweep import FAILURE
 from rl4p.runs.signals import AT_FORCED_END
 from rl4p.runs.tracker.background import reason

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rl4p.base.console import VisibleConsole
 from rl4p.base.errors import InputError
 from rl4p.base.storage import local_copy
-from rl4p.base.terminal.console import VisibleConsole
-from rl4p.base.terminal.text import write
+from rl4p.base.terminal import write
 from rl4p.configuration import commands
 from rl4p.configuration.earlier_result import is_page_of, refuse_other_file
 from rl4p.configuration.folder import run_folder

@@ -1,6 +1,6 @@
 """Texts of a model as a reader sees them in full, with each newline marked."""
 
-from rl4p.base.terminal.text import visible as shown
+from rl4p.base.terminal import visible as shown
 
 NEWLINE = "\N{DOWNWARDS ARROW WITH CORNER LEFTWARDS}\n"
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rl4p.base.errors import InputError
-from rl4p.base.http.client import InvalidResponseError, read_json
+from rl4p.base.http import InvalidResponseError, read_json
 from rl4p.base.types import Question, Sampling
 from rl4p.data.messages import for_request
 from rl4p.rollout.response_keys import words

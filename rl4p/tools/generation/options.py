@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from rl4p.base.address import check_address, check_key_variable
 from rl4p.base.errors import InputError
-from rl4p.base.http.address import check_address, check_key_variable
 from rl4p.configuration.bounds import AboveZero, Positive
 from rl4p.configuration.commands import Checkpoint, CommandLine, read, refuse_without_effect
 from rl4p.configuration.folder import run_folder

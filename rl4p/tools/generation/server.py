@@ -4,7 +4,7 @@ A request holds messages, and the server applies its own chat template. One requ
 response, with a seed that depends on the run's seed, the prompt and the number of the sample.
 Whether equal seeds give equal responses is up to the server.
 
-`rl4p/base/http/client.py` says which failures are tried again. A request that the server refuses
+`rl4p/base/http.py` says which failures are tried again. A request that the server refuses
 (another 4xx) has failed. A wrong address or key ends the job, as does a redirect.
 """
 
@@ -12,9 +12,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from rl4p.base.address import api_key
 from rl4p.base.errors import InputError, RunError
-from rl4p.base.http.address import api_key
-from rl4p.base.http.client import (
+from rl4p.base.http import (
     LONGEST_RETRY_AFTER,
     HttpClient,
     RefusedError,

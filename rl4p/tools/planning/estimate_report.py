@@ -8,8 +8,8 @@ import jax
 from omegaconf import DictConfig
 from rich.table import Table
 
+from rl4p.base.console import VisibleConsole
 from rl4p.base.errors import InputError
-from rl4p.base.terminal.console import VisibleConsole
 from rl4p.configuration import instantiate
 from rl4p.configuration.chips import GIB
 from rl4p.loop.evaluation import Evaluation

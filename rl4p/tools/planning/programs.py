@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from rl4p.base.terminal.text import write
+from rl4p.base.terminal import write
 from rl4p.distributed.partition import for_decoding
 from rl4p.distributed.placement import with_shardings
 from rl4p.learner.gradient_step import forward_backward, gradient_step, optimizer_step

@@ -14,8 +14,8 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from rich.table import Table
 
+from rl4p.base.console import VisibleConsole
 from rl4p.base.errors import InputError, RunError
-from rl4p.base.terminal.console import VisibleConsole
 from rl4p.configuration import instantiate
 from rl4p.configuration.chips import GIB, Chip
 from rl4p.configuration.earlier_result import is_document_with, refuse_other_file

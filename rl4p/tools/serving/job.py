@@ -12,7 +12,7 @@ import uvloop
 from omegaconf import DictConfig
 
 from rl4p.base.errors import InputError, RunError
-from rl4p.base.terminal.text import write
+from rl4p.base.terminal import write
 from rl4p.base.types import Sampling
 from rl4p.configuration import compose, instantiate
 from rl4p.configuration.folder import run_folder

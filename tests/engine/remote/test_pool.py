@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rl4p.base.errors import RunError
-from rl4p.base.http.client import pause
+from rl4p.base.http import pause
 from rl4p.base.types import Finish
 from rl4p.engine.remote import pool
 from tests.support.remote_doubles import ANSWERS, BEFORE_ANSWERS, OF_ANSWERS, UPDATES, rescored

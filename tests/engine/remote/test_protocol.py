@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from rl4p.base.http.client import HttpClient, RefusedError, RequestError
+from rl4p.base.http import HttpClient, RefusedError, RequestError
 from rl4p.engine.remote.protocol import Deadline, PoolOptions, RemoteServer
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rl4p.base.http.client import InvalidResponseError
+from rl4p.base.http import InvalidResponseError
 from rl4p.base.types import Finish
 from rl4p.engine.remote.response import ServerRequest, checked, field, only_choice, seed_of
 

@@ -3,8 +3,8 @@ import time
 
 import pytest
 
+from rl4p.base import http as http
 from rl4p.base.errors import InputError, RunError
-from rl4p.base.http import client as http
 from rl4p.base.types import Sampling
 from rl4p.tools.generation.chat import Chat
 from rl4p.tools.generation.options import Server

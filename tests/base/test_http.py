@@ -10,9 +10,9 @@ from email.utils import format_datetime
 
 import pytest
 
+from rl4p.base import http as module
 from rl4p.base.errors import InputError
-from rl4p.base.http import client as module
-from rl4p.base.http.client import (
+from rl4p.base.http import (
     HttpClient,
     InvalidResponseError,
     RefusedError,

@@ -1,10 +1,15 @@
-"""Checks of the options of an HTTP client: the address, and the variable of the API key."""
+"""Checks of addresses and of the variables of API keys; secrets in an address are refused."""
 
 import os
 import re
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
-from rl4p.configuration.capability import holds_secret
+# Parts of an address in which programs put secrets.
+USER_INFO = re.compile(r"(?:([\w+.-]*):)?[\\/]{2,}([^\\/@\s?#]*)@")
+PARAMETER = re.compile(
+    r"[?&;#][\w.~-]*(?:key|token|secret|passw|pwd|auth|sig|cred|code|session)[\w.~-]*=[^&;#\s]",
+    re.IGNORECASE,
+)
 
 
 def check_address(url: str, option: str, *, example: str, key_option: str = "key_variable") -> None:
@@ -60,3 +65,17 @@ def api_key(name: str | None, option: str = "key_variable") -> str:
     if name and not key:
         raise ValueError(f"{option}={name}: this environment variable is not set.")
     return key
+
+
+def holds_secret(text: str) -> bool:
+    """Returns whether a text has an address with a password, a token or a user of a web server.
+
+    A database may have a user without a password, as in ``postgresql://USER@HOST/NAME``.
+    """
+    if any(PARAMETER.search(each) for each in (text, unquote(text)) if ":" in each):
+        return True
+    return any(
+        ":" in unquote(user) or (scheme or "http").startswith(("http", "ws", "ftp"))
+        for scheme, user in USER_INFO.findall(text)
+        if user
+    )

@@ -7,7 +7,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from rl4p.base.terminal.text import visible
+from rl4p.base.terminal import visible
 
 
 class VisibleConsole(Console):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rl4p.base.http.address import api_key, check_address, check_key_variable
+from rl4p.base.address import api_key, check_address, check_key_variable, holds_secret
 
 
 @pytest.mark.parametrize("url", ["http://host", "https://host:1/v1/", "http://[::1]:8000/a?b=c"])
@@ -52,3 +52,56 @@ def test_the_key_is_read_from_its_variable(monkeypatch):
             monkeypatch.setenv("A_KEY", value)
         with pytest.raises(ValueError, match=r"^mine=A_KEY: this environment variable is not set"):
             api_key("A_KEY", "mine")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "http://u:p@h/",
+            "http://u@h",
+            "https://:p@h",
+            "http://h/?token=x",
+            "http://h/?a=1&api_key=x",
+        ),
+        *(
+            "http://h/#access_token=x",
+            "http://h/x;password=y",
+            "http://h?sig=a",
+            "http://h?Authorization=b",
+        ),
+        *("http://h/?code=x", "postgresql://u:p@h/db", "postgresql://h/db?password=x", "//u:p@h/x"),
+        *(
+            "http:\\\\u:p@h",
+            "http://u%3Ap@h/",
+            "http://h/%3Ftoken=x",
+            "ws://u@h",
+            "http://h?x-secret=1",
+        ),
+        *(
+            "mysql+pymysql://u:p@h/db",
+            "key=http://u:p@h",
+            "http://a.b/c?AWSAccessKeyId=x&Signature=y",
+        ),
+    ],
+)
+def test_secrets_in_addresses_are_seen(text):
+    assert holds_secret(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("http://h:80/v1", "http://h/?model=x", "postgresql://user@h/db", "sqlite:///a@b/c.db"),
+        *(
+            "OWNER/NAME@main",
+            "http://h/a@b",
+            "http://h/token/x",
+            "http://[::1]:8000/v1",
+            "a: b?key=",
+        ),
+        *("What is https://x.org?", "sqlite:////a/b.db", "http://h/?tokens", "http://h/keys?n=3"),
+    ],
+)
+def test_other_texts_hold_none(text):
+    assert not holds_secret(text)

@@ -11,14 +11,14 @@ import pytest
 import rl4p
 from rl4p import configuration
 from rl4p.base.errors import InputError, report
-from rl4p.base.terminal.text import (
+from rl4p.base.terminal import (
     VisibleRecord,
     VisibleStream,
     make_logs_visible,
     visible,
     write,
 )
-from tests.base.terminal.hostile_text import ACTS, hostile
+from tests.base.hostile_text import ACTS, hostile
 
 
 @hostile
@@ -108,7 +108,7 @@ def test_an_entry_point_makes_logs_visible(tmp_path, monkeypatch):
 
 def test_nothing_is_printed_in_another_way():
     modules = [*Path(rl4p.__file__).parent.rglob("*.py")]
-    allowed = {"text.py", "completion.py", "commands.py", "trial_child.py"}
+    allowed = {"terminal.py", "completion.py", "commands.py", "trial_child.py"}
     allowed |= {"sandbox_child.py", "worker_child.py", "sandbox.py", "workers.py"}
     assert len(modules) > 300
     for path in modules:

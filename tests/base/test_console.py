@@ -8,9 +8,9 @@ from rich.progress import Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from rl4p.base.terminal.console import VisibleConsole
-from rl4p.base.terminal.text import visible
-from tests.base.terminal.hostile_text import ACTS, hostile
+from rl4p.base.console import VisibleConsole
+from rl4p.base.terminal import visible
+from tests.base.hostile_text import ACTS, hostile
 
 
 @hostile

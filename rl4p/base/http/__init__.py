@@ -1,1 +1,0 @@
-"""The HTTP client of rewards, of generation and of rollouts by servers."""
