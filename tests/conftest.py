@@ -252,8 +252,8 @@ def params(policy_and_params):
 @pytest.fixture(scope="session")
 def prompts(policy):
     """Sums of several lengths, in the chat template."""
-    from rl4p.data.arithmetic import addition
     from rl4p.data.prompts import encode_prompts
+    from rl4p.data.synthetic import addition
 
     pairs = ((1, 2), (12, 34), (5, 5), (123, 456))
     questions = [addition(a, b, (False,) * len(str(a))) for a, b in pairs]

@@ -23,8 +23,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from rl4p.data.arithmetic import Arithmetic
 from rl4p.data.prompts import encode_prompts
+from rl4p.data.synthetic import Arithmetic
 from rl4p.distributed.mesh import Mesh
 from rl4p.model.pretrained import Pretrained
 from rl4p.protocols.environment import StepResult

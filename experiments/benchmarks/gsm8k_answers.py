@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from rl4p.base.types import Episode, Prompt
-from rl4p.data.answer import final_answer
+from rl4p.data.extraction import final_answer
 from rl4p.data.quantity import quantity
 from rl4p.reward.correct import Correct
 

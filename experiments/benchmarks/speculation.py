@@ -36,8 +36,8 @@ import numpy as np
 
 from experiments.benchmarks.peers.__main__ import machine
 from rl4p.base.types import Params, Prompt, Trajectories
-from rl4p.data.arithmetic import Arithmetic
 from rl4p.data.prompts import encode_prompts
+from rl4p.data.synthetic import Arithmetic
 from rl4p.distributed.mesh import Mesh
 from rl4p.engine import speculation
 from rl4p.model.policy import Policy

@@ -64,8 +64,8 @@ RECIPES = {
     "home": "defaults: [override /data: parquet]\ndata: {path: ~/.ssh}",
     "code": "defaults: [override /data: code]\ndata: {path: SECRET}",
     "mixture": "defaults: [override /data: mixture]\n"
-    "data: {sets: {x: {_target_: rl4p.data.jsonl.JSONLines, path: SECRET}}}",
-    "task": "evaluation: {tasks: {x: {_target_: rl4p.data.csv.CSV, path: SECRET}}}",
+    "data: {sets: {x: {_target_: rl4p.data.files.JSONLines, path: SECRET}}}",
+    "task": "evaluation: {tasks: {x: {_target_: rl4p.data.files.CSV, path: SECRET}}}",
     "classifier": "reward: {terms: {x: {_target_: rl4p.reward.classifier.Classifier, weight: 1.0, "
     "path: SECRET}}}",
     "model": "defaults: [override /model: pretrained]\nmodel: {path: SECRET}",
@@ -94,7 +94,7 @@ WITH_KEY = {
     f"{X}.url": "ADDRESS",
     f"{X}.key_variable": VARIABLE,
 }
-JSONL = {"data": None, "data._target_": "rl4p.data.jsonl.JSONLines", "data.path": "SECRET"}
+JSONL = {"data": None, "data._target_": "rl4p.data.files.JSONLines", "data.path": "SECRET"}
 # By name: a command with THEIRS, the run folder, and the values in the recorded configuration.
 RUNS: dict[str, tuple[list[str], Mapping[str, Any]]] = {
     "evaluate": (["evaluate", "run=THEIRS", "out=OUT"], WITH_KEY),

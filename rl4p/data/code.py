@@ -10,7 +10,7 @@ from rl4p.base.errors import InputError
 from rl4p.base.types import Question
 from rl4p.configuration.capability import ReadPath
 from rl4p.data.fields import MISSING, names_of, value_of
-from rl4p.data.jsonl import JSONLines
+from rl4p.data.files import JSONLines
 
 GENERATED = "the generated questions"
 NUMBERS = range(2, 22)

@@ -1,8 +1,17 @@
-"""The fields of a row: their lookup by key, and their comparison with values of a configuration."""
+"""The fields of a row: their lookup by key, their comparison, and the numbers in them.
 
-from collections.abc import Mapping, Sequence
+CSV has texts, pandas floats, and NumPy numbers of its own. A form with one meaning is read so:
+``22``, ``22.0`` and ``"22"`` are 22; ``[3, 5, 7]``, ``(3, 5, 7)``, ``"[3, 5, 7]"`` and ``"3 5 7"``
+are three numbers. Anything else is refused, so that no grade depends on a guess.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from decimal import Decimal
+from fractions import Fraction
+from numbers import Integral, Rational, Real
 from typing import Any
 
 import numpy as np
@@ -102,3 +111,107 @@ def check_columns(keys: Sequence[str], columns: Sequence[str], place: str) -> li
             )
         named.append(column)
     return list(dict.fromkeys(named))
+
+
+DIGITS = re.compile(r"[+-]?[0-9]{1,64}(?:\.[0-9]{0,64}|/[0-9]{0,63}[1-9])?")
+
+
+def exact_number(value: Any) -> Fraction:
+    """Returns the exact value of a number or of a text with one.
+
+    Raises:
+      ValueError: the value is no finite number.
+    """
+    if isinstance(value, str):
+        text = value.strip()
+        if DIGITS.fullmatch(text):
+            return Fraction(text)
+    elif isinstance(value, bool):
+        pass
+    elif isinstance(value, Integral | Rational):
+        return Fraction(int(value.numerator), int(value.denominator))
+    elif isinstance(value, Real | Decimal) and math.isfinite(value):
+        return Fraction(str(value))
+    raise ValueError(f"{value!r:.80} is no number")
+
+
+def whole_number(value: Any) -> int:
+    """Returns a number without a fractional part.
+
+    Raises:
+      ValueError: the value is no such number.
+    """
+    number = exact_number(value)
+    if number.denominator != 1:
+        raise ValueError(f"{value!r:.80} is no whole number")
+    return number.numerator
+
+
+def whole_numbers(value: Any) -> list[int]:
+    """Returns a list of whole numbers.
+
+    Raises:
+      ValueError: the value is no list of them, or an empty one.
+    """
+    if isinstance(value, str):
+        text = value.strip()
+        if len(text) > 1 and text[0] + text[-1] in ("[]", "()"):
+            text = text[1:-1].strip()
+        value = re.split(r"\s*[,;]\s*|\s+", text) if text else []
+    values = plain_list(value)
+    if not values:
+        raise ValueError(f"{value!r:.80} is no list of numbers")
+    return [whole_number(each) for each in values]
+
+
+def plain_list(value: Any) -> list[Any] | None:
+    """Returns a list, a tuple or an array of one dimension as a list; None for anything else."""
+    if isinstance(value, str | bytes | bytearray):
+        return None
+    array: Any = value
+    if isinstance(value, Sequence):
+        return list(value)
+    return array.tolist() if getattr(array, "ndim", None) == 1 else None
+
+
+Convert = Callable[[Any], Any]
+
+
+def converter(kind: Any) -> Convert | None:
+    """Returns a function that shortens the values of an Arrow type; None if none needs it.
+
+    Python's floats have 64 bits, so 0.1 of a column with 32 or 16 bits would become
+    0.10000000149011612. The function returns the float with the fewest digits that the column
+    cannot tell from its value.
+    """
+    from pyarrow import types
+
+    if types.is_float32(kind):
+        return lambda value: float(str(np.float32(value)))
+    if types.is_float16(kind):
+        return lambda value: float(str(np.float16(value)))
+    if types.is_dictionary(kind):
+        return converter(kind.value_type)
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        inner = converter(kind.value_type)
+        return inner and (lambda values: [each if each is None else inner(each) for each in values])
+    if types.is_map(kind):
+        inner = converter(kind.item_type)
+        return inner and (lambda pairs: [(k, v if v is None else inner(v)) for k, v in pairs])
+    if types.is_struct(kind):
+        return of_fields({field.name: field.type for field in kind})
+    return None
+
+
+def of_fields(kinds: dict[str, Any]) -> Convert | None:
+    """Returns a function that shortens the values of a mapping whose fields have these types."""
+    converters = {name: each for name, kind in kinds.items() if (each := converter(kind))}
+    if not converters:
+        return None
+
+    def convert(row: dict[str, Any]) -> dict[str, Any]:
+        return row | {
+            name: each(row[name]) for name, each in converters.items() if row[name] is not None
+        }
+
+    return convert

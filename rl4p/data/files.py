@@ -1,14 +1,21 @@
-"""Rows of files."""
+"""Questions from files of rows: JSON lines, CSV and Parquet."""
 
+import csv
+import json
+import shlex
 from abc import abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from io import StringIO
 from pathlib import Path
 from typing import Any, ClassVar
 
 from rl4p.base.errors import InputError
 from rl4p.base.storage import local_copy
+from rl4p.base.types import Question
 from rl4p.configuration.capability import ReadPath
+from rl4p.data.extraction import extract
+from rl4p.data.fields import Written, of_fields
 from rl4p.data.rows import Rows
 
 
@@ -37,3 +44,216 @@ class Files(Rows):
         except OSError as error:
             reason = error.strerror or str(error).splitlines()[0]
             raise InputError(f"{self.origin(key)} cannot be read: {reason}.") from None
+
+
+def parsed(line: bytes, place: str) -> dict[str, Any]:
+    """Returns the object of a line.
+
+    Raises:
+      InputError: the line is not UTF-8, not JSON, or no object; names the place.
+    """
+    try:
+        row = json.loads(line.decode("utf-8-sig"), parse_float=Written.read)
+    except UnicodeDecodeError:
+        raise InputError(f"{place}: not UTF-8.") from None
+    except (ValueError, RecursionError) as error:  # number too long, nesting too deep
+        if line.strip() in (b"[", b"{"):  # indented, over several lines
+            refuse_several_lines(line, place)
+        raise InputError(f"{place}: not JSON ({getattr(error, 'msg', error)}).") from None
+    if not isinstance(row, dict):
+        if isinstance(row, list) and row and isinstance(row[0], dict):
+            refuse_several_lines(line, place)
+        raise InputError(f"{place}: a JSON object is expected, not {type(row).__name__}.")
+    return row
+
+
+def refuse_several_lines(line: bytes, place: str) -> None:
+    """Refuses the first line of a JSON array, or of an object that continues on other lines.
+
+    Raises:
+      InputError: names the command that writes an object on each line.
+    """
+    start = line.decode("utf-8-sig", "replace").strip()[:1]
+    file, _, number = place.rpartition(", line ")
+    if number == "1" and start in ("[", "{"):
+        what, pattern = ("a JSON array", ".[]") if start == "[" else ("JSON of several lines", ".")
+        change = (
+            f"jq -c {shlex.quote(pattern)} {shlex.quote(file)} > {shlex.quote(f'{file}.jsonl')}"
+        )
+        raise InputError(f"{file} is {what}, and one object a line is expected: write {change}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JSONLines(Files):
+    """A file with one JSON object per line: a question, and an answer ending ``#### <number>``.
+
+    If an answer has no ``####``, its full text is the reference answer. `rl4p.generate` writes such
+    files from sampled responses. `Rows` and `Files` explain the options.
+    """
+
+    task: str = "jsonl"
+
+    def rows_of(self, path: Path) -> Iterator[tuple[str, Any]]:
+        # Not splitlines, which also ends lines at \r: JSON allows one between two values.
+        for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
+            if line.strip():
+                place = f"{path}, line {number}"
+                yield place, parsed(line, place)
+
+
+LONGEST_FIELD = 1 << 30  # characters; Python's own limit is too small for long solutions
+
+
+@dataclass(frozen=True, kw_only=True)
+class CSV(Files):
+    r"""A table of texts with a line of column names, and quotes around texts with line breaks.
+
+    `Rows` and `Files` explain the other options.
+
+    Attributes:
+      delimiter: the character between two fields, such as `;` or, in YAML, `"\t"`.
+    """
+
+    delimiter: str = ","
+    task: str = "csv"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.delimiter) != 1 or self.delimiter in '"\r\n':
+            raise ValueError(f"delimiter={self.delimiter!r} must be one character.")
+
+    def rows_of(self, path: Path) -> Iterator[tuple[str, Any]]:
+        content = path.read_bytes()
+        try:
+            # Not splitlines, which also ends lines at U+2028 and others.
+            lines = StringIO(content.decode("utf-8-sig"), newline="")
+        except UnicodeDecodeError as error:
+            line = content.count(b"\n", 0, error.start) + 1
+            raise InputError(f"{path}, line {line}: not UTF-8.") from None
+        csv.field_size_limit(LONGEST_FIELD)
+        reader = csv.reader(lines, delimiter=self.delimiter, strict=True)
+        try:
+            names = next(reader, [])
+            if not names:
+                return
+            if repeated := sorted({name for name in names if names.count(name) > 1}):
+                raise InputError(f"{path}: the column names {repeated} occur twice.")
+            self.columns(names, f"{path}, line 1")
+            line = reader.line_num + 1
+            for fields in reader:
+                place, line = f"{path}, line {line}", reader.line_num + 1
+                if not fields:  # an empty line
+                    continue
+                if len(fields) != len(names):
+                    raise InputError(
+                        f"{place}: {len(fields)} fields, but {len(names)} columns (data.delimiter "
+                        f"is {self.delimiter!r})."
+                    )
+                yield place, dict(zip(names, fields, strict=True))
+        except csv.Error as error:
+            raise InputError(f"{path}, line {reader.line_num}: not CSV ({error}).") from None
+
+
+BATCH = 1024  # rows in memory as Python values, beside the questions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parquet(Files):
+    """A Parquet file, or a folder whose Parquet files are read in the order of their names.
+
+    Only the columns that the options name are read. `Rows` and `Files` explain the options.
+    """
+
+    adds_nulls: ClassVar[bool] = True
+
+    task: str = "parquet"
+
+    def rows_of(self, path: Path) -> Iterator[tuple[str, Any]]:
+        files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
+        for file in files:
+            yield from self.rows_of_file(file)
+
+    def rows_of_file(self, file: Path) -> Iterator[tuple[str, Any]]:
+        import pyarrow
+        from pyarrow import parquet
+
+        try:
+            with file.open("rb") as content, parquet.ParquetFile(content) as table:
+                columns = self.columns(table.schema_arrow.names, str(file))
+                fields = {field.name: field.type for field in table.schema_arrow}
+                convert, before = of_fields({name: fields[name] for name in columns}), 0
+                for batch in table.iter_batches(BATCH, columns=columns):
+                    for i, row in enumerate(values(batch, file, before), before + 1):
+                        yield f"{file}, row {i}", convert(row) if convert else row
+                    before += batch.num_rows
+        except pyarrow.ArrowInvalid as error:
+            reason = " ".join(str(error).split())
+            raise InputError(f"{file}: not a readable Parquet file ({reason}).") from None
+
+
+def values(batch: Any, file: Path, before: int) -> list[dict[str, Any]]:
+    """Returns the rows of a record batch as Python values; `before` rows precede it in the file."""
+    try:
+        return batch.to_pylist()
+    except UnicodeDecodeError:
+        for i in range(batch.num_rows):
+            try:
+                batch.slice(i, 1).to_pylist()
+            except UnicodeDecodeError:
+                raise InputError(f"{file}, row {before + i + 1}: not UTF-8.") from None
+        raise
+
+
+@dataclass(frozen=True, kw_only=True)
+class Math(JSONLines):
+    r"""A file with one JSON object per line: a problem, and a solution with a ``\boxed{}`` answer.
+
+    The reference answer is the content of the last box of the solution (`rl4p.data.box`),
+    or the text of `reference_key` if that is set. `JSONLines` explains the other options.
+    """
+
+    question_key: str = "problem"
+    answer_key: str = "solution"
+    task: str = "math"
+
+    def train(self) -> Sequence[Question]:
+        return [self.with_reference(row) for row in super().train()]
+
+    def held_out(self) -> Sequence[Question]:
+        return [self.with_reference(row) for row in super().held_out()]
+
+    def with_reference(self, row: Question) -> Question:
+        """Returns the row with the boxed answer of its solution.
+
+        Raises:
+          InputError: the solution has no box, and `reference_key` is not set.
+        """
+        if self.reference_key is not None:
+            return row
+        answer = extract(row.solution or "", "boxed")
+        if not answer:
+            raise InputError(
+                f"data.path={self.path}: the solution of {row.question[:60]!r} has no answer in "
+                "\\boxed{}: name a field with the answer in data.reference_key."
+            )
+        return replace(row, answer=answer)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preferences(JSONLines):
+    """A file with one JSON object per line: a prompt, and a better and a worse response to it.
+
+        {"prompt": [{"role": "user", "content": "2+2?"}],
+         "chosen": [{"role": "assistant", "content": "4"}],
+         "rejected": [{"role": "assistant", "content": "5"}]}
+
+    The names and forms are TRL's: messages or plain texts, with a prompt or with a beginning that
+    both responses share. Other formats (`data=parquet`, `huggingface`, ...) have the same options.
+    `Rows` explains them.
+    """
+
+    question_key: str = "prompt"
+    chosen_key: str | None = "chosen"
+    rejected_key: str | None = "rejected"
+    several_answers: bool = True
+    task: str = "preferences"

@@ -12,7 +12,7 @@ from annotated_types import Gt
 from rl4p.base.errors import InputError
 from rl4p.base.types import Question
 from rl4p.configuration.bounds import FINITE
-from rl4p.data.prompting import prompted
+from rl4p.data.prompts import prompted
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from typing import Any
 from rl4p.base.errors import InputError
 from rl4p.base.types import Question
 from rl4p.configuration.bounds import Natural, Positive
-from rl4p.data.prompting import Prompting
+from rl4p.data.prompts import Prompting
 
 OWN_OPTIONS = ("seed", "size")
 # The generators of version 0.1.25 whose questions or reference answers, with their own options,

@@ -4,7 +4,7 @@ import hashlib
 import json
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from rl4p.base.errors import InputError
 from rl4p.base.types import Question
 from rl4p.configuration.bounds import Natural, Positive
-from rl4p.data.answer import final_answer
+from rl4p.data.extraction import after_thoughts, final_answer
 from rl4p.data.fields import (
     MISSING,
     check_columns,
@@ -24,8 +24,7 @@ from rl4p.data.fields import (
 )
 from rl4p.data.messages import conversation, tools_of, without_tags
 from rl4p.data.pairs import pair_of
-from rl4p.data.prompting import Prompting
-from rl4p.data.thoughts import after_thoughts
+from rl4p.data.prompts import Prompting
 
 log = logging.getLogger(__name__)
 
@@ -394,3 +393,41 @@ def first_of_each(
 
 def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+Source = Iterable[Mapping[str, Any]] | Callable[[], Iterable[Mapping[str, Any]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory(Rows):
+    """Rows that Python code made, or that stand in the configuration.
+
+        python -m rl4p.train data=memory +data.rows._target_=my_package.my_rows \
+            trusted_targets=[my_package]
+
+    `Rows` explains the other options.
+
+    Attributes:
+      rows: the rows to train on: mappings, such as ``{"question": ..., "answer": ...}``, or a
+        function without arguments that returns them.
+      held_out_rows: the rows to evaluate on, in the same way.
+    """
+
+    training_key: ClassVar[str] = "rows"
+    held_out_key: ClassVar[str] = "held_out_rows"
+
+    rows: Source
+    held_out_rows: Source | None = None
+    task: str = "memory"
+
+    def origin(self, key: str) -> str:
+        return f"data.{key}"
+
+    def table(self, key: str) -> Iterator[tuple[str, Any]]:
+        given = getattr(self, key)
+        rows: Any = given() if callable(given) else given
+        for i, row in enumerate(rows, 1):
+            place = f"data.{key}, row {i}"
+            if not isinstance(row, Mapping):
+                raise InputError(f"{place}: a mapping is expected, not {type(row).__name__}.")
+            yield place, row

@@ -12,16 +12,17 @@ from annotated_types import Ge, Le
 from rl4p.base.errors import InputError
 from rl4p.base.types import Question
 from rl4p.configuration.bounds import Natural, Positive
-from rl4p.data.prompting import Prompting
+from rl4p.data.prompts import Prompting
 from rl4p.data.rush_hour_board import (
     TARGET,
     Board,
+    Move,
     Piece,
     StateSpace,
     cells_of,
     fewest_moves,
+    written,
 )
-from rl4p.data.rush_hour_moves import Move, written
 
 Size = Annotated[int, Ge(3), Le(6)]
 

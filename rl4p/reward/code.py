@@ -16,7 +16,7 @@ from rl4p.base.types import Episode
 from rl4p.configuration.bounds import AboveZero, Positive
 from rl4p.data.code import are_tests
 from rl4p.data.extraction import rest_of
-from rl4p.data.metadata import plain_list
+from rl4p.data.fields import plain_list
 from rl4p.distributed.counting import item_done
 from rl4p.reward.sandbox import Kind, ProcessLimits, output, problem, start
 from rl4p.reward.ungradable import Ungradable, with_nan
@@ -27,7 +27,7 @@ class Code:
     """A grade of 1 if the code in the response passes the tests of its prompt, else 0.
 
     The code is the last complete block between lines of three backticks after the thoughts
-    (`rl4p.data.thoughts`), or all of the response after them if it has none. The data set gives the
+    (`after_thoughts`), or all of the response after them if it has none. The data set gives the
     tests in its metadata:
 
         tests: ["assert add(1, 2) == 3", ...]                 Python that raises if the test fails

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rl4p.base.types import Episode
-from rl4p.data.answer import same_answer
-from rl4p.data.extraction import Extraction, answer_of
+from rl4p.data.extraction import Extraction, answer_of, same_answer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,8 +17,8 @@ class Correct:
       extract: where the final answer stands: `hashes` after the last ``####``, `boxed` in the last
         ``\boxed{}``, `answer` between the last ``<answer>`` and ``</answer>``, `number` the last
         number of the text, `stated` the number in the first of these places that has one, or in
-        a sentence such as ``The answer is 12`` (`rl4p.data.stated`). A list is tried in its order:
-        [boxed, hashes]. Thoughts are left out (`rl4p.data.thoughts`).
+        a sentence such as ``The answer is 12`` (`rl4p.data.extraction`). A list is tried in its
+        order: [boxed, hashes]. Thoughts are left out.
     """
 
     weight: float = 1.0

@@ -14,7 +14,7 @@ from rl4p.reward.ungradable import Ungradable, with_nan
 class Countdown:
     """A grade of 1 if the final answer makes the target from exactly the given numbers.
 
-    The answer is an expression such as ``(3+5)*2`` (`rl4p.data.expression`). It has + - * / and
+    The answer is an expression such as ``(3+5)*2`` (`rl4p.data.countdown`). It has + - * / and
     parentheses, each number as often as it is given, and exact fractions in between; a text
     ``= 16`` after it has to be the target. The numbers and the target are the question's metadata
     (`numbers` or `nums`, and `target`), or come from the reference answer, if that is an

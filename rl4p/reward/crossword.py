@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rl4p.base.types import Episode
-from rl4p.data.crossword_answer import canonical, contains
+from rl4p.data.crossword import canonical, contains
 from rl4p.data.extraction import TAGS, stated_answer, tagged_text
 from rl4p.reward.ungradable import Ungradable, with_nan
 
@@ -17,7 +17,7 @@ class Crossword:
     """A grade of 1 if a response states the answer to its clue, else 0 or a part.
 
     The response states its answer between ``<answer>`` and ``</answer>`` (`stated_answer`). It is
-    compared with the reference in the canonical form (`crossword_answer.py`): Unicode NFKD, accents
+    compared with the reference in the canonical form (`canonical`): Unicode NFKD, accents
     off, & as AND, then the letters A-Z alone, so that spaces, hyphens and case do not count.
 
         exact    = 1 if the two are equal, else 0

@@ -19,8 +19,7 @@ from math_verify import LatexExtractionConfig, parse, verify
 from sympy import Basic, Expr, Float, MatrixBase, Rational, log, nan, zoo
 
 from rl4p.data.box import boxed
-from rl4p.data.notation import plain_notation
-from rl4p.data.quantity import quantity
+from rl4p.data.quantity import plain_notation, quantity
 
 LONGEST = 4096  # characters of an answer; a longer one equals nothing
 DIGITS = 6  # of a decimal that stands for a fraction or a root

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import regex
 
 from rl4p.base.types import Episode
-from rl4p.data.thoughts import MARK, opening
+from rl4p.data.extraction import MARK, opening
 
 SECONDS = 5.0  # of the process's CPU time, to match a response
 

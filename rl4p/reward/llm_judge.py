@@ -10,7 +10,7 @@ from rl4p.base.http import InvalidResponseError
 from rl4p.base.types import Episode
 from rl4p.configuration.bounds import AboveZero, Positive
 from rl4p.configuration.capability import Address, Variable
-from rl4p.data.thoughts import after_thoughts
+from rl4p.data.extraction import after_thoughts
 from rl4p.reward.endpoint import Endpoint, NoAnswer
 from rl4p.reward.ungradable import Ungradable, with_nan
 

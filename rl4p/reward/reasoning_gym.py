@@ -10,7 +10,7 @@ from typing import Any
 from rl4p.base.types import Episode
 from rl4p.configuration.bounds import AboveZero, Positive, TopShare
 from rl4p.data.extraction import Extraction, answer_of
-from rl4p.data.metadata import whole_number
+from rl4p.data.fields import whole_number
 from rl4p.reward.sandbox import Kind, problem
 from rl4p.reward.workers import Failed, Workers
 

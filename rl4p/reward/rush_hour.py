@@ -7,9 +7,8 @@ from typing import Any
 
 from rl4p.base.types import Episode
 from rl4p.data.extraction import stated_answer
-from rl4p.data.metadata import plain_list, whole_number
-from rl4p.data.rush_hour_board import Board, board_of, play
-from rl4p.data.rush_hour_moves import Move, strict_moves, tolerant_moves
+from rl4p.data.fields import plain_list, whole_number
+from rl4p.data.rush_hour_board import Board, Move, board_of, play, strict_moves, tolerant_moves
 from rl4p.reward.ungradable import Ungradable, with_nan
 
 SOLVE, PREFIX, HEURISTIC = 0.20, 0.10, 0.05  # an exact answer has 0.65 and all of these: 1

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from rl4p.base.types import Episode, Finish, Prompt, Trajectories
-from rl4p.data.thoughts import response_texts
+from rl4p.data.extraction import response_texts
 from rl4p.model.policy import Policy, pad_left
 from rl4p.protocols.engine import Completion, finish
 

@@ -14,8 +14,8 @@ from rl4p.base.errors import InputError
 from rl4p.base.types import Prompt, TrainState
 from rl4p.configuration import instantiate
 from rl4p.data.conversation import encode_demonstrations
-from rl4p.data.preference_prompts import encode_preferences
-from rl4p.data.prompting import prompted
+from rl4p.data.pairs import encode_preferences
+from rl4p.data.prompts import prompted
 from rl4p.distributed import placement
 from rl4p.distributed.mesh import Mesh
 from rl4p.loop.checks import check_advantages, check_rewards, check_rollout, check_training_batch

@@ -12,8 +12,7 @@ from rl4p.base.errors import InputError
 from rl4p.base.types import Params, Prompt, Question, Sampling
 from rl4p.configuration import instantiate
 from rl4p.configuration.suggestions import did_you_mean
-from rl4p.data.prompting import prompted
-from rl4p.data.prompts import encode_prompts
+from rl4p.data.prompts import encode_prompts, prompted
 from rl4p.loop.evaluation import Evaluation
 from rl4p.loop.held_out_loss import HeldOutLoss
 from rl4p.loop.phases import Phases

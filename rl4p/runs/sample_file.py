@@ -9,7 +9,7 @@ from typing import Any
 
 from rl4p.base.errors import InputError
 from rl4p.configuration.tree import differences
-from rl4p.data.json_line import parsed
+from rl4p.data.files import parsed
 from rl4p.runs import lines
 from rl4p.runs.record import replace_file
 from rl4p.runs.sample import Sample

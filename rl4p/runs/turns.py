@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from rl4p.base.types import Episode, Turn
-from rl4p.data.tool_calls import ParsedCall, tool_calls
+from rl4p.data.messages import ParsedCall, tool_calls
 
 NUMBERS = ("tokens", "reward", "sampling_seconds", "environment_seconds")
 

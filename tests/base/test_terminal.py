@@ -82,7 +82,7 @@ def test_a_stream_is_visible(text):
 def test_what_hydra_prints_is_visible(tmp_path, monkeypatch, capsys, words):
     name = "x\x1b[2J\u202e"
     (tmp_path / "data").mkdir()
-    (tmp_path / f"data/{name}.yaml").write_text("_target_: rl4p.data.memory.Memory\n")
+    (tmp_path / f"data/{name}.yaml").write_text("_target_: rl4p.data.rows.Memory\n")
     monkeypatch.setenv("COMP_LINE", f"rl4p-train --config-dir {tmp_path} data=")
     monkeypatch.setattr(sys, "argv", ["rl4p-train"])
     argv = ["--config-dir", str(tmp_path), *words, "+tracker.experiment2=\u202ex"][: 2 + len(words)]

@@ -1,8 +1,7 @@
 import pytest
 
-from rl4p.data.answer import same_answer
 from rl4p.data.box import boxed
-from rl4p.data.extraction import extract
+from rl4p.data.extraction import extract, same_answer
 
 
 @pytest.mark.parametrize(

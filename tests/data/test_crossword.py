@@ -1,8 +1,113 @@
+"""."""
+
+import re
+import unicodedata
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rl4p.base.errors import InputError
-from rl4p.data.crossword import Crossword
-from rl4p.data.crossword_answer import canonical
+from rl4p.data.crossword import Crossword, canonical, clues, contains, number_word
+
+CLUES = dict(clues())
+
+
+@pytest.mark.parametrize(
+    ("clue", "answer"),
+    [
+        ("Capital of Albania", "Tirana"),
+        ("Capital of Argentina", "Buenos Aires"),
+        ("Capital of Zimbabwe", "Harare"),
+        ("Element with the symbol Fe", "Iron"),
+        ("Element number 26", "Iron"),
+        ("Element number 1", "Hydrogen"),
+        ("Element number 54", "Xenon"),
+        ("First month", "January"),
+        ("Seventh day of the week", "Sunday"),
+        ("Eighth planet from the Sun", "Neptune"),
+        ("Twenty-fourth letter of the Greek alphabet", "Omega"),
+        ("0, in words", "zero"),
+        ("13, in words", "thirteen"),
+        ("40, in words", "forty"),
+        ("99, in words", "ninety-nine"),
+        ("Seven times eight", "fifty-six"),
+    ],
+)
+def test_a_fact(clue, answer):
+    assert CLUES[clue] == answer
+
+
+def test_no_clue_has_two_answers_and_none_is_empty():
+    assert len(CLUES) == len(list(clues())) == 374
+    assert all(canonical(answer) for answer in CLUES.values())
+    assert not [clue for clue in CLUES if re.search(r"\s\s|\n", clue)]
+
+
+def test_numbers_have_words_of_their_own():
+    words = [number_word(number) for number in range(100)]
+    assert len(set(words)) == 100
+    assert words[19:22] == ["nineteen", "twenty", "twenty-one"]
+
+
+@pytest.mark.parametrize(
+    ("text", "letters"),
+    [
+        ("R&D É-1", "RANDDE"),
+        ("r & d", "RANDD"),
+        ("New York", "NEWYORK"),
+        ("naïve café", "NAIVECAFE"),
+        ("e\u0301", "E"),  # an accent as a character of its own
+        ("ﬁn", "FIN"),  # a ligature
+        ("\uff21", "A"),  # full width
+        ("straße", "STRASSE"),
+        ("42", ""),
+        ("", ""),
+    ],
+)
+def test_the_canonical_form(text, letters):
+    assert canonical(text) == letters
+
+
+@given(st.lists(st.integers(1, 0xD7FF).map(chr), max_size=20).map("".join))
+def test_the_canonical_form_has_letters_only_and_is_its_own(text):
+    letters = canonical(text)
+    assert all("A" <= letter <= "Z" for letter in letters)
+    assert canonical(letters) == letters == canonical(unicodedata.normalize("NFC", text))
+
+
+@pytest.mark.parametrize(
+    ("text", "contained"),
+    [
+        ("It is New York.", True),
+        ("NEWYORK", True),
+        ("new-york", True),
+        ("New Yorkers", False),
+        ("Renew York", False),
+        ("new, old York", False),
+        ("NEW Y ORK", True),  # its letters, in whole words
+        ("Newyo, newyorker, newyork", True),  # the last of several places
+        ("", False),
+    ],
+)
+def test_whole_words_are_found(text, contained):
+    assert contains(text, "New York") is contained
+
+
+def test_an_answer_without_letters_is_nowhere():
+    assert not contains("any text", "42")
+
+
+def test_an_accent_does_not_divide_a_word():
+    assert contains("a naïve answer", "NAIVE")
+    assert not contains("a naïve answer", "VE")
+
+
+def test_a_long_text_is_searched_in_linear_time():
+    """Words that begin and end as the answer does, but nowhere in whole words."""
+    assert not contains("AAAA" * 250_000, "AAAA")
+    assert not contains("AB " * 300_000, "BAB")
+
 
 ROWS = [
     {"clue": "Capital of Norway", "answer": "Oslo"},

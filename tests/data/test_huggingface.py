@@ -1,9 +1,12 @@
 """Tests with data sets that the library itself wrote. None needs the hub."""
 
+import json
+
 import pytest
 
 from rl4p.base.errors import InputError
-from rl4p.data.huggingface import HuggingFace
+from rl4p.data import huggingface as gsm8k
+from rl4p.data.huggingface import GSM8K, HuggingFace
 
 datasets = pytest.importorskip("datasets")
 
@@ -146,3 +149,57 @@ def test_a_hub_that_does_not_answer_gets_one_request(monkeypatch, caplog):
         HuggingFace(path="nobody/nothing").train()
     assert constants.HF_HUB_OFFLINE
     assert "Retrying" not in caplog.text
+
+
+GSM8K_ROWS = [{"question": f"{n}+1?", "answer": f"so #### {n + 1}"} for n in range(8)]
+
+
+@pytest.fixture
+def file(write):
+    return write(GSM8K_ROWS)
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A folder in the layout of the data set on the hub: subsets of Parquet files."""
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "hub"
+    for subset, rows in (("main", GSM8K_ROWS), ("socratic", GSM8K_ROWS[:1])):
+        for split, part in (("train", rows), ("test", rows[:3])):
+            path = folder / subset / f"{split}-00000-of-00001.parquet"
+            datasets.Dataset.from_list(part).to_parquet(path)
+    configs = [
+        {
+            "config_name": subset,
+            "data_files": [
+                {"split": split, "path": f"{subset}/{split}-*"} for split in ("train", "test")
+            ],
+        }
+        for subset in ("main", "socratic")
+    ]
+    (folder / "README.md").write_text(f"---\nconfigs: {json.dumps(configs)}\n---\n")
+    monkeypatch.setattr(gsm8k, "HUB_ID", str(folder))
+
+
+def test_the_name_on_the_hub():
+    hub = GSM8K().hub
+    names = (hub.path, hub.subset, hub.split, hub.held_out_split)
+    assert names == ("openai/gsm8k", "main", "train", "test")
+
+
+def test_the_hub_has_the_questions_of_the_files(hub, file):
+    data, of_file = GSM8K(), GSM8K(path=file, held_out_size=1)
+    assert (len(data.train()), len(data.held_out())) == (8, 3)
+    assert {q.id for q in of_file.train()} < {q.id for q in data.train()}
+    assert data.held_out()[0] == data.train()[0]
+    assert (data.held_out()[0].answer, data.held_out()[0].task) == ("1", "gsm8k")
+
+
+def test_the_training_questions_of_the_hub_are_split_by_choice(hub):
+    data = GSM8K(held_out_size=2)
+    assert (len(data.train()), len(data.held_out())) == (6, 2)
+
+
+def test_a_file_to_evaluate_on_needs_no_hub(file):
+    assert len(GSM8K(held_out_path=file).held_out()) == 8

@@ -4,9 +4,9 @@ import pytest
 
 from rl4p.base.errors import InputError
 from rl4p.configuration import compose, instantiate
-from rl4p.data.arithmetic import Arithmetic
-from rl4p.data.memory import Memory
 from rl4p.data.mixture import Mixture, repeated
+from rl4p.data.rows import Memory
+from rl4p.data.synthetic import Arithmetic
 from rl4p.loop.source.stream import PromptStream
 
 

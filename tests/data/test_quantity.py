@@ -4,7 +4,62 @@ from fractions import Fraction
 
 import pytest
 
-from rl4p.data.quantity import last_quantity, quantity
+from rl4p.data.quantity import last_quantity, plain_notation, quantity
+
+# A text, and its plain form.
+PAIRS = [
+    # Separators of thousands.
+    *[(r"10,\!000", "10000"), (r"11,\! 111,\! 100", "11111100"), (r"1{,}234{,}567", "1234567")],
+    *[(r"10\,000", "10000"), (r"10\ 000", "10000"), ("10~000", "10000"), (r"10{\,}000", "10000")],
+    *[(f"1{space}234{space}567", "1234567") for space in "\u00a0\u2007\u2009\u202f\u3000\u205f"],
+    *[("1,234", "1,234"), ("10, 000", "10, 000"), (r"1,\!20", "1,20"), (r"\!x\!", "x")],
+    *[("12\u20093", "12 3"), (r"1\,2345", r"1\,2345"), (r"1.234\,567", r"1.234\,567")],
+    # Characters.
+    *[("\uff11\uff12", "12"), ("\u0661\u0662", "12"), ("\U0001d7cf\U0001d7d0", "12")],
+    *[("\u22123", "-3"), ("\u20103", "-3"), ("\uff0d3", "-3"), ("1\u2044 2", "1/ 2")],
+    *[("\u00bd", " 1/2"), ("3\u00bd", "3 1/2"), ("x\u00b2", "x^2"), ("2\u00b9\u2070", "2^{10}")],
+    *[("10\u207b\u00b2", "0.01"), ("1\u200b2", "12"), ("5\uff05", "5%"), ("x\u2081", "x_1")],
+    # Repeating decimals.
+    *[(r"0.\overline{3}", r"\frac{1}{3}"), (r"0.\overline3", r"\frac{1}{3}")],
+    *[(r"0.\bar{3}", r"\frac{1}{3}"), (r"0.\dot{3}", r"\frac{1}{3}"), ("0.(3)", r"\frac{1}{3}")],
+    *[("0.3\u0305", r"\frac{1}{3}"), ("0.3\u0307", r"\frac{1}{3}"), ("0.333...", r"\frac{1}{3}")],
+    *[(r"0.1\overline{6}", r"\frac{1}{6}"), ("0.1(6)", r"\frac{1}{6}")],
+    *[(r"0.{\overline{3}}", r"\frac{1}{3}")],
+    *[(r"0.\dot{1}4285\dot{7}", r"\frac{1}{7}"), (r"0.\overline{142857}", r"\frac{1}{7}")],
+    *[("0.1\u030542857\u0305", r"0.\overline{1}4285\overline{7}")],
+    *[(r"0.1212\ldots", r"\frac{4}{33}")],
+    *[(r".\overline{3}", r"\frac{1}{3}"), (r"-12.\overline{9}", "-13")],
+    *[("1,234.(5)", r"\frac{11111}{9}")],
+    *[("0.33...", "0.33..."), ("3.14159...", "3.14159..."), (r"\overline{AB}", r"\overline{AB}")],
+    # Bases.
+    *[("101_2", "5"), ("101_{2}", "5"), ("(101)_2", "5"), ("1F_{16}", "31"), ("FF_{16}", "255")],
+    *[(r"101_{\text{two}}", "5"), ("101_{two}", "5"), ("101\u2082", "5"), ("0x1F", "31")],
+    *[("0b101", "5"), ("10.1_2", r"\frac{5}{2}"), ("12_{10}", "12"), ("\u2212101_2", "-5")],
+    *[("102_2", "102_2"), ("a_2", "a_2"), ("F_{16}", "F_{16}"), (r"\log_2 8", r"\log_2 8")],
+    *[("x1_2", "x1_2"), ("1_000", "1_000"), ("CO_2", "CO_2"), ("3_{1}", "3_{1}"), ("C_5", "C_5")],
+    # Scientific notation.
+    *[("1e5", "100000"), ("1.5E-3", "0.0015"), (r"2\times 10^{-3}", "0.002"), ("3*10^5", "300000")],
+    *[(r"2\cdot10^3", "2000"), ("2\u00d710\u207b\u00b3", "0.002"), ("10^{5}", "100000")],
+    *[("10^-2", "0.01"), ("-10^{2}", "-100"), ("1e-5", "0.00001"), ("2.0e+3", "2000")],
+    *[("2e-1", "2e-1"), ("2e", "2e"), ("e5", "e5"), ("2e3x", "2e3x")],
+    *[(r"5^2\times 10^3", r"5^2\times 10^3")],
+    *[("10^5!", "10^5!"), ("10^{99}", "10^{99}"), ("10^{2^3}", "10^{2^3}")],
+    *[("1/2*10^3", "1/2*10^3")],
+    # Sizes.
+    *[(r"\left(1,2\right]", "(1,2]"), (r"\left\{1\right\}", r"\{1\}")],
+    *[(r"\leftarrow", r"\leftarrow")],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "plain"), PAIRS)
+def test_numbers_have_one_notation(text, plain):
+    assert plain_notation(text) == plain
+
+
+@pytest.mark.parametrize("plain", sorted({plain for _, plain in PAIRS}))
+def test_the_plain_form_stays(plain):
+    assert plain_notation(plain) == plain_notation(plain_notation(plain))
+
 
 MINUS, EN_DASH, NO_BREAK, SQUARED = "\u2212", "\u2013", "\u00a0", "\u00b2"
 

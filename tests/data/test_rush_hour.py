@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from rl4p.base.errors import InputError
 from rl4p.data.rush_hour import RushHour, signature
-from rl4p.data.rush_hour_board import StateSpace, board_of, fewest_moves, play, solve
-from rl4p.data.rush_hour_moves import strict_moves
+from rl4p.data.rush_hour_board import StateSpace, board_of, fewest_moves, play, solve, strict_moves
 
 SMALL = RushHour(size=4, least_moves=2, most_moves=5, train_size=150, held_out_size=20)
 

@@ -14,7 +14,7 @@ from rl4p.distributed.mesh import Mesh
 SHAPES = """
 import dataclasses, sys, jax, numpy as np
 from rl4p.advantage.grpo import GRPO
-from rl4p.data.arithmetic import Arithmetic
+from rl4p.data.synthetic import Arithmetic
 from rl4p.data.prompts import encode_prompts
 from rl4p.learner import correction
 from rl4p.learner import critic

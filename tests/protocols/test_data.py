@@ -1,8 +1,8 @@
 """Tests that each data set of this package has the members of the protocol."""
 
-from rl4p.data.arithmetic import Arithmetic
-from rl4p.data.gsm8k import GSM8K
+from rl4p.data.huggingface import GSM8K
 from rl4p.data.mixture import Mixture
+from rl4p.data.synthetic import Arithmetic
 from rl4p.protocols.data import DataSet
 from rl4p.protocols.members import require, required_members
 

@@ -23,7 +23,7 @@ EQUAL = [
     *[("Tuesday", r"\text{tuesday}"), ("even", r"\mathrm{even}"), (r"\text{(A)}", "A")],
     (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}"),
 ]
-# Numbers of every size, in every notation (`tests/data/test_notation.py` has more).
+# Numbers of every size, in every notation (`tests/data/test_quantity.py` has more).
 EQUAL += [
     *[(r"\frac{1}{1024}", "0.0009765625"), (r"2\times 10^{-8}", "0.00000002")],
     *[("10^{99}", "10^{99}")],

@@ -9,7 +9,7 @@ import pytest
 
 from rl4p.base.errors import RunError
 from rl4p.configuration import compose
-from rl4p.data.arithmetic import Arithmetic
+from rl4p.data.synthetic import Arithmetic
 from rl4p.loop.loop import train
 from rl4p.reward.router import Router
 from rl4p.reward.weighted import Weighted

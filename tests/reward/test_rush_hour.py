@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from rl4p.data.rush_hour import RushHour as Boards
-from rl4p.data.rush_hour_board import board_of, play, solve
-from rl4p.data.rush_hour_moves import Move, written
+from rl4p.data.rush_hour_board import Move, board_of, play, solve, written
 from rl4p.reward.rush_hour import RushHour
 
 BOARD = "oAABCooBCoooDDoo"

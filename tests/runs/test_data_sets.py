@@ -7,10 +7,9 @@ import pytest
 from pyarrow import parquet
 
 from rl4p.base.types import Prompt
-from rl4p.data.jsonl import JSONLines
+from rl4p.data.files import JSONLines, Parquet
 from rl4p.data.mixture import Mixture
-from rl4p.data.parquet import Parquet
-from rl4p.data.sorting import Sorting
+from rl4p.data.synthetic import Sorting
 from rl4p.runs.data_sets import data_sets
 
 

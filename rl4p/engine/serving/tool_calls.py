@@ -4,7 +4,7 @@ import json
 import secrets
 from typing import Any, NamedTuple
 
-from rl4p.data.tool_calls import MalformedCall, ParsedCall, call_in, tool_calls
+from rl4p.data.messages import MalformedCall, ParsedCall, call_in, tool_calls
 from rl4p.engine.stop_strings import overlap
 
 BEGIN, END = "<tool_call>", "</tool_call>"

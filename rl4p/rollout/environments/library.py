@@ -10,8 +10,8 @@ from rl4p.base.errors import InputError
 from rl4p.base.storage import local_copy
 from rl4p.configuration.bounds import Positive
 from rl4p.configuration.capability import ReadPath
-from rl4p.data.islands import documents
-from rl4p.data.json_line import parsed
+from rl4p.data.files import parsed
+from rl4p.data.synthetic import documents
 
 
 class Library:

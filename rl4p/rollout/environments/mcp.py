@@ -16,7 +16,7 @@ from rl4p.base.http import is_loopback
 from rl4p.base.types import Prompt
 from rl4p.configuration.bounds import Positive
 from rl4p.configuration.capability import Address, ReadPath, Variable, Word
-from rl4p.data.tool_calls import ParsedCall
+from rl4p.data.messages import ParsedCall
 from rl4p.protocols.environment import Message, StepResult
 from rl4p.rollout.environments.mcp_tools import ServerTools, schema_of, text_of_result
 from rl4p.rollout.environments.tool_results import results_of_calls, typed_arguments

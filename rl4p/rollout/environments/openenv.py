@@ -14,7 +14,7 @@ from rl4p.base.http import is_loopback
 from rl4p.base.types import Prompt
 from rl4p.configuration.bounds import Positive
 from rl4p.configuration.capability import Address, Variable
-from rl4p.data.tool_calls import MalformedCall, ParsedCall
+from rl4p.data.messages import MalformedCall, ParsedCall
 from rl4p.protocols.environment import Message, StepResult, columns_of
 from rl4p.rollout.environments.mcp_tools import ServerTools, schema_of, text_of_result
 from rl4p.rollout.environments.text_actions import TextActions

@@ -4,7 +4,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
-from rl4p.data.tool_calls import MalformedCall
+from rl4p.data.messages import MalformedCall
 from rl4p.protocols.environment import StepResult
 
 

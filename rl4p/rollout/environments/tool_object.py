@@ -12,7 +12,7 @@ from pydantic import ConfigDict, ValidationError, validate_call
 from rl4p.base.errors import InputError
 from rl4p.base.types import Prompt
 from rl4p.configuration.bounds import Positive
-from rl4p.data.tool_calls import ParsedCall
+from rl4p.data.messages import ParsedCall
 from rl4p.distributed.daemon_threads import in_thread
 from rl4p.protocols.environment import Message, StepResult, columns_of
 from rl4p.rollout.environments.tool_results import results_of_calls

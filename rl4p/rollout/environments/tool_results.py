@@ -4,7 +4,7 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from rl4p.data.tool_calls import MalformedCall, ParsedCall, tool_calls
+from rl4p.data.messages import MalformedCall, ParsedCall, tool_calls
 from rl4p.protocols.environment import Message, StepResult
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from rl4p.base.errors import InputError
 from rl4p.base.types import Finish, Params, Prompt
-from rl4p.data.thoughts import response_texts
+from rl4p.data.extraction import response_texts
 from rl4p.model.policy import Policy
 from rl4p.protocols.engine import Request
 from rl4p.rollout.response_keys import response_keys

@@ -16,7 +16,7 @@ from rl4p.base.terminal import write
 from rl4p.base.types import Sampling
 from rl4p.configuration import compose, instantiate
 from rl4p.configuration.folder import run_folder
-from rl4p.data.prompting import QuestionTemplate
+from rl4p.data.prompts import QuestionTemplate
 from rl4p.engine.chunk import Chunk
 from rl4p.engine.detokenizer import Detokenizer
 from rl4p.engine.sequence import TokenSequence

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from rl4p.base.errors import InputError
-from rl4p.data.islands import islands
+from rl4p.data.synthetic import islands
 from rl4p.rollout.environments.library import Library
 from rl4p.rollout.environments.tool_object import ToolObject
 

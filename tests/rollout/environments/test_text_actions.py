@@ -2,7 +2,7 @@
 
 import pytest
 
-from rl4p.data.tool_calls import MalformedCall
+from rl4p.data.messages import MalformedCall
 from rl4p.rollout.environments.text_actions import TextActions
 
 NONE = MalformedCall("No move.")

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from rl4p.data.tool_calls import ParsedCall
+from rl4p.data.messages import ParsedCall
 from rl4p.rollout.environments.tool_results import results_of_calls, typed_arguments
 
 CALL = '<tool_call>{"name": "NAME", "arguments": {}}</tool_call>'

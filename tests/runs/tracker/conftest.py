@@ -17,7 +17,7 @@ CONFIG = {
     "advantage": {"_target_": "rl4p.advantage.grpo.GRPO", "epsilon": 1e-4},
     "optimizer": {"_target_": "rl4p.learner.optimizer.AdamW", "learning_rate": 2e-4},
     "model": {"_target_": "rl4p.model.tiny.Tiny", "path": "policies/tiny"},
-    "data": {"_target_": "rl4p.data.jsonl.JSONL", "path": None},
+    "data": {"_target_": "rl4p.data.files.JSONL", "path": None},
 }
 
 

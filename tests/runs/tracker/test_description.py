@@ -102,7 +102,7 @@ def test_parameters_are_sizes_choices_classes_and_overrides(record):
             "terms": {"brief": {"_target_": "mine.Brief"}, "right": {"_target_": "rl4p.R"}},
         },
         "optimizer": {"_target_": "rl4p.x.AdamW", "learning_rate": 2e-4},
-        "data": {"_target_": "rl4p.data.jsonl.JSONL", "path": None},
+        "data": {"_target_": "rl4p.data.files.JSONL", "path": None},
         "kl": {"_target_": "rl4p.learner.kl.Fixed"},
     }
     record.describe(config, {})
@@ -116,7 +116,7 @@ def test_parameters_are_sizes_choices_classes_and_overrides(record):
         "reward.terms.brief._target_": "mine.Brief",
         "optimizer": "rl4p.x.AdamW",
         "optimizer.learning_rate": "0.0002",
-        "data": "rl4p.data.jsonl.JSONL",
+        "data": "rl4p.data.files.JSONL",
         "a.b": "x=y",
         "c": "",
         "note": "a,b",

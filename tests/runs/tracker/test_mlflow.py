@@ -68,7 +68,7 @@ def test_a_whole_run_is_mirrored(store, record, tmp_path, monkeypatch):
         "advantage": "dr_grpo",
         "model": "tiny",
         "model.path": "policies/tiny",
-        "data": "rl4p.data.jsonl.JSONL",
+        "data": "rl4p.data.files.JSONL",
         "optimizer": "rl4p.learner.optimizer.AdamW",
         "optimizer.learning_rate": "0.0002",
         "update.clip_high": "0.3",
@@ -97,7 +97,7 @@ def test_the_columns_source_user_commit_and_dataset_are_filled(store, record, mo
     inputs = {i.tags[0].value: i.dataset for i in run.inputs.dataset_inputs}
     training, evaluation = inputs["training"], inputs["evaluation"]
     assert (training.name, training.digest, training.source_type) == ("jsonl", "0a1b", "code")
-    assert json.loads(training.source)["tags"]["_target_"] == "rl4p.data.jsonl.JSONL"
+    assert json.loads(training.source)["tags"]["_target_"] == "rl4p.data.files.JSONL"
     assert json.loads(training.profile) == {"num_rows": 9}
     assert json.loads(evaluation.source) == {"uri": "test.jsonl"}
     assert store.open(record.folder).finish("finished")

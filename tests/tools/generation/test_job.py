@@ -178,7 +178,7 @@ def run(*words, **options):
 @pytest.mark.slow
 def test_rejection_sampling_in_two_commands(tmp_path):
     """The policy of the package samples sums; trained on its right answers, it adds better."""
-    from rl4p.data.arithmetic import Arithmetic
+    from rl4p.data.synthetic import Arithmetic
 
     held_out = tmp_path / "held_out.jsonl"
     sums = [{"question": q.question, "answer": q.solution} for q in Arithmetic().held_out()]
