@@ -6,7 +6,7 @@ from typing import Any
 
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-from rl4p.protocols.agent import AgentEpisode
+from rl4p.protocols.environment import AgentEpisode
 
 ADD = {
     "type": "function",

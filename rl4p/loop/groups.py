@@ -9,8 +9,7 @@ import numpy as np
 from rl4p.base.errors import InputError
 from rl4p.base.types import Episode, Group, Rewards, Trajectories
 from rl4p.protocols.collection import Filter
-from rl4p.protocols.members import require
-from rl4p.protocols.traits import FilterTraits
+from rl4p.protocols.traits import FilterTraits, require
 
 # What fills the columns outside a sequence. Positions repeat their last value there.
 FILL = {

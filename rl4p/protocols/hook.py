@@ -1,4 +1,4 @@
-"""The protocol of hooks, and what they receive."""
+"""The protocols of hooks, and of trackers, which mirror the records of runs (`runs/tracker/`)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -59,3 +59,59 @@ class OpensHook(Protocol):
           config: the resolved configuration.
         """
         ...
+
+
+class TrackedRun(Protocol):
+    """A mirrored run. Only `finish` waits for a disk or a network, for a limited time."""
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        """Reports a step whose line is in ``metrics.jsonl``, which from now on is only appended."""
+        ...
+
+    def artifact(self, path: Path) -> None:
+        """Requests to mirror a file of the run folder now; `finish` mirrors all files."""
+        ...
+
+    def finish(self, status: str) -> bool:
+        """Ends the run: "finished", "stopped" or "failed". Returns whether all data was sent."""
+        ...
+
+
+class Tracker(Protocol):
+    """The options of a tracker, configured by ``conf/tracker``."""
+
+    def open(self, folder: Path) -> TrackedRun:
+        """Starts or continues to mirror a run folder, after `Record.describe` was called."""
+        ...
+
+
+class Mirror(Protocol):
+    """A run folder and its copy in a store. Every call waits for the store and raises its errors.
+
+    It reads the record from the folder. After an error it is abandoned, and a new mirror sends what
+    the store lacks. A mirror that inherits from this class needs only `send_metrics` and `close`.
+    """
+
+    def send_metrics(self) -> None:
+        """Sends the new lines of the record."""
+        ...
+
+    def send_files(self, *patterns: str) -> None:
+        """Sends the files of the run folder that match, if the store has files."""
+        return
+
+    def close(self, status: str) -> None:
+        """Sends the remaining data and the final status."""
+        ...
+
+    def where(self) -> str:
+        """Returns a sentence that says where the store shows the run; empty if it has no page."""
+        return ""
+
+    def upload(self, status: str) -> None:
+        """Sends requested data that may take long, such as a checkpoint; called after `close`."""
+        return
+
+    def abandon(self) -> None:
+        """Releases files and threads after an error. Never raises."""
+        return

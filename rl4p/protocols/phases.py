@@ -58,8 +58,8 @@ from rl4p.model.policy import Policy
 class Rollout(Protocol):
     """A phase that samples trajectories for prompts.
 
-    Its optional members are `traits.RolloutTraits`, `Closes`, `Anneals`, `planning.Planned`,
-    `planning.KeepsCaches`, `engine.OpensEngine` and `engine.Frees`.
+    Its optional members are `traits.RolloutTraits`, `Closes`, `Anneals`, `traits.Planned`,
+    `traits.KeepsCaches`, `engine.OpensEngine` and `engine.Frees`.
     """
 
     @property

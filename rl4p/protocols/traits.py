@@ -1,12 +1,16 @@
-"""Traits: the optional members of the parts of a run, with the default of a part that lacks them.
+"""What the loop and the planner ask of the parts of a run, and the check of their members.
 
-A part of a user's own defines only the traits that differ from the default. Optional methods are
-protocols (`phases.py`, `engine.py`, `collection.py`), which `isinstance` recognizes.
+Traits are the optional members of a part, with the default of a part that lacks them. A part of a
+user's own defines only the traits that differ from the default. Optional methods are protocols
+(here for planning, and in `phases.py`, `engine.py` and `collection.py`), which `isinstance`
+recognizes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Self
+from typing import Any, Generic, Protocol, Self, runtime_checkable
+
+from rl4p.base.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,3 +195,108 @@ class FilterTraits(Traits):
     """
 
     fewest_samples: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedProgram:
+    """A traced function of a rollout, which its method `plan` describes.
+
+    Attributes:
+      phase: the name of the function in the plan.
+      traced: the function, traced by JAX from shapes with shardings.
+      live: the shapes of all arrays on the devices while it runs, its arguments included.
+      iterations: the number of iterations of a loop whose trip count is not static.
+      read: the least bytes that each device reads; None if it reads every argument once.
+    """
+
+    phase: str
+    traced: Any
+    live: Any
+    iterations: int = 1
+    read: float | None = None
+
+
+@runtime_checkable
+class Planned(Protocol):
+    """A rollout that `rl4p.plan` can plan. The plan leaves out other rollouts, and says so."""
+
+    def plan(self, run: Any) -> Generator[PlannedProgram, Any, None]:
+        """Yields the programs of a call, in their order, on the sampling mesh.
+
+        Each ``yield`` returns the results of that program as shapes with shardings, or None if the
+        compiler found that the program cannot fit.
+
+        Args:
+          run: an `experiment.planning.abstract.AbstractRun`: the policy, and all shapes at
+            their maximum.
+        """
+        ...
+
+    def slots_of(self, sequences: int) -> int | None:
+        """Returns how many of a step's sequences are decoded at a time, by the option `slots`.
+
+        Returns None if there is no such option; the plan then neither searches nor suggests it.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheSize:
+    """The size of a cache of keys and values.
+
+    Attributes:
+      rows: the number of its rows, which the devices divide.
+      columns: the number of its columns, one for each token.
+    """
+
+    rows: int
+    columns: int
+
+
+@runtime_checkable
+class KeepsCaches(Protocol):
+    """A rollout that keeps the keys and values of its sequences on the devices of the run."""
+
+    def caches(self, run: Any) -> Sequence[CacheSize]:
+        """Returns the caches that are on the devices at the same time at most; none on servers.
+
+        Args:
+          run: as in `Planned.plan`.
+        """
+        ...
+
+
+def require(part: Any, contract: type, key: str) -> None:
+    """Checks that a part of a run has every member of its protocol.
+
+    Args:
+      contract: a protocol of `rl4p.protocols`.
+      key: the configuration key of the part.
+
+    Raises:
+      InputError: a member is missing, or it is not a method where the protocol has one.
+    """
+    kind = type(part)
+    for name, is_method in required_members(contract).items():
+        if callable(getattr(part, name, None)) if is_method else hasattr(part, name):
+            continue
+        raise InputError(
+            f"{key}: the class {kind.__module__}.{kind.__qualname__} has no "
+            f"{'method' if is_method else 'attribute'} {name}, but "
+            f"{contract.__module__}.{contract.__qualname__} requires it: add it to the class."
+        )
+
+
+def required_members(contract: type) -> dict[str, bool]:
+    """Returns the names of the members of a protocol, and for each whether it is a method."""
+    members: dict[str, bool] = {}
+    for base in contract.__mro__:
+        if base in (Protocol, Generic, object):
+            continue
+        members |= dict.fromkeys(vars(base).get("__annotations__", {}), False)
+        members |= {name: callable(member) for name, member in vars(base).items()}
+    return {
+        name: is_method
+        for name, is_method in members.items()
+        if name == "__call__" or not name.startswith("_")
+    }

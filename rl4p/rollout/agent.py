@@ -14,8 +14,8 @@ from rl4p.base.types import Finish, Prompt
 from rl4p.configuration.bounds import AboveZero, Positive
 from rl4p.distributed.daemon_threads import in_thread
 from rl4p.model.policy import Policy
-from rl4p.protocols.agent import AgentEpisode, OpenAgentServer, ServesAgents
-from rl4p.protocols.members import require
+from rl4p.protocols.environment import AgentEpisode, OpenAgentServer, ServesAgents
+from rl4p.protocols.traits import require
 from rl4p.rollout.agent_calls import CallLimits, RecordedCalls
 from rl4p.rollout.episode_loop import EpisodeLoop, within
 from rl4p.rollout.episode_rows import FinishedEpisode

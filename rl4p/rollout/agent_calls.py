@@ -8,8 +8,8 @@ from typing import Any
 
 from rl4p.base.types import Finish, Sampling, Turn
 from rl4p.data.messages import message_of
-from rl4p.protocols.agent import CallRefused
 from rl4p.protocols.engine import Completion, Request
+from rl4p.protocols.environment import CallRefused
 from rl4p.rollout.episode_loop import EpisodeLoop
 from rl4p.rollout.episode_rows import FinishedEpisode
 from rl4p.rollout.episodes import EpisodeKey
@@ -37,7 +37,7 @@ class CallLimits:
 
 
 class RecordedCalls:
-    """The calls of one episode (`protocols.agent.ModelCalls`).
+    """The calls of one episode (`protocols.environment.ModelCalls`).
 
     A call whose context begins with all tokens of a segment goes on with it. Any other call (of a
     second conversation, of a branch, or after the history was edited) begins a new segment, which

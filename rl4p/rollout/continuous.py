@@ -20,7 +20,7 @@ from rl4p.engine.layout import response_room, slot_counts
 from rl4p.engine.slots import Slots
 from rl4p.engine.speculation import MOST_DRAFTED, Counts
 from rl4p.model.policy import Policy
-from rl4p.protocols.planning import CacheSize, PlannedProgram
+from rl4p.protocols.traits import CacheSize, PlannedProgram
 from rl4p.rollout.sampler import Sampler
 
 

@@ -14,7 +14,7 @@ from rl4p.configuration.bounds import AboveZero, Positive
 from rl4p.model.policy import Policy
 from rl4p.protocols.engine import Request
 from rl4p.protocols.environment import Message, OpensEnvironment, StepResult
-from rl4p.protocols.members import require
+from rl4p.protocols.traits import require
 from rl4p.rollout.episode_loop import EpisodeLoop, within
 from rl4p.rollout.episode_rows import FinishedEpisode
 from rl4p.rollout.episodes import EpisodeFailure, EpisodeKey, EpisodeRollout

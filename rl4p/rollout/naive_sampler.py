@@ -20,7 +20,7 @@ from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy, pad_left
 from rl4p.model.sampling import PROMPT, RESPONSE, penalized
 from rl4p.protocols.engine import Request
-from rl4p.protocols.planning import CacheSize, PlannedProgram
+from rl4p.protocols.traits import CacheSize, PlannedProgram
 from rl4p.rollout.sampler import Sampler
 
 

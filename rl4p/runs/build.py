@@ -30,10 +30,8 @@ from rl4p.loop.transform.relabel import Relabel
 from rl4p.loop.transform.truncate import Truncate
 from rl4p.model.policy import Policy
 from rl4p.protocols.collection import Collector, OpenCollector, Transform
-from rl4p.protocols.data import DataSet
+from rl4p.protocols.data_and_model import DataSet, Model, Records
 from rl4p.protocols.hook import Hook, OpensHook
-from rl4p.protocols.members import require
-from rl4p.protocols.model import Model, Records
 from rl4p.protocols.phases import (
     KL,
     Adapts,
@@ -48,7 +46,7 @@ from rl4p.protocols.phases import (
     Update,
     UserScore,
 )
-from rl4p.protocols.traits import AdvantageTraits, OptimizerTraits, RolloutTraits
+from rl4p.protocols.traits import AdvantageTraits, OptimizerTraits, RolloutTraits, require
 from rl4p.runs.compatibility import (
     choice,
     refuse_a_gap_that_is_never_measured,

@@ -18,11 +18,10 @@ from rl4p.loop.held_out_loss import HeldOutLoss
 from rl4p.loop.phases import Phases
 from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy
-from rl4p.protocols.data import DataSet
+from rl4p.protocols.data_and_model import DataSet
 from rl4p.protocols.engine import HoldsEpisodes, OpensEngine
-from rl4p.protocols.members import require
 from rl4p.protocols.phases import Rollout
-from rl4p.protocols.traits import RewardTraits, RolloutTraits
+from rl4p.protocols.traits import RewardTraits, RolloutTraits, require
 from rl4p.reward.router import without_reward
 from rl4p.rollout.sampler import without_annealing
 from rl4p.runs.compatibility import choice

@@ -12,8 +12,7 @@ import numpy as np
 from rl4p.base.types import Params, TrainState
 from rl4p.distributed.processes import to_host
 from rl4p.loop.compilation import Compilation, clock, compiled_within
-from rl4p.protocols.hook import StepInfo
-from rl4p.protocols.tracker import TrackedRun
+from rl4p.protocols.hook import StepInfo, TrackedRun
 from rl4p.runs.best import Best
 from rl4p.runs.record import Record
 

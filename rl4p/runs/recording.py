@@ -11,8 +11,7 @@ import numpy as np
 from rl4p.base.types import Finish
 from rl4p.distributed.processes import to_host
 from rl4p.model.token_texts import token_texts
-from rl4p.protocols.hook import StepInfo
-from rl4p.protocols.tracker import TrackedRun
+from rl4p.protocols.hook import StepInfo, TrackedRun
 from rl4p.runs.grading import STATUS, grades_of
 from rl4p.runs.record import Record
 from rl4p.runs.sample import Sample

@@ -37,8 +37,7 @@ from rl4p.loop.compilation import (
 from rl4p.loop.evaluation import Evaluation
 from rl4p.loop.loop import run_hooks, train
 from rl4p.loop.stopwatch import doing
-from rl4p.protocols.hook import Hook, OpensHook
-from rl4p.protocols.tracker import TrackedRun
+from rl4p.protocols.hook import Hook, OpensHook, TrackedRun
 from rl4p.runs.best import best_of
 from rl4p.runs.build import Experiment, build
 from rl4p.runs.checkpoint import Checkpoints

@@ -27,7 +27,7 @@ from rl4p.base.storage import ObjectStore
 from rl4p.configuration.folder import RECORD, record_value
 from rl4p.configuration.quoting import command, override
 from rl4p.configuration.run_copy import CHECKPOINTS, DIGESTS, OF_A_STEP, START, UNSENT, register
-from rl4p.protocols.tracker import Mirror
+from rl4p.protocols.hook import Mirror
 from rl4p.runs.record import replace_file
 from rl4p.runs.saved_steps import names_in, steps_of
 from rl4p.runs.tracker.background import BackgroundMirror

@@ -1,10 +1,17 @@
-"""Tests that the environments of the package have the members of their contract."""
+"""Tests that environments and the server for agents have the members of their contracts."""
 
 import pytest
 
 from rl4p.base.errors import InputError
-from rl4p.protocols.environment import OpenEnvironment, OpensEnvironment, StepResult
-from rl4p.protocols.members import require, required_members
+from rl4p.engine.serving.agent_server import AgentServer
+from rl4p.protocols.environment import (
+    CallRefused,
+    OpenEnvironment,
+    OpensEnvironment,
+    ServesAgents,
+    StepResult,
+)
+from rl4p.protocols.traits import require, required_members
 from rl4p.rollout.environments.gymnasium import Gymnasium, GymnasiumEpisode
 from rl4p.rollout.environments.tool_object import ToolEpisode, ToolObject
 
@@ -27,3 +34,13 @@ def test_something_else_is_refused_by_the_member_that_it_lacks():
 def test_a_result_has_neither_reward_nor_message_by_default():
     result = StepResult()
     assert (result.reward, result.done, list(result.messages), result.state) == (0, False, [], None)
+
+
+def test_the_server_serves_agents():
+    assert isinstance(AgentServer(), ServesAgents)
+    assert not isinstance(object(), ServesAgents)
+
+
+def test_a_refusal_names_the_field():
+    refusal = CallRefused("There is no room.", "messages")
+    assert (str(refusal), refusal.param) == ("There is no room.", "messages")

@@ -8,7 +8,9 @@ import pytest
 import yaml
 
 from rl4p.configuration import targets
-from rl4p.protocols import collection, data, model
+from rl4p.protocols import collection
+from rl4p.protocols import data_and_model as data
+from rl4p.protocols import data_and_model as model
 from rl4p.protocols import phases as protocols
 from rl4p.protocols.reward import GroupTerm, RewardTerm
 from tests.options import keys_of

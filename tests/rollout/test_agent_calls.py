@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from rl4p.base.types import Finish, Sampling
-from rl4p.protocols.agent import CallRefused
 from rl4p.protocols.engine import Completion
+from rl4p.protocols.environment import CallRefused
 from rl4p.rollout.agent_calls import CallLimits, RecordedCalls
 from rl4p.rollout.episode_rows import FinishedEpisode
 from rl4p.rollout.episodes import EpisodeKey

@@ -26,7 +26,7 @@ from rl4p.engine.serving.server_state import ServerState
 from rl4p.engine.serving.token_generation import token_generation
 from rl4p.engine.serving.web_server import address_of, configured, listening
 from rl4p.model.policy import Policy
-from rl4p.protocols.agent import CallRefused, ModelCalls, OpenAgentServer
+from rl4p.protocols.environment import CallRefused, ModelCalls, OpenAgentServer
 
 SAMPLED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty")
 HOST, MODEL = "127.0.0.1", "rl4p"

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from rl4p.base.types import Prompt
 from rl4p.protocols.collection import OpenSource, Source
-from rl4p.protocols.members import require
+from rl4p.protocols.traits import require
 
 
 def open_source(

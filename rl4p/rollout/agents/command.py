@@ -12,8 +12,7 @@ from typing import Any
 
 from rl4p.base.errors import InputError
 from rl4p.configuration.capability import ReadPath, Variable, Word
-from rl4p.protocols.agent import AgentEpisode
-from rl4p.protocols.environment import columns_of
+from rl4p.protocols.environment import AgentEpisode, columns_of
 from rl4p.rollout.program import check_program
 
 PASSED_ON = ("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "TZ")  # hold no secrets

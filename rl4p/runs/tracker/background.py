@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from rl4p.base.terminal import write
-from rl4p.protocols.tracker import Mirror
+from rl4p.protocols.hook import Mirror
 
 log = logging.getLogger(__name__)
 

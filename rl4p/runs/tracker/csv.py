@@ -4,7 +4,7 @@ import csv
 from dataclasses import dataclass
 from pathlib import Path
 
-from rl4p.protocols.tracker import Mirror
+from rl4p.protocols.hook import Mirror
 from rl4p.runs.record import replace_file
 from rl4p.runs.tracker.background import BackgroundMirror
 from rl4p.runs.tracker.steps import TimedSteps

@@ -8,7 +8,7 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rl4p.protocols.tracker import Mirror
+from rl4p.protocols.hook import Mirror
 from rl4p.runs.record import Record, replace_file
 from rl4p.runs.tracker.description import Description, LoggedDataSet
 from rl4p.runs.tracker.registration import checkpoints, register_policy, upload_checkpoint

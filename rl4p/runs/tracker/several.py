@@ -8,7 +8,7 @@ from typing import Any
 
 from rl4p.base.errors import InputError
 from rl4p.configuration.capability import Address
-from rl4p.protocols.tracker import TrackedRun, Tracker
+from rl4p.protocols.hook import TrackedRun, Tracker
 from rl4p.runs.tolerance import Tolerance
 
 

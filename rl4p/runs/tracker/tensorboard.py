@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rl4p.base.errors import InputError
-from rl4p.protocols.tracker import Mirror
+from rl4p.protocols.hook import Mirror
 from rl4p.runs.record import Record
 from rl4p.runs.tracker.background import BackgroundMirror
 from rl4p.runs.tracker.description import Description

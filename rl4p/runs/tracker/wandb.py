@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from rl4p.base.errors import InputError
 from rl4p.configuration.capability import Address
-from rl4p.protocols.tracker import Mirror
+from rl4p.protocols.hook import Mirror
 from rl4p.runs.record import Record, replace_file
 from rl4p.runs.tracker.background import BackgroundMirror, warn_of_variables
 from rl4p.runs.tracker.description import Description

@@ -21,7 +21,7 @@ from rl4p.loop.phases import Phases
 from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy, padded_width
 from rl4p.protocols.collection import KeepsCopies
-from rl4p.protocols.model import PlannedModel
+from rl4p.protocols.data_and_model import PlannedModel
 from rl4p.protocols.phases import Optimizer
 from rl4p.protocols.traits import CollectorTraits, OptimizerTraits, RolloutTraits
 from rl4p.runs.build import build_phases, check_lengths, check_rows

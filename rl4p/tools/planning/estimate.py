@@ -27,8 +27,7 @@ from rl4p.learner.microbatches import rows_in
 from rl4p.model.decoder import Decoder, Prefix
 from rl4p.model.experts import experts_of
 from rl4p.model.lora import merge_trees
-from rl4p.protocols.planning import KeepsCaches
-from rl4p.protocols.traits import RolloutTraits
+from rl4p.protocols.traits import KeepsCaches, RolloutTraits
 from rl4p.tools.planning.abstract import AbstractRun, bytes_of_chip, bytes_of_host
 from rl4p.tools.planning.device_shapes import (
     bytes_in,

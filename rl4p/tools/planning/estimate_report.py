@@ -13,7 +13,7 @@ from rl4p.base.errors import InputError
 from rl4p.configuration import instantiate
 from rl4p.configuration.chips import GIB
 from rl4p.loop.evaluation import Evaluation
-from rl4p.protocols.model import PlannedModel
+from rl4p.protocols.data_and_model import PlannedModel
 from rl4p.tools.planning.abstract import AbstractRun, abstract_run, bytes_of_chip, of_host
 from rl4p.tools.planning.costs import sampling_sizes, sizes_of, unit_of
 from rl4p.tools.planning.estimate import Parts, StepEstimate

@@ -19,8 +19,14 @@ from rl4p.distributed.placement import with_shardings
 from rl4p.learner.gradient_step import forward_backward, gradient_step, optimizer_step
 from rl4p.learner.logprobs import score_tokens
 from rl4p.loop.scoring import OF_POLICY
-from rl4p.protocols.planning import KeepsCaches, Planned
-from rl4p.protocols.traits import OptimizerTraits, RewardTraits, RolloutTraits, TermTraits
+from rl4p.protocols.traits import (
+    KeepsCaches,
+    OptimizerTraits,
+    Planned,
+    RewardTraits,
+    RolloutTraits,
+    TermTraits,
+)
 from rl4p.runs.compatibility import choice
 from rl4p.tools.planning.abstract import AbstractRun, bytes_of_chip, replicated
 

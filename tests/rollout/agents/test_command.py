@@ -13,7 +13,7 @@ import pytest
 
 from rl4p.base.errors import InputError
 from rl4p.loop.checks import check_trajectories
-from rl4p.protocols.agent import AgentEpisode
+from rl4p.protocols.environment import AgentEpisode
 from rl4p.rollout.agents.command import Command, CommandFailed
 from rl4p.rollout.episode_loop import within
 from tests.rollout.test_agent import rollout

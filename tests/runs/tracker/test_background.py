@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from rl4p.protocols.tracker import Mirror
+from rl4p.protocols.hook import Mirror
 from rl4p.runs.tracker import background
 from rl4p.runs.tracker.background import BackgroundMirror, reason
 from tests.runs.tracker.conftest import wait_for

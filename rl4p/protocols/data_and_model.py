@@ -1,10 +1,22 @@
-"""The protocols of models, which build the policy of a run."""
+"""The protocols of data sets, and of models, which build the policy of a run."""
 
+from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from rl4p.base.types import Array, Params
+from rl4p.base.types import Array, Params, Question
 from rl4p.distributed.mesh import Mesh
 from rl4p.model.policy import Policy
+
+
+class DataSet(Protocol):
+    """A set of training questions and held-out questions."""
+
+    @property
+    def system_prompt(self) -> str | None: ...
+
+    def train(self) -> Sequence[Question]: ...
+
+    def held_out(self) -> Sequence[Question]: ...
 
 
 class Model(Protocol):
