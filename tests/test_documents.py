@@ -27,7 +27,7 @@ from rl4p.configuration.schema import PLACES, without_hydra
 from rl4p.loop.loop import train
 from rl4p.runs.build import build, build_phases
 from rl4p.runs.compatibility import refuse_what_cannot_act
-from tests.documents import (
+from tests.support.documents import (
     DOCS,
     DOCUMENTS,
     ROOT,

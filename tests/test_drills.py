@@ -7,7 +7,7 @@ from subprocess import CompletedProcess
 from experiments.drills.__main__ import HERE, command, outcome, page, renewed
 from experiments.drills.rows import ROWS as ROWS_BY_PART
 from tests.mutants.mutant import read
-from tests.test_house import ROOT
+from tests.support.documents import ROOT
 
 ROWS = [x for rows in ROWS_BY_PART.values() for x in rows]
 SHARED = {

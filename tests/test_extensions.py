@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.documents import DOCS, commands, write_files
+from tests.support.documents import DOCS, commands, write_files
 
 pytestmark = pytest.mark.slow  # and in continuous integration: each test starts processes
 

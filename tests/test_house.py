@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import LONG
-from tests.options import keys_of, option, parents_of
+from tests.support.options import keys_of, option, parents_of
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE, CONF, EXPERIMENTS = ROOT / "rl4p", ROOT / "conf", ROOT / "experiments"

@@ -45,7 +45,7 @@ from rl4p.runs.build import build
 from rl4p.runs.evaluation import held_out_questions
 from rl4p.runs.outcome import params_sha256
 from rl4p.runs.run import refuse_what_only_a_plan_reads
-from tests.options import CONF, option
+from tests.support.options import CONF, option
 
 TABLE = yaml.safe_load((Path(__file__).parent / "single_options.yaml").read_text())
 TIMES = ("time/", "rollout/tokens_per_second", "seconds", "median_seconds", "compilation")

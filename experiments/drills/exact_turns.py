@@ -37,7 +37,7 @@ from rl4p.model.scratch import Scratch
 from rl4p.protocols.environment import StepResult
 from rl4p.rollout.continuous import Continuous
 from rl4p.rollout.environment import Environment
-from tests.data.chats import byte_level, wrapped
+from tests.support.chats import byte_level, wrapped
 
 COLUMNS, GROUP = 512, 4
 THOUGHTS = ["<think>", "</think>"]

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from rl4p.base.console import VisibleConsole
 from rl4p.base.terminal import visible
-from tests.base.hostile_text import ACTS, hostile
+from tests.support.hostile_text import ACTS, hostile
 
 
 @hostile

@@ -18,7 +18,7 @@ from rl4p.base.terminal import (
     visible,
     write,
 )
-from tests.base.hostile_text import ACTS, hostile
+from tests.support.hostile_text import ACTS, hostile
 
 
 @hostile

@@ -12,7 +12,7 @@ from rl4p.configuration import interpolations
 from rl4p.configuration.composition import Composer
 from rl4p.configuration.interpolations import COST, MOST_CHARACTERS, bounded_interpolations
 from rl4p.configuration.resume import config_of_run
-from tests.configuration.hostile import cases, recorded, write
+from tests.support.hostile_files import cases, recorded, write
 
 
 def chain(first, link):

@@ -7,7 +7,7 @@ from hydra.core.object_type import ObjectType
 
 from rl4p.configuration import compose, instantiate
 from rl4p.configuration.composition import CONFIG, Composer
-from tests.configuration.hostile import cases, recorded, write
+from tests.support.hostile_files import cases, recorded, write
 
 
 def test_the_canary_sings(toy, canary):

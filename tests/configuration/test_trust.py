@@ -9,7 +9,7 @@ from rl4p.base.errors import InputError
 from rl4p.configuration import trust
 from rl4p.configuration.composition import Composer
 from rl4p.configuration.trust import check_hydra
-from tests.configuration.hostile import cases, write
+from tests.support.hostile_files import cases, write
 
 
 @pytest.mark.parametrize(

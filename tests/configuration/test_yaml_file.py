@@ -20,7 +20,7 @@ from rl4p.configuration.yaml_file import (
     load_yaml,
     read_yaml,
 )
-from tests.configuration.hostile import cases, recorded, write
+from tests.support.hostile_files import cases, recorded, write
 
 BOMB = "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 12)

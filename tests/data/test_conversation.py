@@ -15,7 +15,7 @@ from rl4p.data.conversation import encode_demonstrations
 from rl4p.data.prompts import encode_prompts
 from rl4p.loop.checks import check_rollout
 from rl4p.rollout.demonstrations import Demonstrations
-from tests.data.chats import (
+from tests.support.chats import (
     ADD,
     GEMMA3,
     LLAMA3_1,

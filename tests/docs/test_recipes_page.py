@@ -2,7 +2,7 @@
 
 import re
 
-from tests.documents import DOCS, ROOT
+from tests.support.documents import DOCS, ROOT
 
 PAGE = (DOCS / "recipes.md").read_text()
 ROWS = [

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tests.documents import DOCS, ROOT
+from tests.support.documents import DOCS, ROOT
 
 PATTERN = r"`(\w+)`\s+in\s+\[[^\]]*\]\(\.\./([^)]+)\)"
 NAMED = sorted(set(re.findall(PATTERN, (DOCS / "tour.md").read_text())))

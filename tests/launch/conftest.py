@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.launch.place import Place
+from tests.support.launch import Place
 
 
 @pytest.fixture

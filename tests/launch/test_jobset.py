@@ -6,8 +6,8 @@ import yaml
 from rl4p.base.errors import OutOfTime, RunError
 from rl4p.configuration import compose
 from rl4p.configuration.chips import CHIPS
-from tests.launch.place import LAUNCH, RESTARTING, STOPPED, WRONG
-from tests.test_house import ROOT
+from tests.support.documents import ROOT
+from tests.support.launch import LAUNCH, RESTARTING, STOPPED, WRONG
 
 JOBSET = yaml.safe_load((LAUNCH / "jobset.yml").read_text())
 JOB = JOBSET["spec"]["replicatedJobs"][0]["template"]["spec"]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rl4p.base.errors import OutOfTime, RunError
-from tests.launch.place import LAUNCH, RESTARTING, STOPPED, WRONG, write
+from tests.support.launch import LAUNCH, RESTARTING, STOPPED, WRONG, write
 
 SCRIPTS = sorted(LAUNCH.glob("*.sh"))
 

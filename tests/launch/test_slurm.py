@@ -6,8 +6,8 @@ import subprocess
 import pytest
 
 from rl4p.base.errors import OutOfTime
-from tests.launch.place import LAUNCH, STOPPED, WRONG, Place
-from tests.test_house import ROOT
+from tests.support.documents import ROOT
+from tests.support.launch import LAUNCH, STOPPED, WRONG, Place
 
 
 def slurm(place: Place, **env: object) -> subprocess.CompletedProcess[str]:

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from tests.launch.place import LAUNCH, STOPPED, WRONG, Place
+from tests.support.launch import LAUNCH, STOPPED, WRONG, Place
 
 
 def tpu(place: Place, script: str, *words: str, **env: object) -> subprocess.CompletedProcess[str]:

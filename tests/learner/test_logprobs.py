@@ -10,7 +10,7 @@ from rl4p.base.types import Microbatching, Sampling
 from rl4p.learner import logprobs
 from rl4p.learner.logprobs import ScoreOptions, score_tokens, token_scores, trunk
 from rl4p.model.cache import Prefix
-from tests.equations import equations
+from tests.support.equations import equations
 
 
 @pytest.fixture(scope="module")

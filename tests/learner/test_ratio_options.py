@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rl4p.learner.ratio_options import RatioOptions
-from tests.update.losses import LOSSES
+from tests.support.losses import LOSSES
 
 WITH_RATIO = sorted(name for name, x in LOSSES.items() if isinstance(x, RatioOptions))
 LOGPROBS = np.log([[0.5, 0.3, 0.2], [0.4, 0.6, 0.9]])

@@ -13,7 +13,7 @@ from rl4p.loop.loop import train
 from rl4p.runs.build import build
 from rl4p.runs.recording import samples_of
 from rl4p.runs.sample import Sample
-from tests.rollout.environments.openenv_server import OpenEnvServer
+from tests.support.openenv_server import OpenEnvServer
 
 pytestmark = pytest.mark.mixed_dtypes
 

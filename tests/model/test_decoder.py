@@ -10,7 +10,7 @@ import pytest
 from rl4p.base.errors import InputError
 from rl4p.distributed.partition import for_decoding
 from rl4p.model.decoder import Decoder, Prefix
-from tests.equations import equations
+from tests.support.equations import equations
 
 LENGTHS = (7, 3, 10)
 TOKENS = [np.random.default_rng(i).integers(0, 256, n) for i, n in enumerate(LENGTHS)]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rl4p.model.products import Projection, product
-from tests.equations import equations
+from tests.support.equations import equations
 
 
 def test_a_product_and_its_own_derivative_are_those_of_jax():

@@ -25,7 +25,7 @@ from typing import Any
 import pytest
 
 from rl4p.base.errors import InputError
-from tests.data.chats import (
+from tests.support.chats import (
     ADD,
     GEMMA3,
     LLAMA3_1,

@@ -10,7 +10,7 @@ from rl4p.model.families import FAMILIES
 from rl4p.model.huggingface import write_model
 from rl4p.model.tokenizer import byte_tokenizer
 from rl4p.reward.classifier import Classifier, last_scores
-from tests.parity.models import random_model
+from tests.support.random_models import random_model
 
 pytestmark = pytest.mark.parity
 LENGTHS = (1, 2, 9, 64, 300)

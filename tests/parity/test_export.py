@@ -21,7 +21,7 @@ from rl4p.model.lora import LoRA, merge_trees
 from rl4p.model.pretrained import Pretrained
 from rl4p.rollout.naive_sampler import NaiveSampler
 from tests.golden import forward
-from tests.parity.models import random_model
+from tests.support.random_models import random_model
 
 pytestmark = pytest.mark.parity
 QUESTIONS = ("123+456", "999+1", "7")

@@ -18,7 +18,7 @@ from tests.golden import forward
 from tests.golden.cases import CASES
 
 pytestmark = pytest.mark.parity
-folders = pytest.importorskip("tests.parity.folders")
+folders = pytest.importorskip("tests.support.exported_folders")
 OTHER = os.environ.get("RL4P_TRANSFORMERS_4")
 FAMILIES = (
     *("qwen2", "qwen3", "llama", "mistral", "gemma2", "gemma3", "qwen3_moe", "smollm3", "olmo3"),

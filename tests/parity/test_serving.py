@@ -13,7 +13,7 @@ from rl4p.distributed.mesh import Mesh
 from rl4p.engine.remote.weights_folder import WeightsFolder
 from rl4p.model.pretrained import Pretrained
 from rl4p.model.tokenizer import byte_tokenizer
-from tests.parity.models import random_model
+from tests.support.random_models import random_model
 
 pytestmark = pytest.mark.parity
 FAMILIES = (

@@ -11,7 +11,7 @@ from rl4p.model.families import FAMILIES
 from rl4p.model.huggingface import read_config, read_params, write_model
 from tests.golden import forward, make
 from tests.golden.cases import CASES, to_tensors
-from tests.parity.models import random_model
+from tests.support.random_models import random_model
 
 pytestmark = pytest.mark.parity
 LENGTHS = (1, 2, 9, 64, 300)

@@ -13,7 +13,7 @@ from rl4p.protocols import data_and_model as data
 from rl4p.protocols import data_and_model as model
 from rl4p.protocols import phases as protocols
 from rl4p.protocols.reward import GroupTerm, RewardTerm
-from tests.options import keys_of
+from tests.support.options import keys_of
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 GROUPS = {

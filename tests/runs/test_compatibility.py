@@ -24,7 +24,7 @@ from rl4p.runs.compatibility import (
     refuse_a_gap_that_is_never_measured,
     refuse_what_cannot_act,
 )
-from tests.options import keys_of
+from tests.support.options import keys_of
 from tests.test_pairs import COMPANIONS, CONF, MORE, PAIRS, TABLE, group_of, options
 
 SFT = ("advantage=constant", "update=sft")

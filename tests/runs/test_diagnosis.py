@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rl4p.runs.diagnosis import Diagnosis, Finding, diagnose
-from tests.runs.failing import config_of, rows_of
+from tests.support.failing import config_of, rows_of
 
 
 @pytest.fixture(scope="module")

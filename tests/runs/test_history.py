@@ -4,7 +4,7 @@ import pytest
 
 from rl4p.runs.history import WINDOW, History, mean
 from rl4p.runs.symptoms import NOISE
-from tests.runs.failing import config_of, late, rows_of
+from tests.support.failing import config_of, late, rows_of
 
 
 def history(steps, *overrides, **changes):

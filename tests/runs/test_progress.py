@@ -14,7 +14,7 @@ from rl4p.loop.stopwatch import doing
 from rl4p.runs import progress, remaining_time
 from rl4p.runs.progress import ProgressBar, activity_words, print_summary, shorten, time_table
 from rl4p.runs.remaining_time import RemainingTime
-from tests.runs.clock import Clock
+from tests.support.clock import Clock
 
 BEAT = progress.BEAT
 METRICS = {"reward/mean": 0.25, "rollout/tokens_per_second": 1234.4, "time/step": 2.0}

@@ -11,7 +11,7 @@ from rl4p.loop import compilation
 from rl4p.loop.compilation import WORK
 from rl4p.runs import remaining_time
 from rl4p.runs.remaining_time import RemainingTime, SweepJobs, in_words, jobs_of_sweep
-from tests.runs.clock import Clock
+from tests.support.clock import Clock
 
 
 @pytest.fixture

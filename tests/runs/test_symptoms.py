@@ -10,7 +10,7 @@ from rl4p.runs.build import build
 from rl4p.runs.diagnosis import Diagnosis, diagnose
 from rl4p.runs.history import WINDOW, History
 from rl4p.runs.symptoms import LAST_RULE, RULES, loss_note
-from tests.runs.failing import SOUND, config_of, late, rows_of
+from tests.support.failing import SOUND, config_of, late, rows_of
 
 
 @pytest.fixture(scope="module")
@@ -225,13 +225,16 @@ GRADERS = ("trusted_targets=[tests]",)
             (
                 "~reward.terms.format",
                 "~reward.terms.correct",
-                "+reward.terms.x._target_=tests.runs.failing.Always",
+                "+reward.terms.x._target_=tests.support.failing.Always",
                 "evaluation.term=x",
                 *GRADERS,
             ),
             ["no_advantage"],
         ),
-        (("+reward.terms.x._target_=tests.runs.failing.Fails", *GRADERS), ["invalid_grades"]),
+        (
+            ("+reward.terms.x._target_=tests.support.failing.Fails", *GRADERS),
+            ["invalid_grades"],
+        ),
         (("rollout.temperature=0",), ["no_advantage"]),
     ],
     ids=["truncated", "constant-reward", "failing-grader", "greedy"],

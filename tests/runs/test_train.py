@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.documents import DOCS, write_files
 from tests.runs.conftest import assert_same_checkpoint, assert_trains, lines, summary
+from tests.support.documents import DOCS, write_files
 
 METRICS = {
     "reward/mean", "reward/std", "reward/correct", "reward/format", "reward/capital",

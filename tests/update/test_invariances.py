@@ -25,7 +25,7 @@ from rl4p.learner.gradient_step import gradient_step
 from rl4p.learner.logprobs import ScoreOptions, score_tokens
 from rl4p.learner.optimizer import SGD
 from rl4p.rollout.naive_sampler import NaiveSampler
-from tests.update.losses import (
+from tests.support.losses import (
     CONF,
     CONSTANT_WEIGHT,
     LOSSES,

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.update.losses import CONSTANT_WEIGHT, LOSSES, NAMES, NOT_REINFORCE, NOT_STILL
+from tests.support.losses import CONSTANT_WEIGHT, LOSSES, NAMES, NOT_REINFORCE, NOT_STILL
 
 LENGTHS = (6, 3, 0, 5, 1, 4, 2, 6)
 GROUPS = (3, 3, 0, 0, 5, 5, 6, 6)

@@ -7,7 +7,7 @@ import pytest
 from rl4p.base.errors import InputError
 from rl4p.rollout.environments.openenv import OpenEnv
 from rl4p.rollout.episode_loop import within
-from tests.rollout.environments.openenv_server import OpenEnvServer
+from tests.support.openenv_server import OpenEnvServer
 
 GAME = {"action_field": "guess", "observation_field": "text"}
 CALL = '<tool_call>{{"name": "{}", "arguments": {}}}</tool_call>'

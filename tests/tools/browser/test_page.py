@@ -8,7 +8,7 @@ import re
 import pytest
 
 from rl4p.tools.browser.page import embedded, page
-from tests.runs.elements import Elements
+from tests.support.elements import Elements
 from tests.tools.browser.conftest import HOSTILE
 
 

@@ -7,7 +7,7 @@ import pytest
 from rl4p.tools.comparison.page import page
 from rl4p.tools.comparison.report import compare
 from rl4p.tools.comparison.runs import read_folders
-from tests.runs.elements import Elements
+from tests.support.elements import Elements
 from tests.tools.comparison.conftest import sample, write_run
 
 HOSTILE = (

@@ -11,7 +11,7 @@ from rl4p.tools.comparison import words
 from rl4p.tools.comparison.measures import Value
 from rl4p.tools.comparison.runs import LeftOut
 from rl4p.tools.comparison.words import amount, duration, number, share, span
-from tests.documents import ROOT
+from tests.support.documents import ROOT
 from tests.tools.comparison.test_analysis import METRIC, compare, runs
 
 

@@ -222,7 +222,7 @@ def test_a_tracker_gets_the_scores_and_the_identity_of_the_run(run, evaluate, tm
     seen = tmp_path / "seen.json"
     (tmp_path / "conf" / "tracker").mkdir(parents=True)
     (tmp_path / "conf" / "tracker" / "mine.yaml").write_text(
-        f"_target_: tests.tools.evaluation.tracker.Notes\npath: {seen}\n"
+        f"_target_: tests.support.tracker_calls.Notes\npath: {seen}\n"
     )
     (run / "tracker.json").write_text('{"rl4p.run": "abc"}')
     code, _, error = evaluate(

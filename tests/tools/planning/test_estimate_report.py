@@ -13,7 +13,7 @@ from rl4p.runs.build import build
 from rl4p.tools.planning import report
 from rl4p.tools.planning.estimate_report import base_of, estimate, needed, show_estimate
 from rl4p.tools.planning.topology import estimated, memory_of
-from tests.documents import ROOT
+from tests.support.documents import ROOT
 
 TABLE = (ROOT / "experiments/memory.md").read_text()
 

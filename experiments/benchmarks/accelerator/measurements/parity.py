@@ -13,7 +13,7 @@ from rl4p.model.decoder import Decoder
 from rl4p.model.huggingface import read_config, read_params
 from tests.golden import forward, make
 from tests.golden.cases import to_tensors
-from tests.parity.models import random_model
+from tests.support.random_models import random_model
 
 SHAPE = {
     "vocab_size": 4096,

@@ -8,7 +8,7 @@ import dataclasses
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from tests.options import CONF, keys_of
+from tests.support.options import CONF, keys_of
 
 NAMES = sorted(path.stem for path in (CONF / "update").glob("*.yaml"))
 

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 from rl4p.base.errors import InputError, Stopped
-from tests.test_house import ROOT
+from tests.support.documents import ROOT
 
 LAUNCH = ROOT / "experiments" / "launch"
 RESTARTING = LAUNCH / "restarting.sh"

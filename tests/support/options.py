@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 
 from rl4p.configuration.yaml_file import load_yaml
 
-CONF = Path(__file__).resolve().parents[1] / "conf"
+CONF = Path(__file__).resolve().parents[2] / "conf"
 
 
 option = cache(load_yaml)  # PyYAML reads 1e-4 as a string

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from rl4p.base.types import Question
 from rl4p.data.conversation import encode_demonstrations
 
-TEMPLATES = Path(__file__).parent / "templates"
+TEMPLATES = Path(__file__).parents[1] / "data" / "templates"
 
 ADD = {
     "type": "function",
