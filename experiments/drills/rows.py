@@ -58,7 +58,7 @@ ROWS: dict[str, list[dict[str, str]]] = {
                 "losses, divergences and gradients are those of NumPy and of finite "
                 "differences in float64"
             ),
-            "tests": "tests/update/test_losses.py tests/learner/kl",
+            "tests": "tests/update/test_losses.py tests/learner/test_kl.py",
             "mutant": "k3 has the opposite log-ratio",
         },
         {
