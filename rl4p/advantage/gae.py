@@ -7,9 +7,8 @@ import jax.numpy as jnp
 
 from rl4p.base.types import Array, Rewards, Trajectories
 from rl4p.configuration.bounds import AboveZero, NonNegative, Share
-from rl4p.learner.advantage_options import AdvantageOptions
+from rl4p.learner.advantage_options import AdvantageOptions, recurrence, turn_ends
 from rl4p.learner.masking import loss_mask, response_lengths, token_rewards, whiten
-from rl4p.learner.turns import recurrence, turn_ends
 
 
 @dataclass(frozen=True, kw_only=True)

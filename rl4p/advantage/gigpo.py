@@ -8,9 +8,8 @@ import jax.numpy as jnp
 
 from rl4p.base.types import Array, Rewards, Trajectories
 from rl4p.configuration.bounds import AboveZero, Natural, NonNegative, Share
-from rl4p.learner.advantage_options import AdvantageOptions
+from rl4p.learner.advantage_options import AdvantageOptions, from_starts, turn_returns, turn_starts
 from rl4p.learner.masking import group_statistics, loss_mask, spread_over_tokens
-from rl4p.learner.turns import from_starts, turn_returns, turn_starts
 
 
 @dataclass(frozen=True, kw_only=True)

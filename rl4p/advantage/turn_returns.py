@@ -6,9 +6,8 @@ import jax.numpy as jnp
 
 from rl4p.base.types import Array, Rewards, Trajectories
 from rl4p.configuration.bounds import Share
-from rl4p.learner.advantage_options import AdvantageOptions
+from rl4p.learner.advantage_options import AdvantageOptions, turn_returns
 from rl4p.learner.masking import loss_mask
-from rl4p.learner.turns import turn_returns
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,10 +11,9 @@ from rl4p.distributed.partition import gather
 from rl4p.learner.logprobs import ForwardRows
 from rl4p.learner.masking import masked_sum
 from rl4p.learner.microbatches import MicrobatchRows, fold
-from rl4p.learner.objective import Objective
+from rl4p.learner.objective import Objective, token_loss
 from rl4p.learner.packing import Packing
 from rl4p.learner.shared_prompts import KeysAndValues, SharedPrompts, add_groups, take_groups
-from rl4p.learner.token_loss import token_loss
 from rl4p.model.lora import merge_trees
 from rl4p.protocols.traits import UpdateTraits
 

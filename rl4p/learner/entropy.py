@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from rl4p.base.types import Array
 from rl4p.configuration.bounds import AboveZero, NonNegative, TopShare
-from rl4p.learner.selection import largest, share_count
+from rl4p.learner.masking import largest, share_count
 
 
 class EntropyTerm:

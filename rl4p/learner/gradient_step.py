@@ -1,19 +1,22 @@
 """The optimizer updates of one step of the loop: epochs x minibatches x microbatches.
 
 `gradient_step` runs all of them in one program. An update is `forward_backward`, which returns the
-gradient of a minibatch, and `optimizer_step`, which applies it; both can also be called alone.
+gradient of a minibatch, and `optimizer_step`, which applies it; both can also be called alone. They
+refuse a state whose buffers were donated (`Compiled`).
 
 All normalisation is computed over the whole minibatch before it is split, so a gradient does not
 depend on the number of microbatches.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from typing import NamedTuple
+from functools import partial, update_wrapper
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.core import Tracer
 
 from rl4p.base.errors import RunError
 from rl4p.base.types import Array, Metrics, Params, TrainingBatch, TrainState, Trajectories
@@ -21,15 +24,68 @@ from rl4p.distributed import collectives, placement
 from rl4p.distributed.host_memory import as_before, on_device
 from rl4p.distributed.mesh import Mesh
 from rl4p.distributed.processes import to_host
-from rl4p.learner.aggregation import aggregation_weights
-from rl4p.learner.compiled import compiled
 from rl4p.learner.device_gradient import device_gradient
 from rl4p.learner.microbatches import spread
 from rl4p.learner.objective import Objective
 from rl4p.learner.packing import packed
 from rl4p.learner.shared_prompts import pays
+from rl4p.learner.update_options import aggregation_weights
 from rl4p.protocols.phases import Optimizer, Prepares
 from rl4p.protocols.traits import UpdateTraits
+
+P = ParamSpec("P")
+
+R = TypeVar("R")
+
+
+class Compiled(Generic[P, R]):
+    """A compiled function, which checks its arguments before a buffer is donated.
+
+    It waits for the arguments: if the computation of one fails, the state keeps its buffers. Within
+    another compiled function it is the plain function, because its arguments have no values there.
+
+    Attributes:
+      check: another check of the arguments; None for no other.
+    """
+
+    def __init__(
+        self, function: Callable[P, R], check: Callable[P, None] | None, **options: Any
+    ) -> None:
+        self.function = function
+        self.check = check
+        self.program = jax.jit(function, **options)
+        self.trace, self.lower = self.program.trace, self.program.lower
+        update_wrapper(self, function)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        values = (*args, *kwargs.values())
+        if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(values)):
+            return self.function(*args, **kwargs)
+        for value in values:
+            if isinstance(value, TrainState):
+                value.check_not_donated()
+        jax.block_until_ready(values)
+        if self.check is not None:
+            self.check(*args, **kwargs)
+        return self.program(*args, **kwargs)
+
+
+def compiled(
+    *static: str, donates: bool = False, check: Callable[P, None] | None = None
+) -> Callable[[Callable[P, R]], Compiled[P, R]]:
+    """Returns a decorator that compiles a function of a `TrainState`.
+
+    Args:
+      static: the names of the static arguments.
+      donates: whether the buffers of the argument `state` are donated.
+      check: a function that is called with the arguments before each call.
+    """
+
+    def decorate(function: Callable[P, R]) -> Compiled[P, R]:
+        donated = ("state",) if donates else ()
+        return Compiled(function, check, static_argnames=static, donate_argnames=donated)
+
+    return decorate
 
 
 class Gradient(NamedTuple):
@@ -171,7 +227,7 @@ def forward_backward(
     weights_BT = aggregation_weights(
         batch.loss_mask_BT, update.aggregation, update.aggregation_length
     )
-    rows = prepared(objective, batch), weights_BT
+    rows = add_minibatch_scores(objective, batch), weights_BT
     segments_BT = batch.trajectories.segment_ids_BT
     if UpdateTraits.read(update).pack:
         rows, segments_BT = packed(rows, segments_BT)
@@ -257,7 +313,7 @@ def rows_together(objective: Objective, trajectories: Trajectories) -> int:
     return objective.rows_together
 
 
-def prepared(objective: Objective, batch: TrainingBatch) -> TrainingBatch:
+def add_minibatch_scores(objective: Objective, batch: TrainingBatch) -> TrainingBatch:
     """Adds the scores that depend on all rows of the minibatch, before the minibatch is split."""
     scores = dict(batch.scores)
     if isinstance(objective.update, Prepares):

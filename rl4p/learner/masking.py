@@ -3,6 +3,9 @@
 All functions divide sums by counts, so a result does not depend on padding, on the order of rows,
 or on the split into microbatches. Masks are applied with `where` before any operation that could
 overflow, because ``nan * 0`` is nan.
+
+Tokens are selected by value, not by position, and equal values together (`largest`), for the same
+reason.
 """
 
 from typing import NamedTuple
@@ -164,3 +167,18 @@ def returns_to_go(trajectories: Trajectories, rewards: Rewards) -> Array:
         return total_BT
     tokens_BT = jnp.where(mask_BT, rewards.tokens_BT, 0.0)
     return jnp.where(mask_BT, total_BT - (jnp.cumsum(tokens_BT, axis=1) - tokens_BT), 0.0)
+
+
+def share_count(mask_BT: Array, share: float) -> Array:
+    """Returns how many tokens a share of the masked tokens is: rounded down, and at least one."""
+    return jnp.maximum(jnp.floor(share * jnp.sum(mask_BT, dtype=jnp.float32)), 1).astype(jnp.int32)
+
+
+def largest(values_BT: Array, candidates_BT: Array, count: Array) -> Array:
+    """Returns the candidates with the `count` largest values: bool [B, T].
+
+    Ties with the smallest chosen value are included, so there may be more than `count`. With fewer
+    candidates, all are chosen. The values of other tokens may be anything, even nan.
+    """
+    ranked = jnp.sort(jnp.where(candidates_BT, values_BT, -jnp.inf).ravel(), descending=True)
+    return candidates_BT & (values_BT >= ranked[jnp.clip(count - 1, 0, ranked.size - 1)])

@@ -1,11 +1,17 @@
-"""The objective of a gradient step."""
+"""The objective of a gradient step, and the loss that it gives each token of a microbatch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from rl4p.base.types import Sampling
+import jax
+import jax.numpy as jnp
+
+from rl4p.base.types import Array, Params, Sampling, TrainingBatch
 from rl4p.distributed.mesh import Mesh
+from rl4p.learner.logprobs import ForwardRows, token_scores, trunk
+from rl4p.learner.phase_results import check_array, check_names, check_pair
 from rl4p.model.decoder import Decoder
-from rl4p.protocols.phases import KL, Correction, Critic, Entropy, Update
+from rl4p.protocols.phases import KL, Correction, Critic, Entropy, Estimator, Update
+from rl4p.protocols.traits import PhaseTraits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,3 +36,103 @@ class Objective:
     sampling: Sampling
     mesh: Mesh
     rows_together: int = 1
+
+
+def token_loss(
+    objective: Objective,
+    params: Params,
+    micro: TrainingBatch,
+    coefficients: dict[str, Array],
+    rows: ForwardRows | None = None,
+) -> tuple[Array, dict[str, Array]]:
+    """Returns the loss of each token of a microbatch, and its metrics: [B, T], valid on the mask.
+
+    The loss is w (policy loss) + beta KL - alpha H + value loss, with w the correction.
+
+    Args:
+      coefficients: beta as `kl` and alpha as `entropy`; `temperature`, if it changes over the run;
+        `step`, whose tokens alone count for `logprob_gap`.
+      rows: the rows that the trunk runs; None for those of the microbatch. With a critic, they are
+        those of the microbatch.
+    """
+    mask, trajectories = micro.loss_mask_BT, micro.trajectories
+    decoder, temperature = objective.decoder, coefficients.get("temperature")
+
+    def on_mask(x_BT: Array) -> Array:
+        # Padding may hold -inf (a token outside the support). Remove it before any arithmetic.
+        return jnp.where(mask, x_BT, 0.0)
+
+    rows = ForwardRows(trajectories) if rows is None else rows
+    hidden_BTD = trunk(decoder, params, rows.trajectories, rows.before)
+    scores = token_scores(
+        decoder, params, hidden_BTD, rows.trajectories, objective.sampling, temperature
+    )
+    tokens = rows.of_sequences(scores)
+    logprobs_BT = on_mask(tokens.logprobs_BT)
+    constant_BT = jax.lax.stop_gradient(logprobs_BT)
+    proximal_BT = on_mask(micro.scores.get("proximal_logprobs", constant_BT))
+    micro = replace(micro, scores=micro.scores | {"proximal_logprobs": proximal_BT})
+    loss_BT, extras = policy_loss(objective.update, logprobs_BT, micro)
+
+    # Tokens that no policy drew have no behaviour log-probabilities.
+    sampled = mask & (trajectories.policy_version_BT >= 0)
+    mismatch_BT = jnp.where(sampled, proximal_BT - trajectories.behaviour_logprobs_BT, 0.0)
+    needs = PhaseTraits.read(objective.correction).needs
+    requested = {"scores": {name: micro.scores[name] for name in needs}} if needs else {}
+    weights_BT = objective.correction(mismatch_BT, mask, **requested)
+    check_array("correction", objective.correction, "the weights", weights_BT, mask.shape)
+    loss_BT = loss_BT * weights_BT
+    if objective.entropy.selects:
+        loss_BT = jnp.where(micro.scores["selected"], loss_BT, 0.0)
+    if objective.entropy.active:
+        loss_BT = loss_BT - coefficients["entropy"] * tokens.entropy_BT
+    if objective.kl.active and objective.kl.placement == "in_loss":
+        reference_BT = on_mask(micro.scores["reference_logprobs"])
+        behaviour_BT = jnp.where(sampled, trajectories.behaviour_logprobs_BT, constant_BT)
+        divergence_BT = objective.kl.penalty(logprobs_BT, reference_BT, on_mask(behaviour_BT))
+        loss_BT = loss_BT + coefficients["kl"] * divergence_BT
+        extras = extras | {"kl": divergence_BT}
+    if objective.critic.active and isinstance(objective.critic, Estimator):
+        values_BT = on_mask(objective.critic.values(decoder, params, hidden_BTD, trajectories))
+        returns_BT, old_values_BT = (on_mask(micro.scores[x]) for x in ("returns", "values"))
+        value_loss_BT = objective.critic.loss(values_BT, old_values_BT, returns_BT)
+        loss_BT = loss_BT + value_loss_BT
+        extras = extras | {
+            "value_loss": value_loss_BT,
+            "returns": returns_BT,
+            "squared_returns": jnp.square(returns_BT),
+            "squared_value_errors": jnp.square(returns_BT - values_BT),
+        }
+
+    # Other tokens differ from the sampler because the policy has changed since.
+    fresh = sampled
+    if "step" in coefficients:
+        fresh &= trajectories.policy_version_BT == coefficients["step"]
+    log_ratio_BT = constant_BT - proximal_BT
+    weight_BT = jnp.exp(jnp.clip(mismatch_BT, -20.0, 20.0))
+    return loss_BT, {
+        "entropy": tokens.entropy_BT,
+        "approx_kl": jnp.expm1(jnp.clip(log_ratio_BT, -20.0, 20.0)) - log_ratio_BT,
+        "logprob_gap": jnp.where(fresh, jnp.abs(mismatch_BT), 0.0),
+        "fresh": fresh,
+        "mismatch_kl": weight_BT - 1 - mismatch_BT,
+        "weight": weight_BT,
+        "squared_weight": jnp.square(weight_BT),
+    } | extras
+
+
+def policy_loss(
+    update: Update, logprobs_BT: Array, micro: TrainingBatch
+) -> tuple[Array, dict[str, Array]]:
+    """Calls the update, and checks what it returns while the call is traced.
+
+    Raises:
+      RunError: the result has a wrong type or shape.
+    """
+    shape = logprobs_BT.shape
+    result = update(logprobs_BT, micro)
+    loss_BT, extras = check_pair("update", update, result, "(loss_BT, metrics)")
+    check_array("update", update, "loss_BT", loss_BT, shape)
+    for name, values_BT in check_names("update", update, "the metrics", extras).items():
+        check_array("update", update, f"the metric {name}", values_BT, shape, kinds="bif")
+    return loss_BT, extras

@@ -1,9 +1,15 @@
-"""The options that every update takes."""
+"""The options that every update takes, and the aggregation of its loss.
+
+The weights of the aggregation come from the whole minibatch, so the loss is a plain weighted sum.
+It does not depend on the number of microbatches, on padding, or on the width of the batch.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from rl4p.base.types import Microbatching
+import jax.numpy as jnp
+
+from rl4p.base.types import Array, Microbatching
 from rl4p.configuration.bounds import Positive
 
 Aggregation = Literal[
@@ -16,7 +22,7 @@ class UpdateOptions:
     """Options of an update: the aggregation of its loss, and the number of optimizer updates.
 
     Attributes:
-      aggregation: how per-token losses become one number (`learner/aggregation.py`).
+      aggregation: how per-token losses become one number (`aggregation_weights`).
       aggregation_length: what `constant` divides each sequence's sum by, in tokens; else None.
       epochs: passes over the batch in one step of the loop.
       minibatches: optimizer updates per pass.
@@ -59,3 +65,28 @@ class UpdateOptions:
         """Returns `proximal_logprobs` if a step has several updates; with one, rho is 1 anyway."""
         several = self.epochs * self.minibatches > 1
         return frozenset({"proximal_logprobs"} if several else ())
+
+
+def aggregation_weights(mask_BT: Array, aggregation: Aggregation, length: int | None) -> Array:
+    """Returns weights w_BT, 0 outside the mask, such that the loss is sum(w_BT * loss_BT).
+
+    l_b is the number of loss tokens of sequence b, and N the number of sequences that have any:
+
+        token_mean                 1 / sum(l)          every token counts the same
+        sequence_mean_token_mean   1 / (N l_b)         every sequence counts the same (GRPO's paper)
+        sequence_mean_token_sum    1 / N
+        constant                   1 / (N length)      Dr. GRPO (2503.20783)
+    """
+    mask = mask_BT.astype(jnp.float32)
+    tokens_B1 = jnp.sum(mask, axis=1, keepdims=True)
+    sequences = jnp.maximum(jnp.sum(tokens_B1 > 0, dtype=jnp.float32), 1)
+    match aggregation:
+        case "token_mean":
+            return mask / jnp.maximum(jnp.sum(mask), 1)
+        case "sequence_mean_token_mean":
+            return mask / jnp.maximum(tokens_B1, 1) / sequences
+        case "sequence_mean_token_sum":
+            return mask / sequences
+        case "constant":
+            assert length is not None  # `UpdateOptions` guarantees it
+            return mask / sequences / length

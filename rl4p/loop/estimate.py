@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from rl4p.base.types import Array, Rewards, Trajectories
 from rl4p.learner.advantage_options import clipped, drop_truncated
 from rl4p.learner.masking import loss_mask
-from rl4p.learner.returned import check_array, check_pair
+from rl4p.learner.phase_results import check_array, check_pair
 from rl4p.protocols.phases import TeachesCritic
 from rl4p.protocols.traits import PhaseTraits
 

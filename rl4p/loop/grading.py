@@ -10,7 +10,7 @@ import numpy as np
 
 from rl4p.base.types import Array, Episode, Rewards, Trajectories
 from rl4p.distributed.processes import gathered_rows, share, to_host
-from rl4p.learner.returned import check_array, check_names, described, refuse
+from rl4p.learner.phase_results import check_array, check_names, described, refuse
 from rl4p.protocols.collection import CollectorPhases
 from rl4p.protocols.traits import RewardTraits
 

@@ -10,7 +10,7 @@ import numpy as np
 from rl4p.base.errors import RunError
 from rl4p.base.types import Group
 from rl4p.distributed.processes import to_host
-from rl4p.learner.returned import described, refuse
+from rl4p.learner.phase_results import described, refuse
 from rl4p.loop.groups import divided, joined
 from rl4p.model.policy import Policy
 from rl4p.protocols.collection import Collected, Transform

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 
 from rl4p.base.types import Array, TrainingBatch
 from rl4p.configuration.bounds import NonNegative
-from rl4p.learner.ratio import clamped_exp
-from rl4p.learner.ratio_options import RatioOptions
+from rl4p.learner.ratio import RatioOptions, clamped_exp
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,9 +6,8 @@ import jax.numpy as jnp
 
 from rl4p.base.types import Array, TrainingBatch
 from rl4p.configuration.bounds import NonNegative, Share, TopShare
-from rl4p.learner.covariance import token_covariance
-from rl4p.learner.ratio import clamped_exp, clipped_surrogate, log_ratio
-from rl4p.learner.selection import largest, share_count
+from rl4p.learner.masking import largest, share_count
+from rl4p.learner.ratio import clamped_exp, clipped_surrogate, log_ratio, token_covariance
 from rl4p.learner.update_options import UpdateOptions
 
 
@@ -18,9 +17,9 @@ class ClipCov(UpdateOptions):
 
         (A - mean A)(log pi - mean log pi), strictly between covariance_low and covariance_high
 
-    log pi is the proximal policy's (`covariance.py`). The paper draws share x tokens at random from
-    those in the bounds. Here the largest are chosen, ties included, so that neither order nor key
-    matters. The paper chooses among tokens that PPO does not clip. Here PPO's clip is ignored,
+    log pi is the proximal policy's (`token_covariance`). The paper draws share x tokens at random
+    from those in the bounds. Here the largest are chosen, ties included, so that neither order nor
+    key matters. The paper chooses among tokens that PPO does not clip. Here PPO's clip is ignored,
     because it changes from update to update, so a chosen token may already have no gradient.
 
     Attributes:

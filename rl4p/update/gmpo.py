@@ -6,8 +6,7 @@ import jax.numpy as jnp
 
 from rl4p.base.types import Array, TrainingBatch
 from rl4p.configuration.bounds import NonNegative
-from rl4p.learner.ratio import clamped_exp, masked_advantages, sequence_mean
-from rl4p.learner.ratio_options import RatioOptions
+from rl4p.learner.ratio import RatioOptions, clamped_exp, masked_advantages, sequence_mean
 from rl4p.learner.update_options import Aggregation
 
 

@@ -9,13 +9,13 @@ import jax.numpy as jnp
 from rl4p.base.types import Array, TrainingBatch
 from rl4p.configuration.bounds import NonNegative, Share
 from rl4p.learner.ratio import (
+    RatioOptions,
     clamped_exp,
     clipped_surrogate,
     log_ratio,
     masked_advantages,
     sequence_mean,
 )
-from rl4p.learner.ratio_options import RatioOptions
 from rl4p.learner.update_options import Aggregation
 
 

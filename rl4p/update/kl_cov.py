@@ -6,9 +6,8 @@ import jax.numpy as jnp
 
 from rl4p.base.types import Array, TrainingBatch
 from rl4p.configuration.bounds import NonNegative, TopShare
-from rl4p.learner.covariance import token_covariance
-from rl4p.learner.ratio import clamped_exp, log_ratio
-from rl4p.learner.selection import largest, share_count
+from rl4p.learner.masking import largest, share_count
+from rl4p.learner.ratio import clamped_exp, log_ratio, token_covariance
 from rl4p.learner.update_options import UpdateOptions
 
 
@@ -18,10 +17,10 @@ class KLCov(UpdateOptions):
 
         loss = -A rho, and + coefficient |log rho| on the tokens with the largest covariance
 
-    The covariance is (A - mean A)(log pi - mean log pi) of the proximal policy (`covariance.py`).
-    As in verl, nothing is clipped, and |log rho| measures the divergence from the proximal policy.
-    Only covariances above 0 are chosen, so none is if all advantages are equal. The penalty has no
-    gradient at rho = 1, so it acts from the second update of a step on.
+    The covariance is that of `token_covariance`, of the proximal policy. As in verl, nothing is
+    clipped, and |log rho| measures the divergence from the proximal policy. Only covariances above
+    0 are chosen, so none is if all advantages are equal. The penalty has no gradient at rho = 1, so
+    it acts from the second update of a step on.
 
     Attributes:
       share: share of the minibatch's loss tokens, at least one, ties included; 2e-4 in verl.

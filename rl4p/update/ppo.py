@@ -6,8 +6,7 @@ import jax.numpy as jnp
 
 from rl4p.base.types import Array, TrainingBatch
 from rl4p.configuration.bounds import AboveOne, NonNegative, Share
-from rl4p.learner.ratio import clamped_exp, clipped_surrogate
-from rl4p.learner.ratio_options import RatioOptions
+from rl4p.learner.ratio import RatioOptions, clamped_exp, clipped_surrogate
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 
 from rl4p.base.types import Array, TrainingBatch
 from rl4p.configuration.bounds import NonNegative
-from rl4p.learner.ratio import sequence_sum
-from rl4p.learner.ratio_options import RatioOptions
+from rl4p.learner.ratio import RatioOptions, sequence_sum
 
 
 @dataclass(frozen=True, kw_only=True)

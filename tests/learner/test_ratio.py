@@ -3,8 +3,11 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from rl4p.learner import ratio
+from rl4p.learner.ratio import RatioOptions, token_covariance
+from tests.support.losses import LOSSES
 
 
 def test_what_is_outside_the_mask_is_never_read(make_batch):
@@ -52,3 +55,53 @@ def test_the_surrogate_is_clipped_on_the_side_where_the_advantage_pushes():
 def test_lengths_have_the_type_of_what_they_divide(make_batch):
     batch = make_batch([[1, 1]], [[0, 0]])
     assert ratio.sequence_lengths(batch, jnp.zeros(1, jnp.bfloat16)).dtype == jnp.bfloat16
+
+
+def test_by_hand_and_outside_the_mask_nothing(make_batch):
+    """Advantages minus their mean 0: (3, -1, -1, -1). Logprobs minus -2: (1, 0, -1, 0)."""
+    batch = make_batch(
+        [[3, -1, np.nan], [-1, -1, np.nan]],
+        [[-1, -2, np.nan], [-3, -2, -np.inf]],
+        mask=[[1, 1, 0]] * 2,
+    )
+    np.testing.assert_allclose(token_covariance(batch), [[3, 0, 0], [1, 0, 0]], atol=1e-6)
+
+
+def test_no_tokens_have_none(make_batch):
+    covariance_BT = token_covariance(make_batch([[3, -1]], [[-1, -2]], mask=[[0, 0]]))
+    np.testing.assert_array_equal(covariance_BT, jnp.zeros((1, 2)))
+
+
+def test_both_are_centred(make_batch):
+    """Advantages 5 and 1 minus 3, times logprobs -1 and -3 minus -2: 2 x 1 and -2 x -1."""
+    np.testing.assert_allclose(token_covariance(make_batch([[5, 1]], [[-1, -3]])), [[2, 2]])
+
+
+WITH_RATIO = sorted(name for name, x in LOSSES.items() if isinstance(x, RatioOptions))
+
+LOGPROBS = np.log([[0.5, 0.3, 0.2], [0.4, 0.6, 0.9]])
+
+PROXIMAL = np.log([[0.45, 0.35, 0.25], [0.4, 0.5, 0.8]])
+
+BEHAVIOUR = np.log([[0.3, 0.5, 0.4], [0.5, 0.7, 0.95]])
+
+
+def test_the_losses_with_a_ratio_have_the_option():
+    names = {"cispo", "dppo", "gmpo", "gspo", "luspo", "ppo", "sapo", "topr", "vespo"}
+    assert {name.split("-")[0] for name in WITH_RATIO} == names
+
+
+@pytest.mark.parametrize("name", WITH_RATIO)
+def test_the_old_policy_is_the_proximal_one_or_the_one_that_sampled(make_batch, name):
+    def slope(old_policy, proximal, behaviour, version=0):
+        update = dataclasses.replace(LOSSES[name], old_policy=old_policy)
+        batch = make_batch([[1.0] * 3, [-1.0] * 3], proximal, behaviour=behaviour, version=version)
+        return np.asarray(jax.grad(lambda x: update(x, batch)[0].sum())(jnp.asarray(LOGPROBS)))
+
+    to_proximal = slope("proximal", PROXIMAL, BEHAVIOUR)
+    to_behaviour = slope("behaviour", PROXIMAL, BEHAVIOUR)
+    assert not np.allclose(to_proximal, to_behaviour)
+    np.testing.assert_array_equal(to_proximal, slope("proximal", PROXIMAL, -PROXIMAL))
+    np.testing.assert_array_equal(to_behaviour, slope("behaviour", -PROXIMAL, BEHAVIOUR))
+    # No policy sampled these tokens.
+    np.testing.assert_array_equal(to_proximal, slope("behaviour", PROXIMAL, BEHAVIOUR, version=-1))

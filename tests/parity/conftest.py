@@ -99,8 +99,8 @@ def our_loss(monkeypatch, make_objective, batch_of):
 
     for name in ("logprobs", "entropy", "values"):  # they replace parameters
         monkeypatch.setitem(DECLARED, name, vector())
-    monkeypatch.setattr("rl4p.learner.token_loss.trunk", trunk)
-    monkeypatch.setattr("rl4p.learner.token_loss.token_scores", scores)
+    monkeypatch.setattr("rl4p.learner.objective.trunk", trunk)
+    monkeypatch.setattr("rl4p.learner.objective.token_scores", scores)
     monkeypatch.setattr("rl4p.learner.critic.values", lambda head, hidden: hidden)
 
     def evaluate(numbers, update, *, group_size=1, **phases):

@@ -18,10 +18,10 @@ import pytest
 from rl4p.advantage.gae import GAE
 from rl4p.advantage.grpo import GRPO
 from rl4p.base.types import Rewards
-from rl4p.learner.aggregation import aggregation_weights
 from rl4p.learner.critic import Shared
 from rl4p.learner.entropy import Bonus
 from rl4p.learner.kl import Fixed, kl_estimate
+from rl4p.learner.update_options import aggregation_weights
 from rl4p.update.dpo import DPO
 from rl4p.update.gspo import GSPO
 from rl4p.update.ppo import PPO

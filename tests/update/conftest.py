@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl4p.learner.aggregation import aggregation_weights
+from rl4p.learner.update_options import aggregation_weights
 
 
 @pytest.fixture(scope="session")

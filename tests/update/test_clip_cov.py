@@ -18,7 +18,7 @@ from rl4p.update.clip_cov import ClipCov
 def test_the_tokens_of_the_largest_covariance_lose_their_gradient(
     make_batch, evaluate, options, dropped
 ):
-    """The covariances are 3, 0, 1 and 0 (test_covariance.py), at ratio 1."""
+    """The covariances are 3, 0, 1 and 0 (test_ratio.py), at ratio 1."""
     logprobs = [[-1, -2, -3, -2]]
     batch = make_batch([[3, -1, -1, -1]], logprobs)
     loss_BT, extras, slope_BT = evaluate(

@@ -20,10 +20,10 @@ import pytest
 from rl4p.advantage.gae import GAE
 from rl4p.base.types import Microbatching, Sampling, TrainingBatch
 from rl4p.distributed.mesh import Mesh
-from rl4p.learner.aggregation import aggregation_weights
 from rl4p.learner.gradient_step import gradient_step
 from rl4p.learner.logprobs import ScoreOptions, score_tokens
 from rl4p.learner.optimizer import SGD
+from rl4p.learner.update_options import aggregation_weights
 from rl4p.rollout.naive_sampler import NaiveSampler
 from tests.support.losses import (
     CONF,
@@ -510,7 +510,7 @@ import pickle, sys, jax, numpy as np
 from dataclasses import replace
 from rl4p.distributed.mesh import Mesh
 from rl4p.base.types import TrainState
-from rl4p.learner.aggregation import aggregation_weights
+from rl4p.learner.update_options import aggregation_weights
 from rl4p.learner.gradient_step import gradient_step
 
 cases, optimizer, coefficients, options = pickle.load(sys.stdin.buffer)

@@ -21,7 +21,7 @@ from jax.extend.core import Jaxpr, Literal
 from rl4p.base.types import Params, TrainingBatch
 from rl4p.configuration.chips import Chip, least_hops
 from rl4p.learner.device_gradient import microbatch_loss
-from rl4p.learner.gradient_step import prepared, shares_prompts
+from rl4p.learner.gradient_step import add_minibatch_scores, shares_prompts
 from rl4p.learner.logprobs import ForwardRows, columns_per_chunk
 from rl4p.learner.microbatches import rows_in
 from rl4p.model.decoder import Decoder, Prefix
@@ -222,7 +222,7 @@ class StepEstimate:
             for tree in (run.policy.frozen, run.state.params)
         )
         objective = run.phases.objective(run.policy, run.group_size)
-        batch = jax.eval_shape(partial(prepared, objective), run.batch())
+        batch = jax.eval_shape(partial(add_minibatch_scores, objective), run.batch())
         micro = jax.tree.map(lambda x: shape_of((b, T)[: x.ndim], x.dtype), batch)
         prefix: Any = ()
         if S:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from rl4p.base.errors import RunError
-from rl4p.learner.returned import check_array
-from rl4p.learner.token_loss import token_loss
+from rl4p.learner.objective import token_loss
+from rl4p.learner.phase_results import check_array
 from rl4p.learner.update_options import UpdateOptions
 
 NAME = __name__
