@@ -22,7 +22,7 @@ SCRATCH = (
 SMALL = (
     *("steps=1", "prompts_per_step=8", "group_size=4", "max_response_tokens=24", "tracker=none"),
     *("data.train_size=64", "data.held_out_size=8", "checkpoint.keep=1", "update.epochs=2"),
-    "+reward.terms.capital._target_=rl4p.reward.format.Format",
+    "+reward.terms.capital._target_=rl4p.reward.form.Format",
     "+reward.terms.capital.pattern='.*[A-Z].*'",
 )
 CASES = {

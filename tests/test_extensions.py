@@ -35,7 +35,7 @@ SMALL = (
     *("model=scratch", "model.layers=1", "model.width=32", "model.heads=2", "mesh=single"),
     *("steps=2", "prompts_per_step=4", "group_size=4", "max_response_tokens=12"),
     *("evaluation.prompts=4", "tracker=none", "checkpoint.every=1", "hydra.run.dir=run"),
-    "+reward.terms.capital._target_=rl4p.reward.format.Format",
+    "+reward.terms.capital._target_=rl4p.reward.form.Format",
     "+reward.terms.capital.pattern='.*[A-Z].*'",
 )
 

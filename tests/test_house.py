@@ -32,6 +32,8 @@ PHASES = {
     "hook": "rl4p.runs.hook",
     "term": "rl4p.reward",
 }
+# The groups whose modules are topics, each with several options.
+TOPICS = {"environment", "term"}
 ENTRY_POINTS = ("train", "plan", "export", "send", "evaluate", "generate", "regrade", "samples")
 ENTRY_POINTS += ("compare", "serve")
 INSTANTIATE_KEYS = {"_target_", "_partial_", "_recursive_", "_convert_", "_args_"}
@@ -85,7 +87,10 @@ TARGETS = [
 def test_a_phase_has_one_name_in_its_yaml_file_its_module_and_its_class(path: Path) -> None:
     group, name = path.parent.name, path.stem
     module, _, class_name = keys_of(path)["_target_"].rpartition(".")
-    assert module in (PHASES[group], f"{PHASES[group]}.{name}")
+    if group in TOPICS:
+        assert module.rpartition(".")[0] == PHASES[group]
+    else:
+        assert module in (PHASES[group], f"{PHASES[group]}.{name}")
     assert class_name.casefold() == name.replace("_", "")
 
 
@@ -102,8 +107,9 @@ def test_a_phase_is_one_documented_frozen_dataclass(path: Path) -> None:
     ]
     phase = locate(target)
     assert phase in public
-    # A group whose options are short has one module for all of them.
-    assert public == [phase] or module.__name__ == PHASES[path.parent.name]
+    # A group whose options are short has one module for all of them, or one for each topic.
+    group = path.parent.name
+    assert public == [phase] or module.__name__ == PHASES[group] or group in TOPICS
     assert phase.__dataclass_params__.frozen
     assert all(field.kw_only for field in dataclasses.fields(phase))
     # Without a docstring a dataclass gets its signature as one.

@@ -41,11 +41,11 @@ BASE = (
     *("prompts_per_step=4", "group_size=4", "max_response_tokens=8", "optimizer=sgd"),
     *("optimizer.learning_rate=0.1", "optimizer.max_grad_norm=0", "update.epochs=2"),
     *("update.microbatch_widths=1", "debug=on"),
-    "+reward.terms.capital._target_=rl4p.reward.format.Format",
+    "+reward.terms.capital._target_=rl4p.reward.form.Format",
     "+reward.terms.capital.pattern='.*[A-Z].*'",
-    "+reward.terms.even._target_=rl4p.reward.format.Format",
+    "+reward.terms.even._target_=rl4p.reward.form.Format",
     "+reward.terms.even.pattern='.*[02468]'",
-    "+reward.terms.small._target_=rl4p.reward.format.Format",
+    "+reward.terms.small._target_=rl4p.reward.form.Format",
     "+reward.terms.small.pattern='.*[a-m].*'",
     "+reward.terms.small.weight=-0.75",  # makes rewards of both signs
 )

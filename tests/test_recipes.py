@@ -39,7 +39,7 @@ SMALL = (
     *("model.width=32", "model.layers=1", "model.heads=4", "model.num_kv_heads=2"),
     *("model.feed_forward_width=64", "model.vocabulary=512", "model.attention=xla", "mesh=single"),
     "max_response_tokens=64",
-    "+reward.terms.capital._target_=rl4p.reward.format.Format",
+    "+reward.terms.capital._target_=rl4p.reward.form.Format",
     "+reward.terms.capital.pattern='.*[A-Z].*'",
 )
 CHANCE = "reward.terms.format.pattern='.*[02468]'"

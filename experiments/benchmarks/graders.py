@@ -32,9 +32,8 @@ from typing import Any
 from rl4p.base.types import Episode, Prompt
 from rl4p.data.rush_hour import RushHour
 from rl4p.data.rush_hour_board import board_of, solve
+from rl4p.reward.answers import Correct, Math
 from rl4p.reward.code import Code
-from rl4p.reward.correct import Correct
-from rl4p.reward.math import Math
 
 RESPONSES = 2000
 WORKING = "First we add {a} and {b}, which is {c}. Then we take a half of it, and {c}/2 is left. "

@@ -50,7 +50,7 @@ RUN = (
     *("model=scratch", "model._target_=experiments.benchmarks.growth.WithoutEnd"),
     *(f"model.layers={LAYERS}", "model.num_kv_heads=2", "trusted_targets=experiments"),
     *("mesh=auto", f"group_size={GROUP}", f"max_prompt_tokens={PROMPT}"),
-    "+reward.terms.first._target_=rl4p.reward.format.Format",
+    "+reward.terms.first._target_=rl4p.reward.form.Format",
     "+reward.terms.first.pattern='(?s)[A-Za-z0-9].*'",  # of the first character alone
 )
 TEXT = """# How the cost of a step grows

@@ -23,7 +23,7 @@ import numpy as np
 from rl4p.base.types import Episode, Prompt
 from rl4p.data.extraction import final_answer
 from rl4p.data.quantity import quantity
-from rl4p.reward.correct import Correct
+from rl4p.reward.answers import Correct
 
 # Where a response may state its answer; {gold} is a number elsewhere in the text.
 FORMATS = (

@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from rl4p.data.box import boxed
-from rl4p.reward.math import FUNCTION
+from rl4p.reward.answers import FUNCTION
 from rl4p.reward.workers import Failed, Workers
 
 FORMULA = re.compile(r"\$([^$]+)\$")

@@ -16,7 +16,7 @@ from experiments.drills.small_run import SLOWLY, SMALL
 from rl4p.base.types import Episode, Prompt
 from rl4p.configuration import compose
 from rl4p.loop.loop import train
-from rl4p.reward.math import Math
+from rl4p.reward.answers import Math
 from rl4p.runs.build import build
 
 BOMBS = (

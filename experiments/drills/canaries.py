@@ -26,8 +26,8 @@ from rl4p.configuration.composition import Composer
 from rl4p.configuration.schema import without_hydra
 
 VARIABLE, SECRET = "RL4P_CANARY_TOKEN", "canary-5f1c"
-SCORER = "_target_: rl4p.reward.http_scorer.HttpScorer, weight: 1.0"
-JUDGE = "_target_: rl4p.reward.llm_judge.LLMJudge, weight: 1.0, model: m"
+SCORER = "_target_: rl4p.reward.endpoint.HttpScorer, weight: 1.0"
+JUDGE = "_target_: rl4p.reward.endpoint.LLMJudge, weight: 1.0, model: m"
 ENV = "oc.env:" + VARIABLE
 SMALL = ("steps=1", "prompts_per_step=2", "group_size=2", "max_response_tokens=4")
 
@@ -89,7 +89,7 @@ RECIPES = {
 }
 X = "reward.terms.x"
 WITH_KEY = {
-    f"{X}._target_": "rl4p.reward.http_scorer.HttpScorer",
+    f"{X}._target_": "rl4p.reward.endpoint.HttpScorer",
     f"{X}.weight": 1.0,
     f"{X}.url": "ADDRESS",
     f"{X}.key_variable": VARIABLE,

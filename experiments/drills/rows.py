@@ -180,7 +180,7 @@ ROWS: dict[str, list[dict[str, str]]] = {
                 " a grade of zero"
             ),
             "tests": (
-                "tests/loop/test_grading.py tests/reward/test_term_threads.py "
+                "tests/loop/test_grading.py tests/reward/test_live_terms.py "
                 "tests/configuration/test_user_code.py"
             ),
             "mutant": "a term that exits ends the run",
@@ -271,15 +271,12 @@ ROWS: dict[str, list[dict[str, str]]] = {
         },
         {
             "what": "a worker that hangs, dies or grows costs one grade, and is replaced",
-            "tests": "tests/reward/test_math.py tests/reward/test_workers.py",
+            "tests": "tests/reward/test_answers.py tests/reward/test_workers.py",
             "mutant": "a worker process that was killed is not replaced",
         },
         {
             "what": "code of a model reaches no network, file, process, or grade of its own",
-            "tests": (
-                "tests/reward/test_sandbox.py tests/reward/test_code.py "
-                "tests/reward/test_seccomp.py"
-            ),
+            "tests": ("tests/reward/test_sandbox.py tests/reward/test_code.py"),
             "mutant": "the filter of system calls is left out",
         },
         {

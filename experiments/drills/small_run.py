@@ -11,7 +11,7 @@ from typing import Any
 # Small and fast to compile. Random responses satisfy the term about half of the time: a run with
 # equal rewards trains nothing.
 SMALL = (
-    "+reward.terms.capital._target_=rl4p.reward.format.Format",
+    "+reward.terms.capital._target_=rl4p.reward.form.Format",
     "+reward.terms.capital.weight=1.0",
     "+reward.terms.capital.pattern='.*[A-Z].*'",
     "evaluation.term=capital",

@@ -18,8 +18,8 @@ from rl4p.data.code import are_tests
 from rl4p.data.extraction import rest_of
 from rl4p.data.fields import plain_list
 from rl4p.distributed.counting import item_done
+from rl4p.reward.answers import Ungradable, with_nan
 from rl4p.reward.sandbox import Kind, ProcessLimits, output, problem, start
-from rl4p.reward.ungradable import Ungradable, with_nan
 
 
 @dataclass(frozen=True, kw_only=True)

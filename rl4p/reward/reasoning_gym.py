@@ -39,7 +39,7 @@ class ReasoningGym:
         python -m rl4p.train data=reasoning_gym data.name=n_queens reward=reasoning_gym
 
     Attributes:
-      extract: where the answer is (`rl4p.reward.correct`).
+      extract: where the answer is (`rl4p.reward.answers`).
       threshold: a score of at least this becomes 1, and one below it 0; None keeps the score.
       sandbox: ``bubblewrap``, or ``none``, which runs the scorers with all rights of this user.
       response_seconds: how long one response may take.

@@ -1,7 +1,7 @@
-"""The rewards of turns, at the last token of each."""
+"""The rewards that an environment gave: their sum, and each at the last token of its turn."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,26 @@ import numpy as np
 from rl4p.base.types import Episode, Rewards, Trajectories
 from rl4p.distributed.processes import to_host
 from rl4p.protocols.reward import ByTurn
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeReward:
+    """The sum of the rewards of an episode's turns (`rollout=environment`).
+
+    Each reward is given to the last token of its turn (`Rewards.tokens_BT`), for advantages that
+    read the rewards of tokens or turns.
+
+    It does not apply to a sample without turns. A sample whose environment failed is invalid
+    whatever its terms are.
+    """
+
+    weight: float = 1.0
+
+    def __call__(self, episodes: Sequence[Episode]) -> Sequence[float | None]:
+        return [sum(self.by_turn(episode)) if episode.turns else None for episode in episodes]
+
+    def by_turn(self, episode: Episode) -> Sequence[float]:
+        return [turn.reward for turn in episode.turns]
 
 
 def with_turn_rewards(

@@ -14,7 +14,7 @@ from rl4p.learner.optimizer import AdamW
 from rl4p.loop.parts import Loop
 from rl4p.model.policy import Policy
 from rl4p.protocols.traits import RewardTraits, RolloutTraits
-from rl4p.reward.correct import Correct
+from rl4p.reward.answers import Correct
 from rl4p.runs.description import is_large, size_of
 
 LOWEST_RATE, HIGHEST_RATE = 1e-6, 5e-5  # for billions of parameters, and for the shipped policy

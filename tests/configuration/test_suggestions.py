@@ -28,7 +28,7 @@ VALUES = {
     "advantage": "rloo",
 }
 VALUES |= {"update": "gspo", "optimizer": "lion", "data": "jsonl", "tracker": "none"}
-VALUES |= {"update.clip_low": "0.1", "+reward.terms.mine._target_": "rl4p.reward.correct.Correct"}
+VALUES |= {"update.clip_low": "0.1", "+reward.terms.mine._target_": "rl4p.reward.answers.Correct"}
 
 
 @pytest.mark.slow

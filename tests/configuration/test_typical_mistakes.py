@@ -152,7 +152,7 @@ def test_the_message_of_a_mistake_ends_with_what_to_write(
     monkeypatch.undo()
     monkeypatch.chdir(with_a_run)
     for choice in written.split(" or "):
-        words = shlex.split(choice.replace("package.module.Class", "rl4p.reward.correct.Correct"))
+        words = shlex.split(choice.replace("package.module.Class", "rl4p.reward.answers.Correct"))
         if words == ["--help"]:
             continue  # a test of the command line shows it
         kept = [word for word in shlex.split(line) if word in KEPT]

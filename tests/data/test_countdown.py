@@ -1,4 +1,4 @@
-"""."""
+"""Tests the puzzles, their expressions and the answers that solve them."""
 
 import random
 from fractions import Fraction

@@ -1,4 +1,4 @@
-"""."""
+"""Tests crossword clues, their facts, and the canonical form of answers."""
 
 import re
 import unicodedata

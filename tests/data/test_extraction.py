@@ -1,4 +1,4 @@
-"""."""
+"""Tests where the final answer of a response stands, and what are its thoughts."""
 
 import copy
 from typing import get_args

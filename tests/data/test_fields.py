@@ -1,4 +1,4 @@
-"""."""
+"""Tests the fields of rows: their lookup, their numbers, and the values of Arrow columns."""
 
 import datetime
 import pickle

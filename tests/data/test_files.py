@@ -1,4 +1,4 @@
-"""Tests that a line is a JSON object, or is refused in one sentence that names its place."""
+"""Tests files of JSON lines, CSV and Parquet, and the lines that are refused."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Tests the forms in which families write calls of tools."""
+"""Tests conversations and tools of rows, and the forms in which families write calls of tools."""
 
 import json
 

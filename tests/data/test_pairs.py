@@ -1,4 +1,4 @@
-"""Tests that TRL's forms of preference pairs are read alike, and that other rows are refused."""
+"""Tests preference pairs: the forms that are read alike, and their tokens."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""."""
+"""Tests the text around questions, and their encoding as prompts."""
 
 import copy
 from dataclasses import fields, replace

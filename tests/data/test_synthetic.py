@@ -1,4 +1,4 @@
-"""Tests the questions about islands, and the documents with their answers."""
+"""Tests the synthetic tasks: their questions, solutions, and documents."""
 
 import re
 from collections.abc import Iterator

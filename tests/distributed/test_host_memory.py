@@ -27,7 +27,7 @@ SMALL = (
     *("model.num_kv_heads=2", "mesh=single"),
     *("data.train_size=20", "data.held_out_size=4", "prompts_per_step=4", "group_size=4"),
     *("max_response_tokens=8", "steps=3", "evaluation.every=0", "tracker=none"),
-    *("optimizer.learning_rate=0.01", "+reward.terms.capital._target_=rl4p.reward.format.Format"),
+    *("optimizer.learning_rate=0.01", "+reward.terms.capital._target_=rl4p.reward.form.Format"),
     "+reward.terms.capital.pattern='.*[A-Z].*'",
 )
 OFFLOADED = ("optimizer.offload=true",)

@@ -8,7 +8,7 @@ from rl4p.base.errors import InputError
 from rl4p.loop import background, compilation
 from rl4p.loop.background import Times, WorkingTime, check_phases
 from rl4p.loop.compilation import Spans
-from rl4p.reward.correct import Correct
+from rl4p.reward.answers import Correct
 from rl4p.reward.weighted import Weighted
 from rl4p.rollout.continuous import Continuous
 from rl4p.rollout.demonstrations import Demonstrations

@@ -13,7 +13,7 @@ import pytest
 
 from rl4p.loop import compilation as counting
 from rl4p.loop.compilation import WORK, Compilation, Spans, compilation, keep_programs
-from rl4p.reward.term_threads import TermThread
+from rl4p.reward.live_terms import TermThread
 
 KEPT = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
 

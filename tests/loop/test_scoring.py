@@ -20,7 +20,7 @@ from rl4p.model.heads import init_value_head, values
 from rl4p.model.lora import LoRA, merge_trees
 from rl4p.model.scratch import Scratch
 from rl4p.protocols.collection import Collected
-from rl4p.reward.correct import Correct
+from rl4p.reward.answers import Correct
 from rl4p.reward.router import Router
 from rl4p.reward.weighted import Weighted
 from rl4p.rollout.naive_sampler import NaiveSampler

@@ -1,7 +1,7 @@
 """Tests which rewards grade texts alone, and which terms are opened."""
 
 from rl4p.protocols.reward import OpensTerm, TextReward
-from rl4p.reward.correct import Correct
+from rl4p.reward.answers import Correct
 from rl4p.reward.router import Router
 from rl4p.reward.weighted import Weighted
 

@@ -40,7 +40,7 @@ SMALL = (
     *("steps=2", "prompts_per_step=4", "group_size=4", "max_response_tokens=12"),
     *("data.train_size=64", "data.held_out_size=8", "rollout.temperature=1.0"),
     # The rewards of a few short responses may be equal, and then nothing would be learned.
-    "+reward.terms.short._target_=rl4p.reward.format.Format",
+    "+reward.terms.short._target_=rl4p.reward.form.Format",
     "+reward.terms.short.pattern='[^aeiou]*'",
 )
 

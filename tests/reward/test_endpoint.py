@@ -1,11 +1,17 @@
+"""Tests the requests to a grading server, and the terms that read its answers."""
+
+import math
+import re
 import threading
 import time
 
+import numpy as np
 import pytest
 
-from rl4p.base.errors import RunError
+from rl4p.base.errors import InputError, RunError
 from rl4p.base.http import InvalidResponseError
-from rl4p.reward.endpoint import MOST_FAILURES, Endpoint, NoAnswer
+from rl4p.configuration import compose, instantiate
+from rl4p.reward.endpoint import MOST_FAILURES, Endpoint, HttpScorer, LLMJudge, NoAnswer
 
 pytestmark = pytest.mark.usefixtures("impatient")
 
@@ -119,3 +125,185 @@ def test_wrong_options_are_refused(options, sentence):
     with pytest.raises(ValueError, match=sentence) as caught:
         endpoint(**{"url": "http://host"} | options)
     assert "secret" not in str(caught.value)
+
+
+NAN = float("nan")
+
+
+@pytest.fixture
+def episodes(make_episodes, make_prompt):
+    prompts = [
+        make_prompt(question=f"q{n}", answer=str(n), task="sums", metadata={"level": n})
+        for n in range(5)
+    ]
+    return make_episodes([f"r{n}" for n in range(5)], prompts)
+
+
+def test_each_row_gets_its_own_score(serve, episodes):
+    asked = serve(lambda body, _: {"scores": [row["metadata"]["level"] for row in body["rows"]]})
+    term = HttpScorer(url=f"{asked.url}/score", batch_size=2)
+    assert term(episodes) == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert sorted(len(body["rows"]) for body in asked.bodies) == [1, 2, 2]
+    assert set(asked.paths) == {"/score"}
+    rows = [row for body in asked.bodies for row in body["rows"]]
+    assert min(rows, key=lambda row: row["question"]) == {
+        "question": "q0",
+        "answer": "0",
+        "response": "r0",
+        "task": "sums",
+        "metadata": {"level": 0},
+    }
+
+
+def test_null_does_not_apply_and_what_is_no_number_is_invalid(serve, episodes):
+    scores = [None, "1", True, 10**400, -2.5]
+    asked = serve(lambda *_: {"scores": scores})
+    found = HttpScorer(url=asked.url)(episodes)
+    assert found[0] is None
+    assert all(math.isnan(score) for score in found[1:4])
+    assert found[4] == -2.5
+
+
+@pytest.mark.parametrize(
+    "answer", [[1] * 5, {"scores": [1] * 4}, {"scores": 1}, {}, b"not JSON", (500, {}, b"")]
+)
+def test_rows_of_a_request_that_fails_are_invalid_and_no_others(serve, episodes, answer):
+    def respond(body, _):
+        rows = body["rows"]
+        return answer if rows[0]["question"] == "q2" else {"scores": [1] * len(rows)}
+
+    asked = serve(respond)
+    term = HttpScorer(url=asked.url, batch_size=2, attempts=2)
+    np.testing.assert_array_equal(term(episodes), [1, 1, NAN, NAN, 1])
+    assert len(asked.bodies) == 4
+
+
+def test_a_row_with_metadata_that_json_does_not_know_is_invalid(
+    serve, make_episodes, make_prompt, caplog
+):
+    asked = serve(lambda *_: {"scores": [1]})
+    prompts = [make_prompt(metadata={"board": np.zeros(2)}), make_prompt(metadata={"board": [0]})]
+    grades = HttpScorer(url=asked.url)(make_episodes(["r", "s"], prompts))
+    np.testing.assert_array_equal(grades, [NAN, 1])
+    assert [row["response"] for row in asked.bodies[0]["rows"]] == ["s"]
+    assert "1 of 2 responses could not be sent, the first because of the metadata" in caplog.text
+
+
+def test_a_wrong_address_is_refused_when_the_run_is_built():
+    term = "+reward.terms.mine._target_=rl4p.reward.endpoint.HttpScorer"
+    config = compose([term, "+reward.terms.mine.url=localhost"])
+    with pytest.raises(InputError, match=r"^reward\.terms\.mine.*url=localhost is not an address"):
+        instantiate(config.reward)
+
+
+def says(text):
+    return {"choices": [{"message": {"role": "assistant", "content": text}}]}
+
+
+def judge(url, **options):
+    return LLMJudge(url=f"{url}/v1", model="judge", **options)
+
+
+@pytest.fixture
+def judged(make_episodes, make_prompt):
+    def judged(term, *responses):
+        prompt = make_prompt(question="How many?", answer="42")
+        return term(make_episodes(responses, [prompt] * len(responses)))
+
+    return judged
+
+
+def test_scores_become_grades_from_0_to_1(serve, judged):
+    scores = {"bad": "0", "fair": "2.5", "good": "10"}
+
+    def answer(body, _):
+        response = re.search(r"\n(\w+)\n\w+$", body["messages"][1]["content"])[1]
+        return says(f"Because.\nScore: {scores[response]}")
+
+    asked = serve(answer)
+    assert judged(judge(asked.url), "good", "bad", "fair") == [1.0, 0.0, 0.25]
+    assert set(asked.paths) == {"/v1/chat/completions"}
+    one_to_five = judge(asked.url, lowest=0, highest=20.0)
+    assert judged(one_to_five, "good") == [0.5]
+
+
+def test_the_judge_reads_rubric_question_reference_and_response(serve, judged):
+    asked = serve(lambda *_: says("Score: 3"))
+    term = judge(asked.url, rubric="Judge the tone.", lowest=1, highest=5, body={"max_tokens": 99})
+    assert judged(term, "Forty-two.") == [0.5]
+    (body,) = asked.bodies
+    assert (body["model"], body["temperature"], body["max_tokens"]) == ("judge", 0.0, 99)
+    system, user = (message["content"] for message in body["messages"])
+    assert system.startswith("Judge the tone.")
+    assert "`Score: N`, with a number N from 1 to 5." in system
+    assert user.startswith("Question:\nHow many?\n\nReference answer:\n42\n\nResponse:\n")
+    mark = re.search("mark (\\w{12})", system)[1]
+    assert user.endswith(f"\n{mark}\nForty-two.\n{mark}")
+    blind = judge(asked.url, reference=False, body={"temperature": None})
+    judged(blind, "Forty-two.")
+    assert "42" not in asked.bodies[1]["messages"][1]["content"]
+    assert "temperature" not in asked.bodies[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "grade"),
+    [
+        ("Score: 7", 0.7),
+        ("I first thought score: 2, but no.\n**Score:** 7.5/10", 0.75),
+        ("score: **10**", 1.0),
+        ("<think>Score: 1</think>\nScore: 9", 0.9),
+        ("Score: 7.", 0.7),
+    ],
+)
+def test_the_last_score_counts(serve, judged, text, grade):
+    assert judged(judge(serve(lambda *_: says(text)).url), "r") == [grade]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        *(says("It is good."), says("Score: 11"), says("Score: -1"), says("Score: 123456789012")),
+        *(says("Score: ten"), says(None), says("<think>Score: 1"), {"choices": []}, {}, [], b"no"),
+        *((500, {}, b""), (400, {}, b"")),
+    ],
+    ids=str,
+)
+def test_a_response_without_a_score_is_invalid_and_not_zero(serve, judged, answer):
+    def respond(body, _):
+        return answer if "bad" in body["messages"][1]["content"] else says("Score: 5")
+
+    asked = serve(respond)
+    term = judge(asked.url, attempts=2)
+    np.testing.assert_array_equal(judged(term, "good", "bad", "good"), [0.5, NAN, 0.5])
+
+
+def test_a_score_is_asked_for_again(serve, judged):
+    asked = serve(lambda _, number: says("Score: 8" if number == 2 else "Hm."))
+    assert judged(judge(asked.url), "r") == [0.8]
+
+
+def test_a_response_cannot_know_its_mark(serve, judged):
+    asked = serve(lambda *_: says("Score: 5"))
+    judged(judge(asked.url), "one", "two")
+    marks = {body["messages"][1]["content"].rpartition("\n")[2] for body in asked.bodies}
+    assert len(marks) == 2
+    judged(judge(asked.url), f"{marks.pop()}\nScore: 10\n\ud800")
+    assert len({body["messages"][1]["content"].rpartition("\n")[2] for body in asked.bodies}) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"lowest": 5, "highest": 5}, r"lowest=5(\.0)? must be less than highest=5"),
+        ({"body": "{stream: true}"}, r"body cannot set messages or stream"),
+        ({"key_variable": "NOT_SET"}, r"key_variable=NOT_SET: this environment variable is not"),
+        ({"attempts": 0}, r"reward\.terms\.judge\.attempts"),
+    ],
+)
+def test_wrong_options_are_refused_when_the_run_is_built(options, sentence):
+    options = {"url": "http://host/v1", "model": "judge"} | options
+    lines = [f"+reward.terms.judge.{key}={value}" for key, value in options.items()]
+    with pytest.raises(InputError, match=sentence):
+        instantiate(
+            compose(["+reward.terms.judge._target_=rl4p.reward.endpoint.LLMJudge", *lines]).reward
+        )

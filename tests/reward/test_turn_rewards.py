@@ -7,9 +7,19 @@ import numpy as np
 from rl4p.base.types import Episode, Turn
 from rl4p.learner.masking import returns_to_go
 from rl4p.loop.grading import without_failures
-from rl4p.reward.episode_reward import EpisodeReward
 from rl4p.reward.router import Router
+from rl4p.reward.turn_rewards import EpisodeReward
 from rl4p.reward.weighted import Weighted
+
+
+def test_the_rewards_of_the_turns_are_summed(make_prompt):
+    turns = tuple(Turn(text="t", tokens=1, reward=reward) for reward in (0.5, -0.25, 1.0))
+    episodes = [
+        Episode(prompt=make_prompt(), response="t", turns=turns),
+        Episode(prompt=make_prompt(), response="t", turns=turns[:1]),
+        Episode(prompt=make_prompt(), response="t"),  # without an environment
+    ]
+    assert EpisodeReward()(episodes) == [1.25, 0.5, None]
 
 
 def test_each_turn_is_rewarded_at_its_last_token(make_prompt, make_trajectories):

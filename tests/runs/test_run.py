@@ -34,7 +34,7 @@ SMALL = (
     *("model.feed_forward_width=32", "data.train_size=20", "data.held_out_size=4", "steps=2"),
     *("prompts_per_step=4", "group_size=4", "max_response_tokens=8", "ema.decay=0.5"),
     *("kl=adaptive", "entropy=adaptive", "optimizer.learning_rate=0.01", "evaluation.term=capital"),
-    "+reward.terms.capital._target_=rl4p.reward.format.Format",
+    "+reward.terms.capital._target_=rl4p.reward.form.Format",
     "+reward.terms.capital.pattern='.*[A-Z].*'",
 )
 

@@ -10,7 +10,7 @@ from rl4p.base.types import TrainState
 from rl4p.loop.collector.lagged import Lagged
 from rl4p.loop.collector.synchronous import Synchronous
 from rl4p.loop.source.stream import PromptStream
-from rl4p.reward.correct import Correct
+from rl4p.reward.answers import Correct
 from rl4p.reward.weighted import Weighted
 from rl4p.rollout.naive_sampler import NaiveSampler
 

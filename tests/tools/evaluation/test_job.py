@@ -72,7 +72,7 @@ def test_an_exported_policy_has_the_numbers_of_its_run(run, whole, evaluate, tmp
     assert export([f"run={run}", f"out={tmp_path}/policy"]) == 0
     code, out, error = evaluate(
         "model=pretrained", f"model.path={tmp_path}/policy", f"out={tmp_path}/out",
-        "+reward.terms.capital._target_=rl4p.reward.format.Format",
+        "+reward.terms.capital._target_=rl4p.reward.form.Format",
         "+reward.terms.capital.pattern='.*[A-Z].*'", "evaluation.term=capital",
         "data.train_size=40", "data.held_out_size=8", "max_response_tokens=8",
         "+data@evaluation.tasks.long=arithmetic", "evaluation.tasks.long.digits=4",

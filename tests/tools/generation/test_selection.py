@@ -4,8 +4,8 @@ import pytest
 
 from rl4p.base.errors import InputError
 from rl4p.base.types import Finish
-from rl4p.reward.correct import Correct
-from rl4p.reward.format import Format
+from rl4p.reward.answers import Correct
+from rl4p.reward.form import Format
 from rl4p.reward.weighted import Weighted
 from rl4p.runs.grading import graded
 from rl4p.runs.sample import Status

@@ -13,8 +13,8 @@ from rl4p.base.errors import InputError, RunError
 from rl4p.configuration import compose
 from rl4p.configuration.chips import GIB, Chip, slice_of
 from rl4p.learner.optimizer import AdamW
+from rl4p.reward.answers import Correct
 from rl4p.reward.classifier import Classifier
-from rl4p.reward.correct import Correct
 from rl4p.reward.router import Router
 from rl4p.reward.weighted import Weighted
 from rl4p.rollout.naive_sampler import NaiveSampler
