@@ -8,7 +8,7 @@ from rl4p.loop.metrics import collection_metrics, task_metrics
 from rl4p.loop.parts import Loop
 from rl4p.loop.phases import Memory
 from rl4p.loop.stopwatch import Stopwatch
-from rl4p.loop.transformation import transformed
+from rl4p.loop.transform import transformed
 
 
 @dataclass(frozen=True, kw_only=True)

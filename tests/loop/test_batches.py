@@ -14,11 +14,10 @@ from rl4p.learner.optimizer import AdamW
 from rl4p.loop.batches import rollout_batch, rollout_batches
 from rl4p.loop.collector.synchronous import Synchronous
 from rl4p.loop.evaluation import Evaluation
-from rl4p.loop.filter.deviation import Deviation
+from rl4p.loop.filter import Deviation
 from rl4p.loop.loop import Loop, train
 from rl4p.loop.source.stream import Stream
-from rl4p.loop.transform.drop import Drop
-from rl4p.loop.transform.truncate import Truncate
+from rl4p.loop.transform import Drop, Truncate
 from rl4p.reward.weighted import Weighted
 from rl4p.rollout.naive_sampler import NaiveSampler
 from rl4p.runs.checkpoint import Orbax

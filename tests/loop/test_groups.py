@@ -9,8 +9,7 @@ import pytest
 from rl4p.base.errors import InputError
 from rl4p.base.types import Finish, Prompt, Rewards
 from rl4p.loop.checks import check_trajectories
-from rl4p.loop.filter.any_success import AnySuccess
-from rl4p.loop.filter.deviation import Deviation
+from rl4p.loop.filter import AnySuccess, Deviation
 from rl4p.loop.groups import check_filters, divided, joined, newest_only
 from rl4p.protocols.engine import Completion
 from rl4p.rollout.answers import answers_on_host

@@ -12,7 +12,7 @@ from rl4p.loop.collector.asynchronous import Asynchronous
 from rl4p.loop.collector.dynamic_sampling import DynamicSampling
 from rl4p.loop.collector.lagged import Lagged
 from rl4p.loop.collector.synchronous import Synchronous
-from rl4p.loop.filter.least_reward import LeastReward
+from rl4p.loop.filter import LeastReward
 from rl4p.loop.source.stream import PromptStream
 from rl4p.reward.answers import Correct
 from rl4p.reward.weighted import Weighted

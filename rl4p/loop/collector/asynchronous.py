@@ -17,7 +17,7 @@ from rl4p.base.types import Array, Group, Params, TrainState
 from rl4p.configuration.bounds import FINITE, AboveZero, Natural, Positive
 from rl4p.distributed.processes import to_host
 from rl4p.loop.background import WorkingTime, check_interruptions, check_phases
-from rl4p.loop.cache.success_cache import SuccessCache
+from rl4p.loop.cache import SuccessCache
 from rl4p.loop.compilation import WORK, clock, waited_for
 from rl4p.loop.group_requests import finished_groups, held, keys_of, requests_for
 from rl4p.loop.groups import check_filters, divided, joined, newest_only

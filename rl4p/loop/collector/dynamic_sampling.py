@@ -12,7 +12,7 @@ from annotated_types import Ge
 from rl4p.base.types import Group, Params, Prompt, TrainState
 from rl4p.configuration.bounds import FINITE, Positive
 from rl4p.distributed.processes import to_host
-from rl4p.loop.cache.success_cache import SuccessCache
+from rl4p.loop.cache import SuccessCache
 from rl4p.loop.grading import graded as grade
 from rl4p.loop.groups import check_filters, divided, joined
 from rl4p.loop.metrics import drawn_shares, rollout_metrics

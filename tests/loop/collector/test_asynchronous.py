@@ -16,10 +16,10 @@ from rl4p.base.errors import InputError, RunError
 from rl4p.base.types import Finish
 from rl4p.engine import in_process
 from rl4p.learner.optimizer import AdamW
-from rl4p.loop.cache.success_cache import SuccessCache
+from rl4p.loop.cache import SuccessCache
 from rl4p.loop.collector.asynchronous import Asynchronous
 from rl4p.loop.collector.synchronous import Synchronous
-from rl4p.loop.filter.deviation import Deviation
+from rl4p.loop.filter import Deviation
 from rl4p.loop.loop import Loop, train
 from rl4p.loop.source.stream import PromptStream
 from rl4p.reward.weighted import Weighted

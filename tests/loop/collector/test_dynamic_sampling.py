@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from rl4p.base.types import TrainState
-from rl4p.loop.cache.success_cache import SuccessCache
+from rl4p.loop.cache import SuccessCache
 from rl4p.loop.checks import check_trajectories
 from rl4p.loop.collector.dynamic_sampling import DynamicSampling
 from rl4p.loop.collector.synchronous import Synchronous
-from rl4p.loop.filter.deviation import Deviation
+from rl4p.loop.filter import Deviation
 from rl4p.loop.source.stream import PromptStream
 from rl4p.reward.weighted import Weighted
 from rl4p.rollout.naive_sampler import NaiveSampler

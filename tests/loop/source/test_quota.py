@@ -6,12 +6,12 @@ import jax
 import pytest
 
 from rl4p.learner.optimizer import AdamW
-from rl4p.loop.cache.success_cache import SuccessCache
+from rl4p.loop.cache import SuccessCache
 from rl4p.loop.collector.asynchronous import Asynchronous
 from rl4p.loop.collector.dynamic_sampling import DynamicSampling
 from rl4p.loop.collector.lagged import Lagged
 from rl4p.loop.collector.synchronous import Synchronous
-from rl4p.loop.filter.deviation import Deviation
+from rl4p.loop.filter import Deviation
 from rl4p.loop.source.curriculum import Curriculum
 from rl4p.loop.source.easy_pool import EasyPool
 from rl4p.loop.source.mixture import Mixture

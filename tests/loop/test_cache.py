@@ -7,7 +7,7 @@ import pytest
 
 from rl4p.base.errors import InputError
 from rl4p.learner.kl import Fixed
-from rl4p.loop.cache.success_cache import SuccessCache
+from rl4p.loop.cache import SuccessCache
 from rl4p.loop.checks import check_trajectories
 from rl4p.loop.groups import joined
 from rl4p.runs.checkpoint import with_arrays, without_arrays

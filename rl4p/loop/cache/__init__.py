@@ -1,1 +1,0 @@
-"""Caches of samples, which collectors put in the place of others."""

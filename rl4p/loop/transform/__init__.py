@@ -1,1 +1,0 @@
-"""Transforms of graded groups, between the reward and the advantage."""
