@@ -17,7 +17,7 @@ __all__ = ["Record", "build", "compose", "rollout_batches", "train"]  # pyright:
 _MODULES = {
     "Record": "rl4p.runs.record",
     "build": "rl4p.runs.build",
-    "compose": "rl4p.configuration",
+    "compose": "rl4p.command",
     "rollout_batches": "rl4p.loop.batches",
 }
 

@@ -25,7 +25,7 @@ intervals as PDF and SVG. Runs that have not finished are named and left out.
 import sys
 from collections.abc import Sequence
 
-from rl4p.configuration.commands import run_command
+from rl4p.command.commands import run_command
 
 
 def job(arguments: list[str]) -> None:

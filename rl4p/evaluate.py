@@ -34,11 +34,11 @@ command continues an evaluation that was stopped or killed, with the same number
 import sys
 from collections.abc import Sequence
 
-from rl4p.configuration.commands import run_command
+from rl4p.command.commands import run_command
 
 
 def job(arguments: list[str]) -> None:
-    from rl4p.configuration.evaluation import read
+    from rl4p.command.evaluation import read
 
     request, config = read(arguments)
     # Imports JAX, which errors do not need.

@@ -21,10 +21,9 @@ from typing import Any, Literal
 
 from rl4p.base.errors import InputError
 from rl4p.base.terminal import write
+from rl4p.command.commands import Checkpoint, read, run_command
 from rl4p.configuration import instantiate
-from rl4p.configuration.commands import Checkpoint, read, run_command
-from rl4p.configuration.folder import run_folder
-from rl4p.configuration.resume import saved_config
+from rl4p.runs.folder import run_folder, saved_config
 
 
 @dataclass(frozen=True, kw_only=True)

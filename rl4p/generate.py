@@ -45,7 +45,7 @@ and `reward` grade and choose again without sampling.
 import sys
 from collections.abc import Sequence
 
-from rl4p.configuration.commands import run_command
+from rl4p.command.commands import run_command
 
 
 def job(arguments: list[str]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from rl4p import configuration
+from rl4p import command
 
 
 def job(config: DictConfig) -> Any:
@@ -25,7 +25,7 @@ def job(config: DictConfig) -> Any:
 
 def main() -> None:
     """Runs the command line."""
-    configuration.main("plan", job, reads_runs=True)
+    command.main("plan", job, reads_runs=True)
 
 
 if __name__ == "__main__":

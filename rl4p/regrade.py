@@ -49,7 +49,7 @@ reward.max_invalid is given. A malformed line does, before anything is graded or
 import sys
 from collections.abc import Sequence
 
-from rl4p.configuration.commands import run_command
+from rl4p.command.commands import run_command
 
 
 def job(arguments: list[str]) -> None:

@@ -29,7 +29,7 @@ their tokens. Characters that cannot be seen, such as control characters, are sh
 import sys
 from collections.abc import Sequence
 
-from rl4p.configuration.commands import run_command
+from rl4p.command.commands import run_command
 
 
 def job(arguments: list[str]) -> None:

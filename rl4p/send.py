@@ -17,9 +17,9 @@ import sys
 from collections.abc import Sequence
 
 from rl4p.base.terminal import write
-from rl4p.configuration.commands import read, run_command
-from rl4p.configuration.folder import run_folder
+from rl4p.command.commands import read, run_command
 from rl4p.configuration.trust import names_in
+from rl4p.runs.folder import run_folder
 from rl4p.runs.tracker.sending import Destination, SendOptions, send
 
 

@@ -29,7 +29,7 @@ The other words are keys of rl4p.train: model and mesh, and seed if there is no 
 import sys
 from collections.abc import Sequence
 
-from rl4p.configuration.commands import run_command
+from rl4p.command.commands import run_command
 
 
 def job(arguments: list[str]) -> None:

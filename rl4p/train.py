@@ -49,9 +49,9 @@ def after_sweep(folder: Path, runs: Sequence[Path]) -> None:
 def main() -> None:
     """Runs the command line."""
     with importing():
-        from rl4p import configuration
+        from rl4p import command
 
-    configuration.main("train", job, join=join, after_sweep=after_sweep)
+    command.main("train", job, join=join, after_sweep=after_sweep)
 
 
 class TrainModule(ModuleType):
@@ -67,10 +67,10 @@ class TrainModule(ModuleType):
         Raises:
           InputError, RunError, Stopped: as the command reports them.
         """
-        from rl4p import configuration
+        from rl4p import command
         from rl4p.runs.record import Record
 
-        return Record(configuration.call("train", job, overrides, join, config_dir))
+        return Record(command.call("train", job, overrides, join, config_dir))
 
 
 sys.modules[__name__].__class__ = TrainModule  # as the data model of Python allows

@@ -20,7 +20,7 @@ import pytest
 from hydra._internal.hydra import Hydra
 
 from docs.generator.site import settings, write
-from rl4p import configuration
+from rl4p import command
 from rl4p.configuration import compose
 from rl4p.configuration.composition import Composer, sweep_jobs
 from rl4p.configuration.schema import PLACES, without_hydra
@@ -144,7 +144,7 @@ def test_a_command_is_accepted_as_it_stands(path, words, tmp_path, monkeypatch):
         assert "search" in PROJECT["optional-dependencies"]
         return  # its refusal without the extra has a test of its own
     is_plan = program(words) == "rl4p.plan"
-    configuration.main("train", started.append, argv=argv, reads_runs=is_plan)
+    command.main("train", started.append, argv=argv, reads_runs=is_plan)
     assert len(started) == 1
 
 
@@ -162,7 +162,7 @@ def test_an_error_is_quoted_as_it_is_printed(text, capsys):
     (words,) = words_of(command)
     assert program(words) == "rl4p.train"
     with pytest.raises(SystemExit):
-        configuration.main("train", print, argv=arguments(words))
+        command.main("train", print, argv=arguments(words))
     assert capsys.readouterr().err == printed
 
 

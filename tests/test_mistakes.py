@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from rl4p import compare, configuration, evaluate, export, generate, regrade, samples, serve, train
-from rl4p.configuration.folder import JOBS, RECORD
+from rl4p import compare, evaluate, export, generate, regrade, samples, serve, train
+from rl4p.runs.folder import JOBS, RECORD
 from rl4p.runs.tracker import mlflow
 
 COMMANDS = {
@@ -76,7 +76,7 @@ def exit_code_of(line: str) -> int:
         return COMMANDS[command](words)
     words += [] if any(word.startswith("tracker") for word in words) else ["tracker=none"]
     with pytest.raises(SystemExit) as exit:
-        configuration.main("train", train.job, argv=[*words, "steps=1", "hydra.run.dir=run"])
+        command.main("train", train.job, argv=[*words, "steps=1", "hydra.run.dir=run"])
     assert isinstance(exit.value.code, int)
     return exit.value.code
 

@@ -80,8 +80,8 @@ def test_the_words_are_checked_as_on_the_command_line(tmp_path, monkeypatch):
 def test_a_run_has_a_folder_of_its_own_by_default(tmp_path):
     """In a fresh process, where Hydra has registered nothing yet."""
     code = (
-        "from contextlib import nullcontext\nfrom rl4p import configuration\n"
-        "print(configuration.call('train', lambda c: None, [], lambda c: nullcontext(True)))"
+        "from contextlib import nullcontext\nfrom rl4p import command\n"
+        "print(command.call('train', lambda c: None, [], lambda c: nullcontext(True)))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False

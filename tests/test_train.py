@@ -7,7 +7,7 @@ from contextlib import contextmanager, nullcontext
 import pytest
 from omegaconf import OmegaConf
 
-import rl4p.configuration
+import rl4p.command
 import rl4p.distributed.processes
 import rl4p.runs.run
 import rl4p.train
@@ -64,7 +64,7 @@ def test_any_key_of_several_processes_has_them_meet(monkeypatch, key):
 def test_main_is_the_entry_point_of_this_name(monkeypatch):
     called = []
     monkeypatch.setattr(
-        rl4p.configuration, "main", lambda *args, **options: called.append((args, options))
+        rl4p.command, "main", lambda *args, **options: called.append((args, options))
     )
     rl4p.train.main()
     options = {"join": rl4p.train.join, "after_sweep": rl4p.train.after_sweep}
@@ -73,8 +73,8 @@ def test_main_is_the_entry_point_of_this_name(monkeypatch):
 
 def test_reading_the_command_line_loads_nothing_heavy():
     script = (
-        "import sys, rl4p.configuration, rl4p.train\n"
-        "rl4p.configuration.main = lambda *arguments, **options: None\n"
+        "import sys, rl4p.command, rl4p.train\n"
+        "rl4p.command.main = lambda *arguments, **options: None\n"
         "rl4p.train.main()\n"
         "assert not sys.modules.keys() & {'jax', 'numpy', 'orbax', 'mlflow', 'rl4p.runs.run'}"
     )

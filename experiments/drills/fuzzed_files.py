@@ -22,8 +22,8 @@ from omegaconf import OmegaConf
 from experiments.drills.fuzz import fuzzed
 from experiments.drills.outcome import tell
 from rl4p.base.errors import InputError
+from rl4p.command.resume import as_started
 from rl4p.configuration.composition import Composer
-from rl4p.configuration.resume import as_started
 from rl4p.configuration.schema import without_hydra
 from rl4p.data.files import JSONLines
 from rl4p.model.tokenizer import byte_tokenizer, load_tokenizer

@@ -26,7 +26,7 @@ from experiments.drills.interruptions import Whole, killed_after, run_to_its_end
 from experiments.drills.outcome import tell
 from experiments.drills.small_run import SLOWLY, SMALL, difference, summary
 from rl4p.base.storage import ObjectStore
-from rl4p.configuration.run_copy import DIGESTS, OF_A_STEP, copy_for_reading
+from rl4p.runs.folder import DIGESTS, OF_A_STEP, copy_for_reading
 from rl4p.runs.saved_steps import chosen_step
 
 STEPS = ("steps=120", "checkpoint.every=5", "group_size=8", SLOWLY)

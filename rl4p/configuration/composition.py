@@ -14,7 +14,7 @@ from hydra.core.override_parser.types import (
 )
 from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
@@ -30,7 +30,7 @@ from rl4p.configuration.override_errors import (
     wrong_key,
     wrong_option,
 )
-from rl4p.configuration.schema import GROUPS, PLACES, check, without_place
+from rl4p.configuration.schema import GROUPS, PLACES, check, without_hydra, without_place
 from rl4p.configuration.slices import refuse_sizes_beside_a_shape
 from rl4p.configuration.suggestions import option_correction
 from rl4p.configuration.trust import CONF
@@ -210,3 +210,18 @@ def one_line(error: Exception) -> str:
     is_reason = isinstance(error.__cause__, OmegaConfBaseException)
     reason = str(error.__cause__).partition("full_key")[0] if is_reason else ""
     return " ".join(f"{error} {reason}".split())
+
+
+def compose(
+    overrides: Sequence[str] = (), *, config_dir: str | None = None, conf: Path = CONF
+) -> DictConfig:
+    """Returns the configuration that a job would get from these overrides, fully checked.
+
+    Args:
+      overrides: the overrides of the command line.
+      config_dir: a folder with further YAML files.
+      conf: the folder of the YAML files of the package.
+    """
+    config = without_hydra(Composer(conf, config_dir, overrides).compose(list(overrides)))
+    OmegaConf.set_struct(config, True)
+    return config

@@ -13,7 +13,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from rl4p.base.errors import InputError
 from rl4p.configuration.chips import slice_names
-from rl4p.configuration.folder import JOBS, LATEST, RECORD
 from rl4p.configuration.hydra_internals import ConfigLoaderImpl
 from rl4p.configuration.quoting import override, quoted, readable
 from rl4p.configuration.slices import unknown_slice
@@ -27,6 +26,9 @@ from rl4p.configuration.suggestions import (
 from rl4p.configuration.targets import holds_node, is_node, unknown_key
 from rl4p.configuration.tree import join
 
+RECORD = "metrics.jsonl"  # its presence marks the folder of a run
+JOBS = "jobs.yaml"  # its presence marks the folder of a sweep
+LATEST = "latest"  # a value of run and resume that is no folder
 MOST_CHOICES = 4  # more choices than this help nobody
 
 

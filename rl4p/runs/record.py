@@ -26,10 +26,10 @@ from typing import Any
 import yaml
 
 from rl4p.base.errors import InputError, RunError
-from rl4p.configuration.folder import replace
 from rl4p.configuration.signature import signed
 from rl4p.configuration.tree import leaves
 from rl4p.configuration.yaml_file import read_mapping
+from rl4p.runs.folder import replace
 from rl4p.runs.lines import append, finite, read
 
 TRAINING, EVALUATION = "training", "evaluation"  # the "kind" in environment.json

@@ -11,9 +11,9 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from rl4p.base.errors import InputError
-from rl4p.configuration.folder import JOBS
-from rl4p.configuration.sweep import FAILURE, SUMMARY, document, read_jobs
 from rl4p.loop.compilation import clock, compiled_within
+from rl4p.runs.folder import JOBS
+from rl4p.runs.sweep import FAILURE, SUMMARY, document, read_jobs
 
 RECENT = 20  # steps, and evaluations, from whose times the rest is estimated
 SECONDS_BETWEEN_READINGS = 10.0  # of the results of the other jobs of a sweep

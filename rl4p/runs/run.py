@@ -18,7 +18,6 @@ import rl4p
 from rl4p.base.errors import InputError, OutOfTime, RunError, Stopped
 from rl4p.base.types import TrainState
 from rl4p.configuration import instantiate
-from rl4p.configuration.folder import only_run_in, record_value
 from rl4p.configuration.quoting import command, override
 from rl4p.configuration.trust import names_in, unsandboxed
 from rl4p.distributed.mesh import Mesh
@@ -46,6 +45,7 @@ from rl4p.runs.data_sets import data_sets
 from rl4p.runs.description import is_large
 from rl4p.runs.diagnosis import Diagnosis
 from rl4p.runs.early_stop import EarlyStop, early_stop
+from rl4p.runs.folder import only_run_in, record_value
 from rl4p.runs.outcome import RunOutcome
 from rl4p.runs.plots import plot_collector, plot_learning_curve
 from rl4p.runs.profiler import Profiler

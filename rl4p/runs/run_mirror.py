@@ -24,10 +24,18 @@ from omegaconf import DictConfig
 
 from rl4p.base.errors import InputError, RunError
 from rl4p.base.storage import ObjectStore
-from rl4p.configuration.folder import RECORD, record_value
 from rl4p.configuration.quoting import command, override
-from rl4p.configuration.run_copy import CHECKPOINTS, DIGESTS, OF_A_STEP, START, UNSENT, register
 from rl4p.protocols.hook import Mirror
+from rl4p.runs.folder import (
+    CHECKPOINTS,
+    DIGESTS,
+    OF_A_STEP,
+    RECORD,
+    START,
+    UNSENT,
+    record_value,
+    register,
+)
 from rl4p.runs.record import replace_file
 from rl4p.runs.saved_steps import names_in, steps_of
 from rl4p.runs.tracker.background import BackgroundMirror

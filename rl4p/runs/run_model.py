@@ -11,13 +11,12 @@ from rl4p.base.types import Array, Params
 from rl4p.configuration import instantiate
 from rl4p.configuration.bounds import Natural
 from rl4p.configuration.capability import ReadPath
-from rl4p.configuration.folder import run_folder
-from rl4p.configuration.resume import saved_config
 from rl4p.distributed.mesh import Mesh
 from rl4p.distributed.placement import like_of
 from rl4p.distributed.processes import agreed, first
 from rl4p.model.policy import Policy
 from rl4p.runs.checkpoint import restore_params
+from rl4p.runs.folder import run_folder, saved_config
 from rl4p.runs.saved_steps import chosen_step
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Literal
 
 from rl4p.base.errors import InputError
-from rl4p.configuration.run_copy import DIGESTS, fetch_absent
 from rl4p.runs.best import best_checkpoint
+from rl4p.runs.folder import DIGESTS, fetch_absent
 
 OWN = "# SHA-256 of the lines below: "  # for a flipped bit in the file itself
 Choice = int | Literal["best"] | None  # of a checkpoint: its step, the best, or the newest

@@ -14,18 +14,19 @@ from rl4p.base.console import VisibleConsole
 from rl4p.base.errors import InputError
 from rl4p.base.storage import local_copy
 from rl4p.base.types import Prompt
-from rl4p.configuration import commands, instantiate
+from rl4p.command import commands
+from rl4p.command.earlier_result import refuse_other_file
+from rl4p.command.resume import as_started, config_of_run, place
+from rl4p.configuration import instantiate
 from rl4p.configuration.composition import Composer
-from rl4p.configuration.earlier_result import refuse_other_file
-from rl4p.configuration.folder import run_folder
 from rl4p.configuration.override_errors import same
-from rl4p.configuration.resume import as_started, config_of_run, place
 from rl4p.configuration.schema import without_hydra
 from rl4p.configuration.suggestions import did_you_mean
 from rl4p.data.extraction import extract
 from rl4p.data.quantity import quantity
 from rl4p.data.rows import digest
 from rl4p.protocols.reward import TextReward
+from rl4p.runs.folder import run_folder
 from rl4p.runs.grading import graded, mean_grades, text_reward
 from rl4p.runs.lines import encoded
 from rl4p.runs.record import Record, replace_file

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import rl4p
-from rl4p import configuration
+from rl4p import command
 from rl4p.base.errors import InputError, report
 from rl4p.base.terminal import (
     VisibleRecord,
@@ -88,7 +88,7 @@ def test_what_hydra_prints_is_visible(tmp_path, monkeypatch, capsys, words):
     argv = ["--config-dir", str(tmp_path), *words, "+tracker.experiment2=\u202ex"][: 2 + len(words)]
     with pytest.MonkeyPatch.context():
         try:
-            configuration.main("train", print, argv=argv)
+            command.main("train", print, argv=argv)
         except SystemExit as ended:
             assert not ended.code  # noqa: PT017
     shown = capsys.readouterr().out
@@ -100,7 +100,7 @@ def test_an_entry_point_makes_logs_visible(tmp_path, monkeypatch):
     monkeypatch.setattr(logging, "raiseExceptions", True)
     before = logging.getLogRecordFactory()
     try:
-        configuration.main("train", print, argv=["--cfg", "job"])
+        command.main("train", print, argv=["--cfg", "job"])
         assert logging.getLogRecordFactory() is VisibleRecord
     finally:
         logging.setLogRecordFactory(before)

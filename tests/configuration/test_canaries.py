@@ -6,7 +6,8 @@ import re
 import pytest
 
 from experiments.drills.canaries import RECIPES, RUNS, SECRET, VARIABLE, canaries
-from rl4p import configuration, train
+from rl4p import train
+from rl4p.command import main
 
 SENTENCES = "A file gives th|comes from a file, |a file reads the|leads out of|would be saved with"
 FIRST = ("key", "decoded", "link", "trackers", "run folder", "evaluate", "resume", "send")
@@ -27,7 +28,7 @@ def test_a_hostile_file_reaches_nothing(tmp_path, monkeypatch, capsys, name):
         command, *words = own.recipe(RECIPES[name]) if name in RECIPES else own.run(*RUNS[name])
         if command in ("train", "plan"):
             with pytest.raises(SystemExit) as ended:
-                configuration.main(command, train.job, argv=words, reads_runs=command == "plan")
+                main(command, train.job, argv=words, reads_runs=command == "plan")
             exit_code = ended.value.code
         else:
             exit_code = importlib.import_module(f"rl4p.{command}").main(words)

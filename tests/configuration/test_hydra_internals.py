@@ -5,8 +5,9 @@ from pathlib import Path
 
 from hydra.core import utils
 
-from rl4p.configuration import hydra_internals, launcher
-from rl4p.configuration.folder import save_config
+from rl4p.command import launcher
+from rl4p.configuration import hydra_internals
+from rl4p.runs.folder import save_config
 
 PACKAGE = Path(hydra_internals.__file__).parents[1]
 

@@ -8,10 +8,10 @@ from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
 from rl4p.base.errors import InputError
+from rl4p.command.resume import config_of_run
 from rl4p.configuration import interpolations
 from rl4p.configuration.composition import Composer
 from rl4p.configuration.interpolations import COST, MOST_CHARACTERS, bounded_interpolations
-from rl4p.configuration.resume import config_of_run
 from tests.support.hostile_files import cases, recorded, write
 
 

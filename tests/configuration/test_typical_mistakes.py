@@ -12,7 +12,8 @@ from omegaconf import OmegaConf
 
 from rl4p import configuration
 from rl4p.base.errors import InputError
-from rl4p.configuration import command_line, composition
+from rl4p.command import command_line
+from rl4p.configuration import composition
 from rl4p.configuration.composition import CONF, Composer
 from rl4p.configuration.schema import without_hydra
 

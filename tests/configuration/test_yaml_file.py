@@ -10,7 +10,6 @@ from omegaconf import OmegaConf
 from yaml import YAMLError
 
 from rl4p.base.errors import InputError
-from rl4p.configuration.sweep import named, read_jobs, write_jobs
 from rl4p.configuration.trust import CONF
 from rl4p.configuration.yaml_file import (
     MOST_LEVELS,

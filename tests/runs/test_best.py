@@ -14,10 +14,10 @@ import pytest
 
 from rl4p.base.errors import InputError
 from rl4p.configuration import compose
-from rl4p.configuration.folder import save_config
 from rl4p.learner.optimizer import AdamW
 from rl4p.runs.best import Best, best_checkpoint, best_of
 from rl4p.runs.checkpoint import Orbax
+from rl4p.runs.folder import save_config
 from rl4p.runs.record import Record
 from rl4p.runs.saved_steps import chosen_step, steps_of
 from tests.runs.conftest import assert_trains, lines, summary

@@ -15,13 +15,13 @@ import rl4p
 import rl4p.runs.run_mirror
 from rl4p.base.errors import InputError, RunError
 from rl4p.base.storage import ObjectStore
+from rl4p.command import main
+from rl4p.command.resume_mirror import update
 from rl4p.compare import main as compare
-from rl4p.configuration import main
-from rl4p.configuration.resume_mirror import update
-from rl4p.configuration.run_copy import copy_for_reading
 from rl4p.configuration.signature import is_own
 from rl4p.configuration.yaml_file import load_yaml, read_yaml
 from rl4p.export import main as export
+from rl4p.runs.folder import copy_for_reading
 from rl4p.runs.record import Record
 from rl4p.runs.run_mirror import KEY, RunMirror, StoreMirror, refuse_others, run_mirror
 from rl4p.runs.saved_steps import chosen_step, steps_of, write_digests

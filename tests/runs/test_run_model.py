@@ -7,10 +7,10 @@ import pytest
 from rl4p.base.errors import InputError
 from rl4p.base.storage import ObjectStore
 from rl4p.configuration import compose
-from rl4p.configuration.folder import save_config
 from rl4p.distributed.mesh import Mesh
 from rl4p.runs.build import build
 from rl4p.runs.checkpoint import Orbax
+from rl4p.runs.folder import save_config
 from rl4p.runs.record import Record
 from rl4p.runs.run_model import RunModel
 from tests.runs.test_policy import SMALL, assert_equal

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 from rl4p.base.errors import InputError, RunError
+from rl4p.command.commands import SEVERAL
 from rl4p.configuration.capability import refuse_of_file, uses
-from rl4p.configuration.commands import SEVERAL
 from rl4p.configuration.trust import TRUSTED
 from rl4p.configuration.yaml_file import read_mapping
 from rl4p.runs.record import Record

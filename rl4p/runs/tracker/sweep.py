@@ -17,8 +17,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from rl4p.base.errors import InputError
 from rl4p.base.terminal import write
-from rl4p.configuration.sweep import FAILURE
 from rl4p.runs.signals import AT_FORCED_END
+from rl4p.runs.sweep import FAILURE
 from rl4p.runs.tracker.background import reason
 from rl4p.runs.tracker.description import options_of, short, swept
 from rl4p.runs.tracker.mirror import (

@@ -9,8 +9,8 @@ from typing import Literal
 
 from rl4p.base.errors import InputError
 from rl4p.base.storage import is_address
-from rl4p.configuration import commands
-from rl4p.configuration.folder import LATEST, run_folder
+from rl4p.command import commands
+from rl4p.runs.folder import LATEST, run_folder
 from rl4p.runs.tracker.mlflow import URI
 from rl4p.tools.comparison.measures import LAST, Value
 from rl4p.tools.comparison.runs import LeftOut, Run, read_folders

@@ -10,8 +10,8 @@ import numpy as np
 from omegaconf import DictConfig
 
 from rl4p.base.types import Finish, TrainState
+from rl4p.command.evaluation import EvaluationRequest
 from rl4p.configuration import instantiate
-from rl4p.configuration.evaluation import EvaluationRequest
 from rl4p.distributed.processes import to_host
 from rl4p.loop.evaluation import Answered, Evaluation
 from rl4p.model.hub import lasting_name

@@ -22,9 +22,9 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from rl4p.base.errors import InputError, Stopped
+from rl4p.command.earlier_result import is_document_with
+from rl4p.command.evaluation import OF_RUN, EvaluationRequest
 from rl4p.configuration import instantiate
-from rl4p.configuration.earlier_result import is_document_with
-from rl4p.configuration.evaluation import OF_RUN, EvaluationRequest
 from rl4p.distributed.processes import agreed, anywhere, first
 from rl4p.loop.accuracy import metrics_of
 from rl4p.loop.compilation import keep_programs

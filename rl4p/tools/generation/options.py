@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 from rl4p.base.address import check_address, check_key_variable
 from rl4p.base.errors import InputError
+from rl4p.command.commands import Checkpoint, CommandLine, read, refuse_without_effect
 from rl4p.configuration.bounds import AboveZero, Positive
-from rl4p.configuration.commands import Checkpoint, CommandLine, read, refuse_without_effect
-from rl4p.configuration.folder import run_folder
+from rl4p.runs.folder import run_folder
 
 # The keys of the configuration that a command line may set, each with all keys below it.
 OF_BOTH = ("data", "reward", "rollout", "group_size", "max_response_tokens", "seed")

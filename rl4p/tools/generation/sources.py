@@ -9,12 +9,12 @@ from omegaconf import DictConfig
 
 from rl4p.base.errors import InputError
 from rl4p.base.types import Question
-from rl4p.configuration.folder import run_folder
 from rl4p.configuration.targets import resolved
 from rl4p.loop.compilation import keep_programs
 from rl4p.loop.digest import digest_of
 from rl4p.runs.build import check_lengths
 from rl4p.runs.evaluation import encoder
+from rl4p.runs.folder import run_folder
 from rl4p.runs.policy import load_policy, run_sampler
 from rl4p.tools.generation.chat import Chat
 from rl4p.tools.generation.local import sample_locally

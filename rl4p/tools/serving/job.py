@@ -14,8 +14,8 @@ from omegaconf import DictConfig
 from rl4p.base.errors import InputError, RunError
 from rl4p.base.terminal import write
 from rl4p.base.types import Sampling
-from rl4p.configuration import compose, instantiate
-from rl4p.configuration.folder import run_folder
+from rl4p.command import compose
+from rl4p.configuration import instantiate
 from rl4p.data.prompts import QuestionTemplate
 from rl4p.engine.chunk import Chunk
 from rl4p.engine.detokenizer import Detokenizer
@@ -27,6 +27,7 @@ from rl4p.engine.serving.seeds import key_data
 from rl4p.engine.serving.server_state import ServerState
 from rl4p.engine.serving.web_server import address_of, end_process, listening, run
 from rl4p.loop.compilation import keep_programs
+from rl4p.runs.folder import run_folder
 from rl4p.runs.policy import load_policy
 from rl4p.tools.serving.app import ServedApp
 from rl4p.tools.serving.options import ServeOptions, read_options

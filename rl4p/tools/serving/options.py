@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rl4p.base.errors import InputError
+from rl4p.command.commands import Checkpoint, CommandLine, read, refuse_without_effect
 from rl4p.configuration.bounds import Natural, Port, Positive
-from rl4p.configuration.commands import Checkpoint, CommandLine, read, refuse_without_effect
-from rl4p.configuration.folder import run_folder
+from rl4p.runs.folder import run_folder
 
 # The keys of the configuration that a command line may set, each with all keys below it.
 TAKEN = ("model", "mesh", "trusted_targets", "allow")

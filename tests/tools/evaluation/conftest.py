@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rl4p.configuration.evaluation import read
+from rl4p.command.evaluation import read
 from rl4p.evaluate import main
 from rl4p.tools.evaluation.evaluated import build_evaluated
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rl4p.base.errors import InputError
-from rl4p.configuration.evaluation import read
+from rl4p.command.evaluation import read
 from rl4p.reward.weighted import Weighted
 from rl4p.tools.evaluation.evaluated import (
     build_evaluated,

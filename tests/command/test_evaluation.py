@@ -6,8 +6,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from rl4p.base.errors import InputError
+from rl4p.command.evaluation import OF_RUN, EvaluationRequest, read
 from rl4p.configuration import compose
-from rl4p.configuration.evaluation import OF_RUN, EvaluationRequest, read
 
 TRAINED = (
     *("advantage=rloo", "data.digits=2", "rollout=naive_sampler", "rollout.top_k=9", "steps=3"),

@@ -20,9 +20,8 @@ from hydra.errors import HydraException
 
 from rl4p.base.errors import InputError
 from rl4p.base.storage import ObjectStore, is_address
-from rl4p.configuration.folder import AUTO, RECORD, is_in_use, not_a_run
 from rl4p.configuration.quoting import override
-from rl4p.configuration.run_copy import START, names_to_copy, register
+from rl4p.runs.folder import AUTO, RECORD, START, is_in_use, names_to_copy, not_a_run, register
 
 MIRRORS = Path("outputs/mirrors")
 KEYS = ("resume", "checkpoint.mirror", "hydra.run.dir")

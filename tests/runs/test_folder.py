@@ -9,17 +9,22 @@ import yaml
 from omegaconf import OmegaConf
 
 from rl4p.base.errors import InputError
-from rl4p.configuration.command_line import launch
+from rl4p.base.storage import ObjectStore
+from rl4p.command.command_line import launch
 from rl4p.configuration.composition import CONF
-from rl4p.configuration.folder import (
+from rl4p.runs.best import best_checkpoint
+from rl4p.runs.folder import (
     RECORD,
     RUNS,
+    copy_for_reading,
     newest_runs,
     only_run_in,
     refuse_hydra_of_others,
     refuse_taken,
     save_config,
 )
+from rl4p.runs.saved_steps import chosen_step, steps_of
+from tests.runs.test_run_mirror import go_on, opened
 
 SHARED = fcntl.LOCK_SH
 
@@ -54,7 +59,7 @@ def test_an_error_within_is_the_callers_and_frees_the_folder(tmp_path):
 
 def test_the_lock_goes_with_its_process(tmp_path):
     script = (
-        "import os, sys, pathlib; from rl4p.configuration.folder import only_run_in\n"
+        "import os, sys, pathlib; from rl4p.runs.folder import only_run_in\n"
         "with only_run_in(pathlib.Path(sys.argv[1])):\n"
         "    print('in', flush=True); sys.stdin.readline(); os.abort()\n"
     )
@@ -106,41 +111,6 @@ def test_a_sweep_is_taken_by_one_of_its_jobs(tmp_path):
     refuse_taken("hydra.run.dir", str(tmp_path), RECORD)
 
 
-@pytest.mark.parametrize(
-    ("argv", "made", "sentence"),
-    [
-        ([], "outputs/runs/one", "hydra.run.dir=outputs/runs/one already contains a run"),
-        (
-            ["-m", "seed=1,2"],
-            "outputs/sweeps/one/1",
-            "hydra.sweep.dir=outputs/sweeps/one already contains a run: continue it with resume="
-            "outputs/sweeps/one/1",
-        ),
-    ],
-)
-def test_nothing_is_written_over_a_run(toy, capsys, argv, made, sentence):
-    (toy.folder / made).mkdir(parents=True)
-    (toy.folder / made / "metrics.jsonl").touch()
-    assert toy.run(*argv) == 2
-    assert capsys.readouterr().err.startswith(sentence)
-    assert not toy.jobs
-    assert [path.name for path in toy.folder.rglob("*") if path.is_file()] == ["metrics.jsonl"]
-
-
-def test_a_run_that_goes_on_is_not_resumed_beside_it(toy, capsys):
-    assert toy.run() == 0
-    run = toy.folder / "outputs/runs/one"
-    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    with only_run_in(run):
-        assert toy.run(f"resume={run}", "steps=9") == 2
-    assert capsys.readouterr().err == f"Another run is using {run}.\n"
-    assert len(toy.jobs) == 1
-    (run / ".lock").unlink()
-    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
-    with only_run_in(run, lock=SHARED):  # another process that holds a shared lock
-        assert toy.run(f"resume={run}", "steps=9") == 0
-
-
 @pytest.mark.parametrize("folder", ["", None])
 def test_an_empty_folder_is_refused(folder):
     with pytest.raises(InputError, match=r"write hydra\.sweep\.dir=outputs/my_run"):
@@ -173,3 +143,21 @@ def test_the_newest_run_is_first(tmp_path, monkeypatch):
         (RUNS / name / RECORD).write_text("")
     (RUNS / "a" / RECORD).unlink()
     assert newest_runs() == [RUNS / "b/new", RUNS / "c/old"]
+
+
+def test_a_copy_fetches_only_the_checkpoint_that_is_chosen(tmp_path, url):
+    folder = tmp_path / "run"
+    go_on(folder, 2)
+    go_on(folder, 6)
+    opened(folder, url).send_metrics()
+    copy = copy_for_reading(url)
+    place = copy / "checkpoints"
+    assert steps_of(place) == [2, 6]
+    assert not list(place.rglob("state"))
+    assert best_checkpoint(copy, [2, 6]) == chosen_step(place, "best") == 2
+    assert {path.parent.name for path in place.rglob("state")} == {"2"}
+    go_on(folder, 8)
+    opened(folder, url).send_metrics()
+    assert steps_of(copy_for_reading(url) / "checkpoints") == [6, 8]
+    ObjectStore(url).write("checkpoints/8/state/a", b"damaged")
+    assert chosen_step(place) == 6

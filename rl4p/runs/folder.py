@@ -1,27 +1,38 @@
-"""The folder of a run: its name on the command line, the files of Hydra in it, and its lock.
+"""The folder of a run: its name, what lies where in it, its lock, and its copies.
 
 Only one run, and only its first process, uses a folder at a time.
 """
 
 import fcntl
-from collections.abc import Iterator
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
+from yaml import YAMLError
 
 from rl4p.base.errors import InputError
-from rl4p.base.storage import is_address
+from rl4p.base.storage import ObjectStore, cache_folder, is_address
+from rl4p.configuration.capability import refuse_of_file, uses
+from rl4p.configuration.override_errors import JOBS, LATEST, RECORD
 from rl4p.configuration.quoting import command, override
-from rl4p.configuration.run_copy import copy_for_reading
 from rl4p.configuration.signature import is_own, signed
 from rl4p.configuration.suggestions import write
+from rl4p.configuration.targets import resolved
+from rl4p.configuration.trust import TRUSTED, check_names, check_trust, names_in
 from rl4p.configuration.yaml_file import load_yaml, read_yaml
 
-RECORD = "metrics.jsonl"  # its presence marks the folder of a run
 RUNS = Path("outputs/runs")  # the runs that got no other `hydra.run.dir`
-LATEST, AUTO = "latest", "auto"  # values of resume that are no folders
-JOBS = "jobs.yaml"  # its presence marks the folder of a sweep
+AUTO = "auto"  # a value of resume that is no folder
+CHECKPOINTS = "checkpoints"  # the folder of a run that holds its checkpoints
+DIGESTS = "digests.sha256"
+START = ".mirror"  # identifies the start that wrote a mirror last, here and in the store
+UNSENT = ".unsent"  # in a run folder whose mirror lacks a part of it
+OF_A_STEP = re.compile(rf"{CHECKPOINTS}/(0|[1-9][0-9]*)/(.+)")
+
+_copies: dict[Path, ObjectStore] = {}  # of this process, so that no file says where to fetch from
 
 
 def replace(path: Path, content: str | bytes) -> None:
@@ -62,6 +73,38 @@ def record_value(folder: Path, key: str, value: str) -> None:
         replace(hydra / name, signed(name, text) if is_own(hydra / name) else text)
 
 
+def saved_config(
+    folder: Path,
+    keys: Sequence[str],
+    trusted_targets: Sequence[str] | str,
+    allow: Sequence[str] | str,
+) -> DictConfig:
+    """Returns the configuration that a run was started with.
+
+    Args:
+      folder: the folder of the run.
+      keys: the keys of the root that are used, and must be present.
+      trusted_targets: the packages that it may name; the list in the folder itself is ignored.
+      allow: the capabilities that it may have, if this user's own commands did not write it.
+
+    Raises:
+      InputError: it is not the folder of a run, or a value that is used is not allowed.
+    """
+    path = folder / ".hydra" / "config.yaml"
+    try:
+        config = load_yaml(path)
+    except (OSError, ValueError, YAMLError):
+        config = None
+    if not isinstance(config, DictConfig) or not set(keys) <= set(config):
+        raise not_a_run(str(folder), ".hydra/config.yaml is absent or broken")
+    check_names(names := names_in(trusted_targets))
+    config.trusted_targets = list(names)
+    used = resolved(OmegaConf.masked_copy(config, list(keys)))
+    check_trust(used, trusted := (*TRUSTED, *config.trusted_targets))
+    refuse_of_file(path, list(uses(used, trusted)), names_in(allow))
+    return config
+
+
 @contextmanager
 def only_run_in(folder: Path, *, lock: int = fcntl.LOCK_EX) -> Iterator[None]:
     """Refuses a second run in the folder. The lock ends with the process, however it ends.
@@ -81,7 +124,7 @@ def run_folder(given: str, *, key: str = "run") -> Path:
     """Returns the absolute path of the run that a value names: a folder, or the latest run.
 
     The latest run is the one that was started or resumed last under `outputs/runs`. Of a run in an
-    object store, it is the path of a local copy (`run_copy.py`).
+    object store, it is the path of a local copy.
 
     Args:
       key: the key of the command line that has the value, for error messages.
@@ -194,3 +237,60 @@ def refuse_address(key: str, place: str, instead: str = "") -> None:
     if instead:
         raise InputError(write(f"{problem}, which is mirrored", [instead]))
     raise InputError(f"{problem}: name one, and copy the result from there.")
+
+
+# Local copies of runs in an object store. The store has a complete checkpoint if it has the digests
+# of its files, which are sent last. A copy has the files of the run and, of each complete
+# checkpoint, the digests alone. The other files are fetched when it is chosen, and checked.
+
+
+def copy_for_reading(url: str) -> Path:
+    """Returns a folder in the cache with the record of a run as the store has it now."""
+    store = ObjectStore(url)
+    scheme, _, rest = url.partition("://")
+    folder = cache_folder("stores") / scheme / rest.strip("/")
+    names = names_to_copy(store, exports=False)
+    for path in folder.glob("*"):
+        if path.is_file() and path.name not in names:
+            path.unlink(missing_ok=True)
+    for step in (folder / CHECKPOINTS).glob("*"):
+        digests = step / DIGESTS
+        before = digests.read_bytes() if digests.is_file() else None
+        if before is None or store.read(f"{CHECKPOINTS}/{step.name}/{DIGESTS}") != before:
+            shutil.rmtree(step, ignore_errors=True)
+    store.download(names, folder)
+    register(folder, store)
+    return folder
+
+
+def names_to_copy(store: ObjectStore, *, exports: bool) -> list[str]:
+    """Returns the objects of a copy: all but the files of checkpoints that have digests.
+
+    Args:
+      exports: whether to copy other folders than `.hydra`, such as exported policies.
+    """
+    names = []
+    for name in store.objects():
+        if (part := OF_A_STEP.fullmatch(name)) is not None:
+            wanted = part[2] == DIGESTS
+        else:
+            wanted = exports or "/" not in name or name.startswith(".hydra/")
+        names += [name] * wanted
+    return names
+
+
+def register(folder: Path, store: ObjectStore) -> None:
+    """Makes absent files of the checkpoints in a folder be fetched from a store."""
+    _copies[folder.resolve()] = store
+
+
+def fetch_absent(step: Path, names: Iterable[str]) -> None:
+    """Fetches the absent files of a checkpoint, if its run is a copy.
+
+    Args:
+      step: the folder of the checkpoint.
+      names: its files.
+    """
+    if (store := _copies.get(step.parents[1].resolve())) is not None:
+        of_step = ObjectStore(store.address(f"{CHECKPOINTS}/{step.name}"))
+        of_step.download([name for name in names if not (step / name).is_file()], step)

@@ -12,18 +12,16 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from rl4p.base.errors import AlreadyFinished, InputError
-from rl4p.configuration.capability import refuse_of_file, uses
 from rl4p.configuration.composition import Composer
-from rl4p.configuration.folder import not_a_run, only_run_in, run_folder
 from rl4p.configuration.quoting import quoted
-from rl4p.configuration.run_copy import CHECKPOINTS, DIGESTS, UNSENT
 from rl4p.configuration.schema import without_hydra
 from rl4p.configuration.signature import is_own
-from rl4p.configuration.sweep import SUMMARY, document
 from rl4p.configuration.targets import resolved
 from rl4p.configuration.tree import differences, leaves
-from rl4p.configuration.trust import TRUSTED, check_names, check_trust, names_in
+from rl4p.configuration.trust import names_in
 from rl4p.configuration.yaml_file import load_yaml, read_yaml
+from rl4p.runs.folder import CHECKPOINTS, DIGESTS, UNSENT, not_a_run, only_run_in, run_folder
+from rl4p.runs.sweep import SUMMARY, document
 
 MAY_CHANGE = (
     "steps",
@@ -325,35 +323,3 @@ def refuse_other_defaults(given: str, key: str, saved: DictConfig, then: DictCon
             f"{key} cannot be changed, because its defaults are others than when {given} was run: "
             f"{', '.join(changes)}."
         )
-
-
-def saved_config(
-    folder: Path,
-    keys: Sequence[str],
-    trusted_targets: Sequence[str] | str,
-    allow: Sequence[str] | str,
-) -> DictConfig:
-    """Returns the configuration that a run was started with.
-
-    Args:
-      folder: the folder of the run.
-      keys: the keys of the root that are used, and must be present.
-      trusted_targets: the packages that it may name; the list in the folder itself is ignored.
-      allow: the capabilities that it may have, if this user's own commands did not write it.
-
-    Raises:
-      InputError: it is not the folder of a run, or a value that is used is not allowed.
-    """
-    path = folder / ".hydra" / "config.yaml"
-    try:
-        config = load_yaml(path)
-    except (OSError, ValueError, YAMLError):
-        config = None
-    if not isinstance(config, DictConfig) or not set(keys) <= set(config):
-        raise not_a_run(str(folder), ".hydra/config.yaml is absent or broken")
-    check_names(names := names_in(trusted_targets))
-    config.trusted_targets = list(names)
-    used = resolved(OmegaConf.masked_copy(config, list(keys)))
-    check_trust(used, trusted := (*TRUSTED, *config.trusted_targets))
-    refuse_of_file(path, list(uses(used, trusted)), names_in(allow))
-    return config

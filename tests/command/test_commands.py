@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from rl4p.base.errors import InputError, Stopped
-from rl4p.configuration import command_line
-from rl4p.configuration.commands import (
+from rl4p.command import command_line
+from rl4p.command.commands import (
     SEVERAL,
     WORDS,
     Checkpoint,

@@ -4,10 +4,10 @@ import pytest
 
 from rl4p.base.errors import InputError
 from rl4p.base.storage import ObjectStore
+from rl4p.command.command_line import main
+from rl4p.command.resume_mirror import with_local_folder
 from rl4p.configuration import compose
-from rl4p.configuration.command_line import main
-from rl4p.configuration.folder import only_run_in
-from rl4p.configuration.resume_mirror import with_local_folder
+from rl4p.runs.folder import only_run_in
 
 
 @pytest.fixture

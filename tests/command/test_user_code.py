@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from rl4p import configuration
 from rl4p.base.errors import InputError, RunError, Stopped
-from rl4p.configuration.user_code import own_failures
+from rl4p.command.user_code import own_failures
 
 OWN = """
 import os
@@ -173,7 +173,7 @@ import sys
 sys.path.insert(0, {folder!r})
 import own_bombs
 from omegaconf import OmegaConf
-from rl4p.configuration.user_code import own_failures
+from rl4p.command.user_code import own_failures
 with own_failures(OmegaConf.create({{"a": {{"_target_": "own_bombs.Bomb"}}}})):
     own_bombs.Bomb(what={what!r})()
 own_bombs.Bomb(what="os")()

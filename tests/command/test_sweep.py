@@ -6,10 +6,10 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from rl4p.base.errors import InputError, RunError, Stopped
+from rl4p.command.sweep import is_search, jobs_of
 from rl4p.configuration.composition import Composer
-from rl4p.configuration.folder import only_run_in
-from rl4p.configuration.sweep import SweepJob, read_jobs, write_jobs
-from rl4p.configuration.sweep_start import is_search, jobs_of
+from rl4p.runs.folder import only_run_in
+from rl4p.runs.sweep import SweepJob, read_jobs, write_jobs
 
 
 def jobs(toy, *lines: str) -> list[SweepJob]:

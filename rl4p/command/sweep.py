@@ -11,14 +11,17 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from yaml import YAMLError
 
 from rl4p.base.errors import InputError
+from rl4p.command.resume import followed_by, refuse_changes, resume
 from rl4p.configuration.composition import Composer, refused_jobs, sweep_jobs
-from rl4p.configuration.folder import JOBS, RECORD, refuse_taken
 from rl4p.configuration.hydra_internals import BasicSweeper
 from rl4p.configuration.quoting import override
-from rl4p.configuration.resume import followed_by, refuse_changes, resume
 from rl4p.configuration.schema import without_hydra
 from rl4p.configuration.signature import is_own
-from rl4p.configuration.sweep import (
+from rl4p.configuration.targets import resolved
+from rl4p.configuration.trust import unsandboxed
+from rl4p.configuration.yaml_file import read_yaml
+from rl4p.runs.folder import JOBS, RECORD, refuse_taken
+from rl4p.runs.sweep import (
     MOST_JOBS,
     MULTIRUN,
     State,
@@ -28,9 +31,6 @@ from rl4p.configuration.sweep import (
     read_jobs,
     state,
 )
-from rl4p.configuration.targets import resolved
-from rl4p.configuration.trust import unsandboxed
-from rl4p.configuration.yaml_file import read_yaml
 
 log = logging.getLogger(__name__)
 

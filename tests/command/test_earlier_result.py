@@ -3,7 +3,7 @@ import os
 import pytest
 
 from rl4p.base.errors import InputError
-from rl4p.configuration.earlier_result import is_document_with, is_page_of, refuse_other_file
+from rl4p.command.earlier_result import is_document_with, is_page_of, refuse_other_file
 
 PAGE = '<!doctype html>\n<meta name="generator" content="rl4p.samples">'
 

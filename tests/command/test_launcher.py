@@ -8,7 +8,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from rl4p.base.errors import InputError, RunError
-from rl4p.configuration.launcher import JobFailed, one_sentence, report_launcher
+from rl4p.command.launcher import JobFailed, one_sentence, report_launcher
 
 
 class TerminatedWorkerError(Exception):

@@ -20,25 +20,26 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from rl4p import configuration
 from rl4p.base.errors import AlreadyFinished, InputError, importing, report
 from rl4p.base.terminal import VisibleStream, make_logs_visible, write
+from rl4p.command.commands import Reading, options_of
+from rl4p.command.completion import shell_completion
+from rl4p.command.launcher import AfterSweep, JobFailed, run_sweep
+from rl4p.command.resume import as_started, config_of_run, followed_by, resume
+from rl4p.command.resume_mirror import with_local_folder
+from rl4p.command.streams import replace_what_cannot_be_shown
+from rl4p.command.sweep import new_sweep, resumed_sweep
+from rl4p.command.user_code import own_failures
 from rl4p.configuration.capability import refuse_secrets
-from rl4p.configuration.commands import Reading, options_of
-from rl4p.configuration.completion import shell_completion
 from rl4p.configuration.composition import CONFIG, Composer, one_line
-from rl4p.configuration.folder import AUTO, RECORD, refuse_hydra_of_others, refuse_taken
 from rl4p.configuration.hydra_internals import Hydra, get_args_parser
-from rl4p.configuration.launcher import AfterSweep, JobFailed, run_sweep
 from rl4p.configuration.override_errors import refuse_arguments, several_values
 from rl4p.configuration.quoting import override, quoted
-from rl4p.configuration.resume import as_started, config_of_run, followed_by, resume
-from rl4p.configuration.resume_mirror import with_local_folder
 from rl4p.configuration.schema import without_hydra
-from rl4p.configuration.streams import replace_what_cannot_be_shown
-from rl4p.configuration.sweep import FAILURE, MULTIRUN, Sweep
-from rl4p.configuration.sweep_start import new_sweep, resumed_sweep
 from rl4p.configuration.trust import CONF
-from rl4p.configuration.user_code import own_failures
+from rl4p.runs.folder import AUTO, RECORD, refuse_hydra_of_others, refuse_taken
+from rl4p.runs.sweep import FAILURE, MULTIRUN, Sweep
 
 log = logging.getLogger(__name__)
 
@@ -107,12 +108,11 @@ def compose(
       config_dir: a folder with further YAML files.
       conf: the folder of the YAML files of the package.
     """
-    composer = Composer(conf, config_dir, overrides)
     if run is None:
-        config = composer.compose(list(overrides))
-    else:
-        config = config_of_run(composer, run, composer.parse(list(overrides)), parts)
-        composer.check(config)
+        return configuration.compose(overrides, config_dir=config_dir, conf=conf)
+    composer = Composer(conf, config_dir, overrides)
+    config = config_of_run(composer, run, composer.parse(list(overrides)), parts)
+    composer.check(config)
     config = without_hydra(config)
     OmegaConf.set_struct(config, True)
     return config

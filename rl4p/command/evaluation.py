@@ -15,13 +15,14 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from rl4p.base.errors import InputError
 from rl4p.base.storage import local_copy
-from rl4p.configuration import commands, quoting
-from rl4p.configuration.commands import Checkpoint
+from rl4p.command import commands
+from rl4p.command.commands import Checkpoint
+from rl4p.command.resume import OF_RESPONSES, begins, config_of_run, place
+from rl4p.configuration import quoting
 from rl4p.configuration.composition import Composer
-from rl4p.configuration.folder import run_folder
-from rl4p.configuration.resume import OF_RESPONSES, begins, config_of_run, place
 from rl4p.configuration.schema import without_hydra
 from rl4p.configuration.trust import CONF
+from rl4p.runs.folder import run_folder
 
 # The parts of a run's configuration that its evaluation uses.
 OF_RUN = (*OF_RESPONSES, "mesh", "tracker")

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from rl4p import regrade, samples
-from rl4p.configuration.streams import replace_what_cannot_be_shown
+from rl4p.command.streams import replace_what_cannot_be_shown
 
 TEXT = "答案 2 🙂 — naïve ₽ \ud800"
 

@@ -20,10 +20,10 @@ from hydra.plugins.completion_plugin import CompletionPlugin
 
 from rl4p.base.errors import InputError
 from rl4p.configuration.composition import CONFIG, Composer
-from rl4p.configuration.folder import LATEST, newest_runs
 from rl4p.configuration.hydra_internals import Hydra, get_args_parser
 from rl4p.configuration.quoting import command, override
 from rl4p.configuration.trust import CONF
+from rl4p.runs.folder import LATEST, newest_runs
 
 SHELLS = ("bash", "zsh", "fish")
 # Flags of Hydra that `command_line.launch` refuses.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rl4p.configuration.completion import query
+from rl4p.command.completion import query
 from rl4p.configuration.composition import CONF
 
 # Presses Tab: calls the registered function as bash does, and prints the words it offers.

@@ -25,15 +25,15 @@ from hydra.errors import HydraException
 
 from rl4p.base.errors import InputError, report
 from rl4p.base.terminal import VisibleStream, make_logs_visible
+from rl4p.command.completion import shell_completion
+from rl4p.command.streams import replace_what_cannot_be_shown
 from rl4p.configuration.bounds import Natural
 from rl4p.configuration.capability import refuse_secrets
-from rl4p.configuration.completion import shell_completion
 from rl4p.configuration.composition import one_line
-from rl4p.configuration.folder import LATEST, refuse_address
 from rl4p.configuration.override_errors import refuse_arguments, without_spaces
-from rl4p.configuration.streams import replace_what_cannot_be_shown
 from rl4p.configuration.suggestions import did_you_mean, write
 from rl4p.configuration.targets import check_arguments, type_hints
+from rl4p.runs.folder import LATEST, refuse_address
 
 Options = TypeVar("Options")
 

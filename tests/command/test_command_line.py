@@ -1,4 +1,5 @@
 import errno
+import fcntl
 import logging
 import os
 import subprocess
@@ -9,10 +10,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rl4p import configuration
+from rl4p import command
 from rl4p.base.errors import InputError, RunError, Stopped
 from rl4p.configuration import schema
 from rl4p.configuration.loader import Loader
+from rl4p.runs.folder import only_run_in
 
 TRAIN = [sys.executable, "-m", "rl4p.train"]
 
@@ -90,12 +92,12 @@ ENTRY = """
 import sys
 from contextlib import contextmanager
 from pathlib import Path
-from rl4p import configuration
+from rl4p import command, configuration
 def job(config):
     import mine
     part = configuration.instantiate(config.reward).terms["mine"]
     print(type(part).__name__, part.weight)
-configuration.main("entry", job, conf=Path(sys.argv.pop(1)))
+command.main("entry", job, conf=Path(sys.argv.pop(1)))
 """
 
 
@@ -277,7 +279,7 @@ def test_only_the_first_process_makes_the_folder(toy, first):
         yield first
         met.append("over")
 
-    configuration.main(
+    command.main(
         "toy",
         lambda config: jobs.append((config.seed, met[:])),
         join=join,
@@ -291,7 +293,7 @@ def test_only_the_first_process_makes_the_folder(toy, first):
 
 
 def test_what_is_only_shown_meets_nobody(toy, capsys):
-    configuration.main("toy", toy.jobs.append, join=None, argv=["--cfg", "job"], conf=toy.conf)
+    command.main("toy", toy.jobs.append, join=None, argv=["--cfg", "job"], conf=toy.conf)
     assert "seed: 0" in capsys.readouterr().out
     assert not toy.jobs
 
@@ -301,7 +303,7 @@ def test_what_is_only_shown_is_composed_once(toy, capsys, monkeypatch):
     monkeypatch.setattr(
         Loader, "load_configuration", lambda *a, **b: composed.append(1) or load(*a, **b)
     )
-    configuration.main("toy", toy.jobs.append, argv=["--cfg", "job", "seed=3"], conf=toy.conf)
+    command.main("toy", toy.jobs.append, argv=["--cfg", "job", "seed=3"], conf=toy.conf)
     assert "seed: 3" in capsys.readouterr().out
     assert len(composed) == 1
 
@@ -309,12 +311,12 @@ def test_what_is_only_shown_is_composed_once(toy, capsys, monkeypatch):
 @pytest.mark.slow
 def test_modules_beside_the_user_never_hide_installed_ones(toy, monkeypatch):
     monkeypatch.setattr(sys, "path", ["/somewhere"])
-    configuration.main("toy", toy.jobs.append, argv=["--cfg", "job"], conf=toy.conf)
+    command.main("toy", toy.jobs.append, argv=["--cfg", "job"], conf=toy.conf)
     assert sys.path == ["/somewhere", str(toy.folder)]
-    configuration.main("toy", toy.jobs.append, argv=["--cfg", "job"], conf=toy.conf)
+    command.main("toy", toy.jobs.append, argv=["--cfg", "job"], conf=toy.conf)
     assert sys.path == ["/somewhere", str(toy.folder)]
     monkeypatch.setattr(sys, "path", ["", "/somewhere"])  # as with `python -m`
-    configuration.main("toy", toy.jobs.append, argv=["--cfg", "job"], conf=toy.conf)
+    command.main("toy", toy.jobs.append, argv=["--cfg", "job"], conf=toy.conf)
     assert sys.path == ["", "/somewhere"]
 
 
@@ -385,3 +387,38 @@ def test_a_command_that_reads_a_run_continues_none(toy, capsys):
     assert capsys.readouterr().err == "resume is not a word of rl4p.toy: write run=a\n"
     assert toy.run("run=nowhere", reads_runs=True) == 2
     assert capsys.readouterr().err.startswith("run=nowhere is not the folder of a run: ")
+
+
+@pytest.mark.parametrize(
+    ("argv", "made", "sentence"),
+    [
+        ([], "outputs/runs/one", "hydra.run.dir=outputs/runs/one already contains a run"),
+        (
+            ["-m", "seed=1,2"],
+            "outputs/sweeps/one/1",
+            "hydra.sweep.dir=outputs/sweeps/one already contains a run: continue it with resume="
+            "outputs/sweeps/one/1",
+        ),
+    ],
+)
+def test_nothing_is_written_over_a_run(toy, capsys, argv, made, sentence):
+    (toy.folder / made).mkdir(parents=True)
+    (toy.folder / made / "metrics.jsonl").touch()
+    assert toy.run(*argv) == 2
+    assert capsys.readouterr().err.startswith(sentence)
+    assert not toy.jobs
+    assert [path.name for path in toy.folder.rglob("*") if path.is_file()] == ["metrics.jsonl"]
+
+
+def test_a_run_that_goes_on_is_not_resumed_beside_it(toy, capsys):
+    assert toy.run() == 0
+    run = toy.folder / "outputs/runs/one"
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    with only_run_in(run):
+        assert toy.run(f"resume={run}", "steps=9") == 2
+    assert capsys.readouterr().err == f"Another run is using {run}.\n"
+    assert len(toy.jobs) == 1
+    (run / ".lock").unlink()
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    with only_run_in(run, lock=fcntl.LOCK_SH):  # another process that holds a shared lock
+        assert toy.run(f"resume={run}", "steps=9") == 0

@@ -19,11 +19,12 @@ from omegaconf import DictConfig
 
 from rl4p.base.errors import InputError, RunError, Stopped
 from rl4p.base.terminal import make_logs_visible, write
+from rl4p.command.user_code import own_failures
 from rl4p.configuration.composition import CONFIG
-from rl4p.configuration.folder import only_run_in, save_config
 from rl4p.configuration.hydra_internals import Callbacks, Hydra, replace_save_config
 from rl4p.configuration.quoting import quoted
-from rl4p.configuration.sweep import (
+from rl4p.runs.folder import only_run_in, save_config
+from rl4p.runs.sweep import (
     FAILURE,
     SUMMARY,
     State,
@@ -38,7 +39,6 @@ from rl4p.configuration.sweep import (
     write_failure,
     write_jobs,
 )
-from rl4p.configuration.user_code import own_failures
 
 log = logging.getLogger(__name__)
 

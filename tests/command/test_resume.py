@@ -8,19 +8,18 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from rl4p import configuration
 from rl4p.base.errors import InputError
-from rl4p.configuration.composition import Composer
-from rl4p.configuration.folder import only_run_in
-from rl4p.configuration.quoting import command, override
-from rl4p.configuration.resume import (
+from rl4p.command import main
+from rl4p.command.resume import (
     MAY_CHANGE,
     as_started,
     config_of_run,
     followed_by,
-    saved_config,
     with_config_dir,
 )
+from rl4p.configuration.composition import Composer
+from rl4p.configuration.quoting import command, override
+from rl4p.runs.folder import only_run_in, saved_config
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +30,7 @@ def first_run(toy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(toy_folder))
         argv += [f"hydra.run.dir={folder}", "hydra/job_logging=disabled"]
-        configuration.main("toy", lambda config: None, argv=argv, conf=toy_folder / "conf")
+        main("toy", lambda config: None, argv=argv, conf=toy_folder / "conf")
     return folder
 
 
