@@ -84,7 +84,7 @@ LONG = [
         *("test_recipes.py", "runs/test_train.py", "runs/test_policy.py"),
         *("runs/test_checkpoint.py", "tools/generation/test_job.py"),
         *("runs/test_conversations.py", "runs/test_build.py", "reward/test_code.py"),
-        *("configuration/test_command_line.py", "configuration/test_conf.py"),
+        *("command/test_command_line.py", "configuration/test_conf.py"),
         *("reward/test_workers.py", "engine/remote/test_pool.py"),
     )
 ]

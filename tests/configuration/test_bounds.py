@@ -19,6 +19,7 @@ INSIDE = {
     "AboveOne": (1 + 1e-9, 1e9),
     "Share": (0.0, 0.5, 1.0),
     "TopShare": (1e-9, 0.5, 1.0),
+    "Port": (0, 65535),
 }
 OUTSIDE = {
     "Natural": (-1, 0.5),
@@ -29,6 +30,7 @@ OUTSIDE = {
     "AboveOne": (1.0, 0.5, math.inf, math.nan),
     "Share": (-1e-9, 1 + 1e-9, math.nan),
     "TopShare": (0.0, -0.5, 1 + 1e-9, math.nan),
+    "Port": (-1, 65536, 0.5),
 }
 
 

@@ -10,8 +10,10 @@ from typing import Annotated, Any
 import pytest
 from omegaconf import OmegaConf
 
-from rl4p import command, configuration
+from rl4p import configuration
 from rl4p.base.errors import InputError
+from rl4p.command import compose as compose_of_run
+from rl4p.command import main
 from rl4p.configuration import capability
 from rl4p.configuration.capability import (
     Address,
@@ -210,12 +212,12 @@ def own_run(tmp_path_factory):
     words = [*SCORED, f"hydra.run.dir={folder}", "hydra/job_logging=disabled"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(VARIABLE, "x")
-        command.main("train", lambda config: None, argv=words)
+        main("train", lambda config: None, argv=words)
     return folder
 
 
 def read(folder: Path, *words: str) -> Any:
-    return command.compose(words, run=str(folder), parts=("reward", "model"))
+    return compose_of_run(words, run=str(folder), parts=("reward", "model"))
 
 
 def test_a_run_of_this_user_needs_no_word_again(own_run, tmp_path):
@@ -226,7 +228,7 @@ def test_a_run_of_this_user_needs_no_word_again(own_run, tmp_path):
 
 def resumed(folder, *words):
     with pytest.raises(SystemExit) as ended:
-        command.main("train", lambda config: 1 / 0, argv=[f"resume={folder}", *words])
+        main("train", lambda config: 1 / 0, argv=[f"resume={folder}", *words])
     return ended.value.code  # 1: the job began
 
 
@@ -283,7 +285,7 @@ def test_a_recipe_is_refused_before_a_folder_exists(tmp_path, monkeypatch, capsy
     (tmp_path / "c/experiment/x.yaml").write_text(f"# @package _global_\n{text}\n")
     before = set(tmp_path.iterdir())
     with pytest.raises(SystemExit) as ended:
-        command.main("train", pytest.fail, argv=["--config-dir=c", "experiment=x"])
+        main("train", pytest.fail, argv=["--config-dir=c", "experiment=x"])
     assert ended.value.code == 2
     assert capsys.readouterr().err.startswith(sentence)
     assert set(tmp_path.iterdir()) == before
@@ -306,7 +308,7 @@ def test_a_launcher_has_a_place_of_its_own_in_a_sweep(
     file.write_text("# @package hydra.launcher\nsubmitit_folder: /elsewhere\n")
     argv = ["hydra/launcher=submitit_slurm", *words, "--cfg", "hydra"]
     with pytest.raises(SystemExit) if sentence else nullcontext():
-        command.main("train", pytest.fail, argv=argv)
+        main("train", pytest.fail, argv=argv)
     said = capsys.readouterr()
     assert said.err.startswith(sentence)
     assert ("submitit_folder: " in said.out) == (not sentence)
@@ -314,7 +316,7 @@ def test_a_launcher_has_a_place_of_its_own_in_a_sweep(
 
 def test_a_folder_of_a_sweep_that_has_no_value_is_named(capsys):
     with pytest.raises(SystemExit):
-        command.main("train", pytest.fail, argv=["hydra.sweep.dir=${oops}", "--cfg", "hydra"])
+        main("train", pytest.fail, argv=["hydra.sweep.dir=${oops}", "--cfg", "hydra"])
     assert capsys.readouterr().err == (
         "hydra.sweep.dir cannot be resolved: Interpolation key 'oops' not found.\n"
     )
@@ -335,7 +337,7 @@ def test_what_was_allowed_is_remembered_with_the_run(tmp_path, monkeypatch, caps
         f"# @package _global_\ntracker: {{uri: '{ADDRESS}'}}\n"
     )
     words = ["--config-dir=c", "experiment=x", "hydra/job_logging=disabled", "hydra.run.dir=run"]
-    command.main("train", lambda config: None, argv=[*words, f"allow={ADDRESS}"])
+    main("train", lambda config: None, argv=[*words, f"allow={ADDRESS}"])
     assert resumed("run", "--config-dir=c", "steps=90") == 1
     assert resumed("run", "--config-dir=c", "steps=91", "allow=/other") == 1
     assert resumed("run", "--config-dir=c", "steps=92") == 1, capsys.readouterr().err
@@ -368,7 +370,7 @@ def test_no_command_repeats_or_records_a_secret(tmp_path, monkeypatch, capsys, c
     monkeypatch.chdir(tmp_path)
     if command == "train":
         with pytest.raises(SystemExit) as ended:
-            command.main("train", lambda config: None, argv=[word])
+            main("train", lambda config: None, argv=[word])
         code = ended.value.code
     else:
         code = importlib.import_module(f"rl4p.{command}").main([word])

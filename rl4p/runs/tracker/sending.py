@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Literal
 
 from rl4p.base.errors import InputError, RunError
-from rl4p.command.commands import SEVERAL
 from rl4p.configuration.capability import refuse_of_file, uses
 from rl4p.configuration.trust import TRUSTED
 from rl4p.configuration.yaml_file import read_mapping
@@ -47,7 +46,7 @@ class SendOptions:
       allow: the store that the folder of somebody else may name.
     """
 
-    run: SEVERAL
+    run: tuple[str, ...]
     allow: tuple[str, ...] | str = ()
     tracker: Destination = field(default_factory=Destination)
 
