@@ -19,6 +19,7 @@ from rl4p.configuration.yaml_file import (
     load_yaml,
     read_yaml,
 )
+from rl4p.runs.sweep import named, read_jobs, write_jobs
 from tests.support.hostile_files import cases, recorded, write
 
 BOMB = "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
