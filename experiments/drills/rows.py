@@ -293,7 +293,7 @@ ROWS: dict[str, list[dict[str, str]]] = {
             "what": (
                 "servers answer their hosts only, with a token; secrets stay out of what is written"
             ),
-            "tests": "tests/engine/serving/test_guard.py tests/base/test_http.py",
+            "tests": "tests/engine/serving/test_app.py tests/base/test_http.py",
             "mutant": "a request needs no token",
         },
     ],

@@ -10,7 +10,7 @@ from rl4p.engine.chunk import Chunk
 from rl4p.engine.detokenizer import Detokenizer
 from rl4p.engine.sequence import TokenSequence
 from rl4p.engine.serving.choice import Choice, CompletionOptions
-from rl4p.engine.serving.http_errors import ClientDisconnectError, HttpError
+from rl4p.engine.serving.responses import ClientDisconnectError, HttpError
 from rl4p.engine.serving.scheduler import Scheduler
 from rl4p.engine.serving.seeds import key_data
 from rl4p.engine.serving.submissions import Submission

@@ -16,14 +16,13 @@ from rl4p.engine.detokenizer import Detokenizer
 from rl4p.engine.sequence import TokenSequence
 from rl4p.engine.serving.active_request import ActiveRequest, ReadyQueue
 from rl4p.engine.serving.anthropic_messages import anthropic_messages
-from rl4p.engine.serving.app import App, Handler, Receive, Send, send_response
+from rl4p.engine.serving.app import App, Guard, Handler, Receive, Send, send_response
+from rl4p.engine.serving.chat import chat_completions
 from rl4p.engine.serving.choice import Choice, CompletionOptions
-from rl4p.engine.serving.guard import Guard
-from rl4p.engine.serving.http_errors import HttpError
+from rl4p.engine.serving.completions import completions, token_generation
 from rl4p.engine.serving.openai_responses import openai_responses
-from rl4p.engine.serving.responses import JsonResponse
+from rl4p.engine.serving.responses import HttpError, JsonResponse
 from rl4p.engine.serving.server_state import ServerState
-from rl4p.engine.serving.token_generation import token_generation
 from rl4p.engine.serving.web_server import address_of, configured, listening
 from rl4p.model.policy import Policy
 from rl4p.protocols.environment import CallRefused, ModelCalls, OpenAgentServer
@@ -32,6 +31,8 @@ SAMPLED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "pres
 HOST, MODEL = "127.0.0.1", "rl4p"
 MANY = 2**20  # completions: the episode limits its calls itself
 ROUTES: dict[tuple[str, str], Handler] = {
+    ("POST", "/v1/completions"): completions,
+    ("POST", "/v1/chat/completions"): chat_completions,
     ("POST", "/v1/responses"): openai_responses,
     ("POST", "/v1/messages"): anthropic_messages,
     ("POST", "/inference/v1/generate"): token_generation,
@@ -97,8 +98,7 @@ class EpisodeAddresses:
             calls=calls,
         )
         most = self.options.body_mebibytes * 2**20
-        self.apps[name] = app = App(state, Guard(token=None), most_bytes=most)
-        app.routes |= ROUTES
+        self.apps[name] = App(state, Guard(token=None), most_bytes=most, routes=ROUTES)
         return f"{self.address}/{name}/v1"
 
     def unregister(self, address: str) -> None:

@@ -6,12 +6,19 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from rl4p.engine.serving import fields
-from rl4p.engine.serving.body import Body, validate
+from rl4p.engine.serving.app import HttpRequest
+from rl4p.engine.serving.body import (
+    MANY,
+    Body,
+    Name,
+    PositiveCount,
+    Temperature,
+    TopK,
+    TopP,
+    validate,
+)
 from rl4p.engine.serving.chat import ChatRequest, next_message
-from rl4p.engine.serving.http_errors import HttpError
-from rl4p.engine.serving.http_request import HttpRequest
-from rl4p.engine.serving.responses import EventStream, JsonResponse, named_event
+from rl4p.engine.serving.responses import EventStream, HttpError, JsonResponse, named_event
 
 STOP_REASONS = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
 
@@ -21,16 +28,16 @@ class MessagesRequest(Body):
 
     IGNORED = ("metadata", "service_tier", "thinking", "container", "mcp_servers")
 
-    model: fields.Name | None = None
-    max_tokens: fields.PositiveCount
-    messages: Annotated[list[dict[str, Any]], fields.MANY]
+    model: Name | None = None
+    max_tokens: PositiveCount
+    messages: Annotated[list[dict[str, Any]], MANY]
     system: str | list[dict[str, Any]] | None = None
-    tools: Annotated[list[dict[str, Any]], fields.MANY] = Field(default_factory=list)
+    tools: Annotated[list[dict[str, Any]], MANY] = Field(default_factory=list)
     tool_choice: dict[str, Any] | None = None
     stop_sequences: list[str] | None = None
-    temperature: fields.Temperature | None = None
-    top_p: fields.TopP | None = None
-    top_k: fields.TopK | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
     stream: bool = False
 
     def for_chat(self) -> dict[str, Any]:

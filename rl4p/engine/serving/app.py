@@ -1,28 +1,138 @@
-"""The ASGI application: it routes requests to their endpoints and sends the responses."""
+"""The ASGI application: it checks requests, routes them to their endpoints and sends responses."""
 
 import asyncio
+import hmac
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
-from rl4p.engine.serving.chat import chat_completions
-from rl4p.engine.serving.completions import completions
-from rl4p.engine.serving.guard import Guard
-from rl4p.engine.serving.http_errors import ClientDisconnectError, HttpError
-from rl4p.engine.serving.http_request import HttpRequest
-from rl4p.engine.serving.responses import EventStream, JsonResponse, TextResponse, encoded, event
+from rl4p.engine.serving.active_request import ActiveRequest
+from rl4p.engine.serving.body import B, parse, validate
+from rl4p.engine.serving.responses import (
+    ClientDisconnectError,
+    EventStream,
+    HttpError,
+    JsonResponse,
+    TextResponse,
+    encoded,
+    event,
+)
 from rl4p.engine.serving.server_state import ServerState
+
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+OPEN = ("/health",)  # paths that need no token
+
+MOST_DIRECT = 65536  # bytes; a longer body is read in a thread, which costs more than to read it
 
 log = logging.getLogger(__name__)
 
 BODY_SECONDS = 60.0
 JSON = b"application/json"
 
-Handler = Callable[[HttpRequest], Awaitable[Any]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 Receive = Callable[[], Awaitable[Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guard:
+    """The check of each request.
+
+    Without a token, a web page must not reach the server through the browser of this machine. So
+    the Host header has to name this machine, and the Origin header has to agree with it.
+
+    Attributes:
+      token: None for no token.
+    """
+
+    token: str | None
+
+    def check(self, path: str, headers: Mapping[bytes, bytes]) -> None:
+        """Refuses a request that must not be server."""
+        if self.token is not None:
+            if path not in OPEN:
+                self.check_token(headers.get(b"authorization", b""))
+            return
+        host = headers.get(b"host", b"").decode("latin-1")
+        if hostname(f"//{host}") not in LOOPBACK:
+            raise HttpError(
+                "The server has no token, so it answers only to localhost and 127.0.0.1.",
+                status=403,
+            )
+        origin = headers.get(b"origin")
+        if origin is not None and origin.decode("latin-1").rpartition("//")[2] != host:
+            raise HttpError("Pages of other sites must not use this server.", status=403)
+
+    def check_token(self, authorization: bytes) -> None:
+        assert self.token is not None
+        kind, _, token = authorization.partition(b" ")
+        right = hmac.compare_digest(token.strip(), self.token.encode())
+        if kind.lower() != b"bearer" or not right:
+            raise HttpError(
+                "The token is missing or wrong: send the header Authorization: Bearer TOKEN.",
+                status=401,
+                code="invalid_api_key",
+            )
+
+
+def hostname(url: str) -> str | None:
+    try:
+        return urlsplit(url).hostname
+    except ValueError:
+        return None
+
+
+@dataclass(kw_only=True)
+class HttpRequest:
+    """A request whose content has arrived.
+
+    Attributes:
+      receive: returns the next event of the connection: that the client has closed it.
+      content: the bytes of its body.
+      unsent: returns the bytes of its response for which the client has no room.
+    """
+
+    server: ServerState
+    receive: Callable[[], Awaitable[Any]]
+    query_string: bytes
+    content: bytes
+    unsent: Callable[[], int] = lambda: 0
+
+    async def body(self, model: type[B]) -> B:
+        """Returns the fields of the body."""
+        if len(self.content) < MOST_DIRECT:
+            return parse(model, self.content)
+        return await asyncio.to_thread(parse, model, self.content)
+
+    def query(self, model: type[B]) -> B:
+        """Returns the fields after the question mark of the URL."""
+        pairs = dict(parse_qsl(self.query_string.decode("latin-1")))
+        words = {"true": True, "false": False}
+        return validate(model, {name: words.get(value, value) for name, value in pairs.items()})
+
+    @asynccontextmanager
+    async def watched(self, active: ActiveRequest) -> AsyncIterator[None]:
+        """Frees the slots of a request when it ends, or when its client closes the connection."""
+
+        async def watch() -> None:
+            while (await self.receive())["type"] != "http.disconnect":
+                pass
+            active.disconnect()
+
+        watcher = asyncio.ensure_future(watch())
+        try:
+            yield
+        finally:
+            watcher.cancel()
+            if active.unfinished:
+                active.cancel()
+
+
+Handler = Callable[[HttpRequest], Awaitable[Any]]
 
 
 class App:
@@ -30,16 +140,20 @@ class App:
 
     Args:
       most_bytes: the longest body.
+      routes: the handlers of endpoints, beside that of /v1/models.
     """
 
-    def __init__(self, server: ServerState, guard: Guard, *, most_bytes: int) -> None:
+    def __init__(
+        self,
+        server: ServerState,
+        guard: Guard,
+        *,
+        most_bytes: int,
+        routes: Mapping[tuple[str, str], Handler],
+    ) -> None:
         self.server, self.guard, self.most_bytes = server, guard, most_bytes
         self.created = int(time.time())
-        self.routes: dict[tuple[str, str], Handler] = {
-            ("POST", "/v1/completions"): completions,
-            ("POST", "/v1/chat/completions"): chat_completions,
-            ("GET", "/v1/models"): self.models,
-        }
+        self.routes = {("GET", "/v1/models"): self.models, **routes}
 
     @cached_property
     def paths(self) -> set[str]:

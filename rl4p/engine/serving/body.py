@@ -1,12 +1,27 @@
-"""The bodies of requests: JSON objects that are read as pydantic models."""
+"""The bodies of requests: JSON objects that are read as pydantic models, and their fields."""
 
-from typing import Any, ClassVar, TypeVar
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
-from pydantic_core import PydanticCustomError, from_json
+from annotated_types import Ge, Le, MaxLen, MinLen
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    GetCoreSchemaHandler,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema, from_json
 
 from rl4p.configuration.targets import did_you_mean
-from rl4p.engine.serving.http_errors import HttpError
+from rl4p.engine.serving.responses import HttpError
+
+INT32 = Le(2**31 - 1)  # the device's arrays have 32 bits
+LEAST_TEMPERATURE = 1e-3  # logits / 1e-4 may overflow
 
 # What a value must be, by the type of pydantic's error.
 WORDS = {
@@ -21,6 +36,109 @@ WORDS = {
 
 MOST_VALUES = 2**19  # in a body; to read them, all other threads have to wait
 MOST_FIELDS = 256  # of an object
+
+
+@dataclass(frozen=True)
+class Must:
+    """Metadata of a type: a wrong value is refused with `FIELD must be WORDS.`
+
+    Without words, the type is an integer, and the error names its range.
+    """
+
+    words: str = ""
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        schema: Any = handler(source)
+        words = self.words or f"an integer from {schema['ge']} to {schema['le']}"
+        return core_schema.custom_error_schema(schema, "must", custom_error_message=words)
+
+
+class FirstError(FailFast):
+    """Metadata of a list, which is read up to its first error only."""
+
+    def __hash__(self) -> int:  # unions hash metadata, and pydantic's class has no hash
+        return hash(type(self))
+
+
+def check_temperature(value: float) -> float:
+    if 0 < value < LEAST_TEMPERATURE:
+        raise ValueError
+    return value
+
+
+def as_tuple(value: Any) -> Any:
+    """Returns a list, or a string as the only element of a list, as a tuple."""
+    return (value,) if type(value) is str else tuple(value) if type(value) is list else value
+
+
+Count = Annotated[int, Ge(0), INT32, Must()]
+PositiveCount = Annotated[int, Ge(1), INT32, Must()]
+Seed = Annotated[int, Ge(-(2**63)), Le(2**63 - 1), Must()]
+TopK = Annotated[int, Ge(-1), INT32, Must()]
+LogprobStart = Annotated[int, Ge(-1), INT32, Must()]
+# A smaller top_p may be 0 in 32 bits, which leaves no token.
+TopP = Annotated[float, Ge(1e-6), Le(1), Must("a number from 0.000001 to 1")]
+Temperature = Annotated[
+    float,
+    Ge(0),
+    Le(1e6),
+    AfterValidator(check_temperature),
+    Must(f"0, which is greedy, or a number from {LEAST_TEMPERATURE} to 1000000"),
+]
+MinP = Annotated[float, Ge(0), Le(1), Must("a number from 0 to 1")]
+Presence = Annotated[float, Ge(-2), Le(2), Must("a number from -2 to 2")]
+Repetition = Annotated[float, Ge(0.01), Le(100), Must("a number from 0.01 to 100")]
+One = Annotated[float, Ge(1), Le(1), Must("1: other values are not supported")]
+AlwaysTrue = Annotated[Literal[True], Must("true: false is not supported")]
+Logprobs = Annotated[int, Ge(0), Le(20), Must()]
+PromptLogprobs = Annotated[
+    Literal[0], Must("0: only the log-probabilities of the prompt's own tokens are returned")
+]
+NonEmpty = Annotated[str, MinLen(1), Must("a string that is not empty")]
+Name = Annotated[str, MaxLen(256), Must("a string of at most 256 characters")]
+Version = Annotated[str, MinLen(1), MaxLen(256), Must("a string of 1 to 256 characters")]
+Path = Annotated[str, MaxLen(4096), Must("a path of at most 4096 characters")]
+Stops = Annotated[
+    tuple[Annotated[str, MinLen(1), MaxLen(4096)], ...],
+    FirstError(),
+    MaxLen(16),
+    BeforeValidator(as_tuple),
+    Must("a string or at most 16 strings, each of 1 to 4096 characters"),
+]
+# The model's vocabulary limits token ids too (`ServerState.check_tokens`).
+TokenId = Annotated[int, Ge(0), INT32]
+TokenIds = Annotated[list[TokenId], FirstError()]
+# Longer lists are refused before they are read to their end.
+MANY = MaxLen(2**14)
+StopTokens = Annotated[
+    tuple[TokenId, ...],
+    FirstError(),
+    MaxLen(128),  # the decoding program is compiled again for each power of two
+    BeforeValidator(as_tuple),
+    Must("a list of at most 128 token ids"),
+]
+Prompt = Annotated[
+    str
+    | Annotated[TokenIds, MinLen(1)]
+    | Annotated[list[str | TokenIds], MinLen(1), MANY, FirstError()],
+    Field(union_mode="left_to_right"),
+    Must(f"a text, a list of token ids, or a list of at most {MANY.max_length} of these"),
+]
+Texts = Annotated[
+    str | Annotated[list[str], MinLen(1), MANY, FirstError()],
+    Must(f"a string or a list of at most {MANY.max_length} strings"),
+]
+InputIds = Annotated[
+    TokenIds | Annotated[list[TokenIds], MANY, FirstError()],
+    Field(union_mode="left_to_right"),
+    Must(f"a list of token ids, or a list of at most {MANY.max_length} of these"),
+]
+RequestIds = Annotated[
+    Name | Annotated[list[Name], MANY, FirstError()],
+    Must("a string of at most 256 characters, or one for each prompt"),
+]
 
 
 class Body(BaseModel):

@@ -1,28 +1,277 @@
 """/v1/chat/completions: a conversation in, its next message out."""
 
+import asyncio
+import json
+import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import model_validator
+from annotated_types import MinLen
+from pydantic import BeforeValidator, Field, WrapValidator, model_validator
+from pydantic_core import PydanticCustomError
 
-from rl4p.engine.serving import fields
-from rl4p.engine.serving.body import Body
+from rl4p.base.errors import InputError
+from rl4p.data.messages import arguments_of, message_of
+from rl4p.data.messages import MalformedCall, ParsedCall, call_in, tool_calls
+from rl4p.engine.serving.app import HttpRequest
+from rl4p.engine.serving.body import (
+    MANY,
+    AlwaysTrue,
+    Body,
+    FirstError,
+    Logprobs,
+    Must,
+    NonEmpty,
+    PositiveCount,
+)
 from rl4p.engine.serving.choice import Choice
-from rl4p.engine.serving.http_errors import HttpError
-from rl4p.engine.serving.http_request import HttpRequest
-from rl4p.engine.serving.messages import Conversation
-from rl4p.engine.serving.openai_request import OpenAIRequest
-from rl4p.engine.serving.openai_response import OpenAIResponse
-from rl4p.engine.serving.responses import EventStream, JsonResponse
-from rl4p.engine.serving.tool_calls import MARKS, ToolCall, ToolCallParser
+from rl4p.engine.serving.completions import OpenAIRequest, OpenAIResponse
+from rl4p.engine.serving.responses import EventStream, HttpError, JsonResponse
+from rl4p.engine.serving.server_state import ServerState
+from rl4p.engine.stop_strings import overlap
+from rl4p.model.tokenizer import TEMPLATE_ERRORS, check_template
+
+BEGIN, END = "<tool_call>", "</tool_call>"
+MISTRAL, LLAMA = "[TOOL_CALLS]", "<|python_tag|>"
+MARKS = (BEGIN, MISTRAL, LLAMA)
+
+MOST_DIRECT = 4096  # characters of a conversation that is encoded without a thread
+
+
+class ToolCall(NamedTuple):
+    """A call of a tool; `arguments` is the text of a JSON object."""
+
+    name: str
+    arguments: str
+
+    def body(self) -> dict[str, Any]:
+        """Returns the call as a part of a message."""
+        function = {"name": self.name, "arguments": self.arguments}
+        return {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
+
+
+class ToolCallParser:
+    """Divides a text that arrives in parts into content and calls.
+
+    What follows `[TOOL_CALLS]`, and a text that begins as a JSON object, is held back to the end,
+    because only then it is known to be calls. What looks like a call and is none stays part of the
+    content, as the model wrote it. White space around calls is left out.
+    """
+
+    def __init__(self) -> None:
+        self.held = ""
+        self.inside = False  # whether `held` follows BEGIN
+        self.to_the_end = False  # whether `held` and the rest of the text may be calls
+        self.begun = False  # whether the text has content or calls
+        self.count = 0  # of the calls so far
+
+    def feed(self, text: str) -> tuple[str, list[ToolCall]]:
+        """Returns the content and the calls that are complete by now."""
+        self.held += text
+        content, calls = "", []
+        while not self.to_the_end:
+            if self.inside:
+                block, end, rest = self.held.partition(END)
+                if not end:
+                    break
+                self.inside, self.held = False, rest
+                call = call_in(block)
+                if isinstance(call, MalformedCall):
+                    content += BEGIN + block + END
+                else:
+                    calls.append(as_json(call))
+                    self.count += 1
+                continue
+            start = self.held.lstrip()
+            if not self.begun and (not start or LLAMA.startswith(start)):
+                break  # white space, or the beginning of a mark
+            if not self.begun and start.startswith((LLAMA, "{")):
+                self.to_the_end = True
+                break
+            self.begun = True
+            before, begin, rest = self.held.partition(BEGIN)
+            other = before.find(MISTRAL)
+            if other >= 0:
+                content += self.trimmed(before[:other], before[:other].rstrip())
+                self.held, self.to_the_end = self.held[other:], True
+            elif begin:
+                self.inside, self.held = True, rest
+                content += self.trimmed(before, before.rstrip())
+            else:
+                certain = before[: len(before) - max(overlap(before, x) for x in (BEGIN, MISTRAL))]
+                certain = certain.rstrip()  # white space before a call is no content
+                content += self.trimmed(certain, certain)
+                self.held = before[len(certain) :]
+                break
+        return content, calls
+
+    def trimmed(self, text: str, content: str) -> str:
+        """Returns a piece of content, without the white space between calls."""
+        return "" if self.count and not text.strip() else content
+
+    def flush(self) -> tuple[str, list[ToolCall]]:
+        """Returns what was held back, at the end of the text."""
+        held, inside, to_the_end = self.held, self.inside, self.to_the_end
+        self.held, self.inside, self.to_the_end = "", False, False
+        if not inside and not to_the_end:
+            return self.trimmed(held, held), []
+        found = [call_in(held)] if inside else tool_calls(held)
+        calls = [as_json(call) for call in found if isinstance(call, ParsedCall)]
+        if not calls or len(calls) < len(found):
+            return (BEGIN + held if inside else held), []
+        self.count += len(calls)
+        return "", calls
+
+
+def as_json(call: ParsedCall) -> ToolCall:
+    """Returns a call with its arguments as JSON."""
+    return ToolCall(call.name, json.dumps(call.arguments, ensure_ascii=False))
+
+
+def as_parts(value: Any) -> Any:
+    """Returns a content as a list of parts."""
+    if isinstance(value, str):
+        return [{"type": "text", "text": value}]
+    if not isinstance(value, list):
+        raise PydanticCustomError("must", "a string or a list of parts of text")
+    return value
+
+
+def unchanged(value: Any, check: Any) -> Any:
+    """Checks a value, and returns it as it was sent."""
+    check(value)
+    return value
+
+
+class Part(Body, extra="ignore"):
+    """A part of a message's content."""
+
+    type: Annotated[Literal["text"], Must("text, since the model reads nothing else")]
+    text: str = ""
+
+
+Arguments = Annotated[dict[str, Any], BeforeValidator(arguments_of), Must("a JSON object")]
+
+
+class CalledFunction(Body, extra="ignore"):
+    """The function that a tool call names, with its arguments."""
+
+    name: NonEmpty
+    arguments: Annotated[dict[str, Any], BeforeValidator(arguments_of), Must("a JSON object")] = (
+        Field(default_factory=dict)
+    )
+
+
+class MessageToolCall(Body, extra="ignore"):
+    """A tool call in an assistant's message."""
+
+    id: str | None = None
+    function: CalledFunction
+
+
+class Message(Body):
+    """A message of a conversation."""
+
+    IGNORED = ("refusal", "annotations", "audio", "reasoning", "stop_reason")
+    OFF = ("function_call",)  # the older form of tool_calls, which templates do not read
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[list[Part], FirstError(), MANY, BeforeValidator(as_parts)] = Field(
+        default_factory=list
+    )
+    tool_calls: Annotated[list[MessageToolCall], FirstError(), MANY] | None = None
+    name: str | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """Returns the message as chat templates read it, and as data sets are read."""
+        return message_of(self.model_dump(), self.role)
+
+
+class ToolFunction(Body, extra="ignore"):
+    """The function of a tool."""
+
+    name: NonEmpty
+
+
+class Tool(Body, extra="ignore"):
+    """A tool that the model may call."""
+
+    type: Literal["function"]
+    function: ToolFunction
+
+
+class Conversation(Body):
+    """The fields of a chat request that make the prompt."""
+
+    messages: Annotated[list[Message], FirstError(), MANY, MinLen(1)]
+    tools: Annotated[list[Tool], FirstError(), MANY, WrapValidator(unchanged)] = Field(
+        default_factory=list
+    )
+    tool_choice: Annotated[
+        Literal["auto", "none"], Must("auto or none: a call cannot be enforced")
+    ] = "auto"
+    parallel_tool_calls: AlwaysTrue = True
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+
+    @property
+    def has_tools(self) -> bool:
+        """Whether the message may call tools."""
+        return bool(self.tools) and self.tool_choice == "auto"
+
+    async def encode(self, server: ServerState) -> list[int]:
+        """Returns the token ids of the prompt.
+
+        Raises:
+          HttpError: the chat template does not take the messages, the tools or its arguments.
+        """
+        tokenizer = server.policy.tokenizer
+        try:
+            check_template(tokenizer, self.chat_template_kwargs, "chat_template_kwargs")
+        except InputError as error:
+            raise HttpError(str(error), param="chat_template_kwargs") from None
+        given = {name: x for name, x in self.chat_template_kwargs.items() if x is not None}
+        options = {**server.policy.template, **given}
+        options["add_generation_prompt"] = self.add_generation_prompt
+        if self.continue_final_message:
+            if self.add_generation_prompt:
+                raise HttpError(
+                    "continue_final_message needs add_generation_prompt=false.",
+                    param="continue_final_message",
+                )
+            options["continue_final_message"] = True
+        if self.has_tools and "tools" not in tokenizer.get_chat_template():
+            raise HttpError(
+                "The model's chat template knows no tools: leave tools out.", param="tools"
+            )
+        sent = [server.as_sampled(message.for_template()) for message in self.messages]
+        messages: Any = server.around(sent)
+        tools: Any = self.tools if self.has_tools else None
+
+        def apply() -> Any:
+            return tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, **options)
+
+        size = sum(len(message["content"]) for message in messages)
+        server.check_text(size, "messages")
+        try:
+            text = apply() if size < MOST_DIRECT else await asyncio.to_thread(apply)
+        except TEMPLATE_ERRORS as error:
+            raise HttpError(
+                f"The model's chat template does not take these messages: {error}.",
+                param="messages",
+            ) from None
+        return await server.encode(text, "messages", special=False, messages=messages)
 
 
 class ResponseFormat(Body, extra="ignore"):
     """The format of the message."""
 
-    type: Annotated[Literal["text"], fields.Must("text: other formats cannot be enforced")]
+    type: Annotated[Literal["text"], Must("text: other formats cannot be enforced")]
 
 
 class ChatRequest(OpenAIRequest, Conversation):
@@ -30,10 +279,10 @@ class ChatRequest(OpenAIRequest, Conversation):
 
     IGNORED = (*OpenAIRequest.IGNORED, "reasoning_effort", "verbosity", "modalities")
 
-    max_tokens: fields.PositiveCount | None = None
-    max_completion_tokens: fields.PositiveCount | None = None
+    max_tokens: PositiveCount | None = None
+    max_completion_tokens: PositiveCount | None = None
     logprobs: bool = False
-    top_logprobs: fields.Logprobs | None = None
+    top_logprobs: Logprobs | None = None
     response_format: ResponseFormat | None = None
 
     @model_validator(mode="after")

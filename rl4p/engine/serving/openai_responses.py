@@ -6,12 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from rl4p.engine.serving import fields
-from rl4p.engine.serving.body import Body, validate
+from rl4p.engine.serving.app import HttpRequest
+from rl4p.engine.serving.body import MANY, Body, Name, PositiveCount, Temperature, TopP, validate
 from rl4p.engine.serving.chat import ChatRequest, next_message
-from rl4p.engine.serving.http_errors import HttpError
-from rl4p.engine.serving.http_request import HttpRequest
-from rl4p.engine.serving.responses import EventStream, JsonResponse, named_event
+from rl4p.engine.serving.responses import EventStream, HttpError, JsonResponse, named_event
 
 
 class ResponsesRequest(Body):
@@ -22,14 +20,14 @@ class ResponsesRequest(Body):
     IGNORED += ("stream_options",)
     OFF = ("previous_response_id", "conversation", "background")
 
-    model: fields.Name | None = None
-    input: str | Annotated[list[dict[str, Any]], fields.MANY]
+    model: Name | None = None
+    input: str | Annotated[list[dict[str, Any]], MANY]
     instructions: str | None = None
-    tools: Annotated[list[dict[str, Any]], fields.MANY] = Field(default_factory=list)
+    tools: Annotated[list[dict[str, Any]], MANY] = Field(default_factory=list)
     tool_choice: Literal["auto", "none"] = "auto"
-    max_output_tokens: fields.PositiveCount | None = None
-    temperature: fields.Temperature | None = None
-    top_p: fields.TopP | None = None
+    max_output_tokens: PositiveCount | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
     stream: bool = False
 
     def messages(self) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from rl4p.base.types import Sampling
 from rl4p.engine.detokenizer import Detokenizer
 from rl4p.engine.serving.active_request import ActiveRequest, ReadyQueue
 from rl4p.engine.serving.choice import Choice, CompletionOptions
-from rl4p.engine.serving.http_errors import HttpError
+from rl4p.engine.serving.responses import HttpError
 from rl4p.engine.serving.scheduler import Scheduler
 from rl4p.model.policy import Policy
 

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from rl4p.base.errors import RunError
 from rl4p.engine.sequence import TokenSequence
-from rl4p.engine.serving.connection import LEAST_READ, STALLED_SECONDS
 from rl4p.engine.serving.submissions import Submission
+from rl4p.engine.serving.web_server import LEAST_READ, STALLED_SECONDS
 
 POLL_SECONDS = 0.05  # between two looks at what the clients have read
 STALLED = RunError(

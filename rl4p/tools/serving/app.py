@@ -5,16 +5,14 @@ from html import escape
 
 import rl4p
 from rl4p.base.types import Sampling
-from rl4p.engine.serving.app import App
+from rl4p.engine.serving.app import App, Guard, HttpRequest
+from rl4p.engine.serving.chat import chat_completions
 from rl4p.engine.serving.choice import CompletionOptions
-from rl4p.engine.serving.guard import Guard
-from rl4p.engine.serving.http_errors import HttpError
-from rl4p.engine.serving.http_request import HttpRequest
-from rl4p.engine.serving.responses import JsonResponse, TextResponse
+from rl4p.engine.serving.completions import completions
+from rl4p.engine.serving.responses import HttpError, JsonResponse, TextResponse
 from rl4p.engine.serving.server_state import ServerState
-from rl4p.tools.serving.sglang import generate
-from rl4p.tools.serving.sglang_control import SGLangControl
-from rl4p.tools.serving.vllm_control import VLLMControl
+from rl4p.tools.serving.sglang import SGLangControl, generate
+from rl4p.tools.serving.vllm import VLLMControl
 from rl4p.tools.serving.weight_updates import WeightUpdates
 
 HEALTH_SECONDS = 30.0
@@ -53,13 +51,14 @@ pre {{ background: #f0f1f3; padding: 1rem; overflow-x: auto }}
 class ServedApp(App):
     """The application of `rl4p.serve`: also SGLang's and vLLM's endpoints, and updates of weights.
 
-    Its arguments are those of `App`.
+    The arguments stand at `App`.
     """
 
     def __init__(self, server: ServerState, guard: Guard, *, most_bytes: int) -> None:
-        super().__init__(server, guard, most_bytes=most_bytes)
         self.updates = WeightUpdates(server)
-        self.routes |= {
+        routes = {
+            ("POST", "/v1/completions"): completions,
+            ("POST", "/v1/chat/completions"): chat_completions,
             ("POST", "/generate"): generate,
             ("GET", "/health"): self.health,
             ("GET", "/health_generate"): self.health_generate,
@@ -69,6 +68,7 @@ class ServedApp(App):
             **VLLMControl(self.updates).routes(),
             **SGLangControl(self.updates).routes(),
         }
+        super().__init__(server, guard, most_bytes=most_bytes, routes=routes)
 
     async def health(self, request: HttpRequest) -> JsonResponse:
         """Reports whether the server takes requests."""

@@ -21,7 +21,7 @@ from rl4p.engine.chunk import Chunk
 from rl4p.engine.detokenizer import Detokenizer
 from rl4p.engine.sequence import TokenSequence
 from rl4p.engine.serving.active_request import ReadyQueue
-from rl4p.engine.serving.guard import Guard
+from rl4p.engine.serving.app import Guard
 from rl4p.engine.serving.scheduler import Scheduler
 from rl4p.engine.serving.seeds import key_data
 from rl4p.engine.serving.server_state import ServerState

@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rl4p.base.errors import InputError, RunError
-from rl4p.engine.serving.body import Body
-from rl4p.engine.serving.fields import Name
-from rl4p.engine.serving.http_errors import HttpError
+from rl4p.engine.serving.body import Body, Name
+from rl4p.engine.serving.responses import HttpError
 from rl4p.engine.serving.server_state import ServerState
 from rl4p.engine.serving.submissions import Lease
 from rl4p.model.model_tensors import held_tensors
-from rl4p.tools.serving.sleep import Sleep
-from rl4p.tools.serving.weights import checksums, replacement
+from rl4p.tools.serving.weights import Sleep, checksums, replacement
 
 LONGEST = 3600.0  # seconds; a pause that waits for running requests gives up after them
 UNFINISHED = "+unfinished"

@@ -1,4 +1,4 @@
-"""The replacement of a server's weights by the tensors in a folder, and their checksums."""
+"""The weights of a server: their replacement, their checksums, and the sleep without them."""
 
 import ctypes
 import gc
@@ -18,6 +18,8 @@ import numpy as np
 
 from rl4p.base.errors import InputError, RunError
 from rl4p.base.types import Params
+from rl4p.distributed.placement import like_of
+from rl4p.engine.serving.scheduler import Scheduler
 from rl4p.model.families import FAMILIES, Tensor
 from rl4p.model.fit import check_fit
 from rl4p.model.folder import check_files
@@ -29,6 +31,8 @@ from rl4p.model.tensor_files import INDEX, SINGLE, StoredTensor, stored_tensors
 log = logging.getLogger(__name__)
 
 TRIM_BYTES = 2**25  # of old arrays, after which their memory is returned
+
+GIVEN_BACK = "The weights were given back (a sleep of level 2): load weights first."
 
 
 class Replacement:
@@ -188,3 +192,47 @@ def checksums(policy: Policy, params: Params) -> dict[str, str]:
     """
     tensors = model_tensors(policy.decoder, params, lambda _, array: array.dtype)
     return {tensor.name: tensor.sha256() for tensor in tensors}
+
+
+class Sleep:
+    """Removes the weights of a paused scheduler, and restores them.
+
+    Attributes:
+      shapes: the shapes of the weights while it sleeps; None while it does not.
+      weights: what the host keeps of them; None if they are dropped.
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.shapes: Any = None
+        self.weights: Params | None = None
+
+    def begin(self, *, keep: bool) -> None:
+        """Frees the memory of the weights and of the cache.
+
+        Args:
+          keep: whether the host keeps the weights.
+        """
+
+        def release() -> None:
+            scheduler = self.scheduler
+            scheduler.batch.clear()
+            self.shapes = like_of(scheduler.params)
+            self.weights = jax.device_get(scheduler.params) if keep else None
+            scheduler.params = {}
+
+        self.scheduler.order(release).result()
+
+    def end(self) -> None:
+        """Takes the memory again. Dropped weights must be loaded before anything is decoded."""
+
+        def take() -> None:
+            scheduler, shardings = self.scheduler, jax.tree.map(lambda x: x.sharding, self.shapes)
+            weights = self.weights
+            if weights is None:
+                weights = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), self.shapes)
+                scheduler.broken = GIVEN_BACK
+            scheduler.params = jax.device_put(weights, shardings)
+            self.shapes = self.weights = None
+
+        self.scheduler.order(take).result()

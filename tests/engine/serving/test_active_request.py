@@ -7,7 +7,7 @@ from rl4p.base.types import Sampling
 from rl4p.engine.detokenizer import Detokenizer
 from rl4p.engine.serving.active_request import ActiveRequest, ReadyQueue
 from rl4p.engine.serving.choice import CompletionOptions
-from rl4p.engine.serving.http_errors import ClientDisconnectError, HttpError
+from rl4p.engine.serving.responses import ClientDisconnectError, HttpError
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from rl4p.engine.sequence import TokenSequence
 from rl4p.engine.serving.agent_server import EpisodeScheduler, EpisodeState
 from rl4p.engine.serving.body import validate
 from rl4p.engine.serving.chat import ChatRequest
-from rl4p.engine.serving.http_errors import HttpError
+from rl4p.engine.serving.responses import HttpError
 from rl4p.protocols.engine import Completion
 from rl4p.protocols.environment import CallRefused
 

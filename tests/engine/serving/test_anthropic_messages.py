@@ -7,7 +7,7 @@ import pytest
 
 from rl4p.engine.serving.anthropic_messages import MessagesRequest, body, events, messages_of
 from rl4p.engine.serving.body import validate
-from rl4p.engine.serving.http_errors import HttpError
+from rl4p.engine.serving.responses import HttpError
 
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
 CHAT = {

@@ -2,8 +2,103 @@ import asyncio
 
 import pytest
 
-from rl4p.engine.serving.guard import Guard
+from rl4p.base.types import Sampling
+from rl4p.engine.serving.app import Guard, HttpRequest
+from rl4p.engine.serving.choice import CompletionOptions
+from rl4p.engine.serving.responses import ClientDisconnectError, HttpError
 from rl4p.tools.serving.app import ServedApp
+from rl4p.tools.serving.vllm import PauseQuery
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({b"host": b"127.0.0.1:8000"}, None),
+        ({b"host": b"localhost"}, None),
+        ({b"host": b"[::1]:8000"}, None),
+        ({b"host": b"evil.example:8000"}, 403),
+        ({b"host": b"["}, 403),
+        ({}, 403),
+        ({b"host": b"localhost:1", b"origin": b"http://localhost:1"}, None),
+        ({b"host": b"localhost:1", b"origin": b"http://localhost:2"}, 403),
+        ({b"host": b"localhost:1", b"origin": b"https://evil.example"}, 403),
+        ({b"host": b"localhost:1", b"origin": b"null"}, 403),
+    ],
+)
+def test_without_a_token_only_this_machine_is_served(headers, status):
+    check(Guard(token=None), "/generate", headers, status)
+
+
+@pytest.mark.parametrize(
+    ("path", "given", "status"),
+    [
+        ("/generate", b"Bearer secret", None),
+        ("/generate", b"bearer secret", None),
+        ("/generate", b"Bearer wrong", 401),
+        ("/generate", b"Basic secret", 401),
+        ("/generate", b"secret", 401),
+        ("/generate", b"", 401),
+        ("/", b"", 401),
+        ("/health", b"", None),
+    ],
+)
+def test_with_a_token_it_is_needed_everywhere_but_for_health(path, given, status):
+    headers = {b"host": b"any.example", b"authorization": given}
+    check(Guard(token="secret"), path, headers, status)
+
+
+def check(guard, path, headers, status):
+    if status is None:
+        guard.check(path, headers)
+        return
+    with pytest.raises(HttpError) as error:
+        guard.check(path, headers)
+    assert error.value.status == status
+    assert "secret" not in str(error.value)
+
+
+def test_a_query_has_words_for_true_and_false(make_server):
+    async def main():
+        request = HttpRequest(
+            server=make_server(),
+            receive=None,
+            query_string=b"mode=keep&clear_cache=false",
+            content=b"",
+        )
+        return request.query(PauseQuery)
+
+    assert asyncio.run(main()) == PauseQuery(mode="keep", clear_cache=False)
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_watched_request_counts_while_it_is_open(make_server, scheduler, leaves):
+    scheduler.holds = True
+
+    async def main():
+        server, left = make_server(), asyncio.Event()
+
+        async def receive():
+            await left.wait()
+            return {"type": "http.disconnect"}
+
+        options = CompletionOptions(sampling=Sampling(), max_tokens=3, end_ids=())
+        active = server.start(options, [[1]], [[0, 1]], stream=False)
+        request = HttpRequest(server=server, receive=receive, query_string=b"", content=b"")
+
+        async def answer():
+            async with request.watched(active):
+                assert server.open == 2
+                if not leaves:
+                    raise KeyError
+                left.set()
+                await active.finished()
+
+        with pytest.raises(ClientDisconnectError if leaves else KeyError):
+            await answer()
+        return server.open
+
+    assert asyncio.run(main()) == 0
+    assert len(scheduler.cancelled) == 1
 
 
 def test_the_model_is_listed(ask, chatty):

@@ -1,11 +1,223 @@
+import asyncio
 import json
+from dataclasses import replace
 
 import pytest
+
+from rl4p.data.messages import message_of
+from rl4p.engine.serving.body import validate
+from rl4p.engine.serving.chat import Conversation, ToolCall, ToolCallParser
+from rl4p.engine.serving.responses import HttpError
+from rl4p.engine.serving.server_state import ServerState
+
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": "é"}}\n</tool_call>'
+ADD = ToolCall("add", '{"a": 1, "b": "é"}')
+
+
+def read(text, size):
+    parser, content, calls = ToolCallParser(), "", []
+    for at in range(0, len(text), size):
+        more, found = parser.feed(text[at : at + size])
+        content, calls = content + more, calls + found
+    more, found = parser.flush()
+    return content + more, calls + found
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        ("just text ", "just text ", []),
+        (CALL, "", [ADD]),
+        (f"I add.\n{CALL}\n{CALL}\n", "I add.", [ADD, ADD]),
+        ('<tool_call>{"name": "now"}</tool_call>', "", [ToolCall("now", "{}")]),
+        ("a < b <tool_ca", "a < b <tool_ca", []),
+        ("<tool_call>no</tool_call>", "<tool_call>no</tool_call>", []),
+        ('<tool_call>{"name": 3}</tool_call>', '<tool_call>{"name": 3}</tool_call>', []),
+        ("<tool_call>[1]", "<tool_call>[1]", []),
+        (CALL.removesuffix("</tool_call>"), "", [ADD]),  # the end token came first
+        (f"<tool_call>{{</tool_call>{CALL}", "<tool_call>{</tool_call>", [ADD]),
+        ('I add. [TOOL_CALLS]add[ARGS]{"a": 1, "b": "é"}', "I add.", [ADD]),
+        ('[TOOL_CALLS][{"name": "add", "arguments": {"a": 1, "b": "é"}}]', "", [ADD]),
+        (2 * '[TOOL_CALLS]add[ARGS]{"a": 1, "b": "é"}', "", [ADD, ADD]),
+        ("[TOOL_CALLS]add[ARGS]{", "[TOOL_CALLS]add[ARGS]{", []),
+        ("[TOOL_CAL", "[TOOL_CAL", []),
+        (' {"name": "add", "parameters": {"a": 1, "b": "é"}}', "", [ADD]),
+        ('<|python_tag|>{"name": "add", "parameters": {"a": 1, "b": "é"}}', "", [ADD]),
+        ('{"sum": 3}', '{"sum": 3}', []),
+        ("<|py", "<|py", []),
+    ],
+)
+def test_a_text_is_divided_into_content_and_calls(text, content, calls, size):
+    assert read(text, size) == (content, calls)
+
+
+def test_content_is_not_held_back_longer_than_needed():
+    parser = ToolCallParser()
+    assert parser.feed("a <b> c<tool") == ("a <b> c", [])
+    assert parser.feed("s>") == ("<tools>", [])
+
+
+def test_the_body_of_a_call_has_an_id_of_its_own():
+    one, other = ADD.body(), ADD.body()
+    assert one["function"] == {"name": "add", "arguments": ADD.arguments}
+    assert one["id"] != other["id"]
+
+
+MESSAGES_CALL = {
+    "id": "c",
+    "type": "function",
+    "function": {"name": "add", "arguments": '{"a": 1}'},
+}
+
+NULL = {"b": None, "c": [{"d": None}]}
+
+
+def prompt(make_server, body, **changes):
+    async def main():
+        server = make_server()
+        server.policy = replace(server.policy, **changes)
+        conversation = validate(Conversation, body)
+        tokens = await conversation.encode(server)
+        return server.policy.tokenizer.decode(tokens), conversation.has_tools
+
+    return asyncio.run(main())
+
+
+def test_contents_of_parts_are_joined_and_developers_are_the_system():
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    body = {"messages": [{"role": "developer", "content": parts}]}
+    (message,) = validate(Conversation, body).messages
+    assert message.for_template() == {"role": "system", "content": "ab"}
+
+
+def test_what_stands_around_the_messages_is_in_the_prompt(make_server):
+    async def main():
+        server = make_server()
+        server.around = lambda messages: [{"role": "system", "content": "s"}, *messages]
+        conversation = validate(Conversation, {"messages": [{"role": "user", "content": "x"}]})
+        return server.policy.tokenizer.decode(await conversation.encode(server))
+
+    assert asyncio.run(main()) == "s:s|u:x|a:"
+
+
+def test_the_arguments_of_former_calls_become_objects(make_server):
+    messages = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": None, "tool_calls": [MESSAGES_CALL], "refusal": None},
+        {"role": "tool", "tool_call_id": "c", "content": "2"},
+    ]
+    text, tools = prompt(make_server, {"messages": messages})
+    assert text == 'u:x|a:({"a": 1})|t:2|a:'
+    assert not tools
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "assistant", "content": None, "tool_calls": [MESSAGES_CALL]},
+        {"role": "assistant", "content": "x", "tool_calls": [{"function": {"name": "a"}}]},
+        {
+            "role": "assistant",
+            "tool_calls": [{"function": {"name": "a", "arguments": {"b": None}}}],
+        },
+        {"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": ""}}]},
+        {"role": "assistant", "content": "x", "reasoning_content": "y", "tool_calls": None},
+        {"role": "tool", "content": "2", "tool_call_id": "c", "name": "add"},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "developer", "content": "x"},
+    ],
+)
+def test_a_request_is_read_as_a_data_set_is(message):
+    (ours,) = validate(Conversation, {"messages": [message]}).messages
+    assert ours.for_template() == message_of(message, "row 1")
+
+
+def test_the_policy_has_arguments_of_its_template(make_server):
+    body = {"messages": [{"role": "user", "content": "x"}]}
+    assert prompt(make_server, body, template={"mark": "?"})[0] == "u:x|a:?"
+    body["chat_template_kwargs"] = {"mark": "!"}
+    assert prompt(make_server, body, template={"mark": "?"})[0] == "u:x|a:!"
+
+
+def test_a_long_conversation_is_encoded_too(make_server, monkeypatch):
+    monkeypatch.setattr(ServerState, "positions", 1000)  # times the longest token
+    body = {"messages": [{"role": "user", "content": "x" * 5000}]}
+    assert prompt(make_server, body)[0] == "u:" + "x" * 5000 + "|a:"
+    with pytest.raises(HttpError, match="longer than the 1000 positions"):
+        prompt(make_server, {"messages": [{"role": "user", "content": "x" * 50_000}]})
+
+
+def test_the_last_message_can_be_continued(make_server):
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "The"}]
+    body = {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
+    assert prompt(make_server, body)[0] == "u:x|a:The"
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ("a", "must be a JSON object"),
+        ({"role": "user", "content": 3}, "content must be a string or a list of parts"),
+        ({"role": "user", "content": [{"type": "image_url"}]}, r"content\[0\].type must be text"),
+        ({"role": "user", "content": "a", "contnt": "b"}, "contnt is not a field"),
+        ({"role": "assistant", "tool_calls": [{}]}, r"tool_calls\[0\].function is missing"),
+        ({"role": "assistant", "tool_calls": "a"}, "tool_calls must be a list"),
+        ({"role": "assistant", "function_call": {"name": "a"}}, "function_call is not supported"),
+        (
+            {"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "{"}}]},
+            "arguments must be a JSON object",
+        ),
+        (
+            {"role": "assistant", "tool_calls": [{"function": {"name": ""}}]},
+            r"function\.name must be a string that is not empty",
+        ),
+    ],
+)
+def test_a_wrong_message_is_refused_by_its_place(message, words):
+    with pytest.raises(HttpError, match=rf"^messages\[1\].*{words}"):
+        validate(Conversation, {"messages": [{"role": "user", "content": "a"}, message]})
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"tools": [{"type": "web"}]}, r"tools\[0\].type must be function"),
+        ({"tools": [{"type": "function", "function": {}}]}, "name is missing"),
+        ({"tools": 3}, "tools must be a list"),
+        ({"parallel_tool_calls": False}, "parallel_tool_calls must be true"),
+        ({"chat_template_kwargs": {"marc": 1}}, "chat_template_kwargs.marc does not occur"),
+        ({"chat_template_kwargs": 3}, "chat_template_kwargs must be a JSON object"),
+        ({"continue_final_message": True}, "needs add_generation_prompt=false"),
+    ],
+)
+def test_other_wrong_fields(make_server, body, words):
+    body = {"messages": [{"role": "user", "content": "a"}]} | body
+    with pytest.raises(HttpError, match=words):
+        prompt(make_server, body)
+
+
+def test_tools_need_a_template_that_knows_them(make_server, policy):
+    tool = {"type": "function", "function": {"name": "add"}}
+    body = {"messages": [{"role": "user", "content": "a"}], "tools": [tool]}
+    with pytest.raises(HttpError, match="knows no tools"):
+        prompt(make_server, body, tokenizer=policy.tokenizer)
+
+
+def test_the_sentence_of_a_template_is_passed_on(make_server, chatty):
+    from copy import copy
+
+    tokenizer = copy(chatty.tokenizer)
+    tokenizer.chat_template = "{{ raise_exception('no system here') }}"
+    body = {"messages": [{"role": "system", "content": "a"}]}
+    with pytest.raises(HttpError, match="no system here"):
+        prompt(make_server, body, tokenizer=tokenizer)
+
 
 URL = "/v1/chat/completions"
 HI = [{"role": "user", "content": "hi"}]
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
-CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+CHAT_CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 ROOM = {"max_completion_tokens": 90}
 
 
@@ -46,7 +258,7 @@ def test_a_stream_begins_with_the_role_and_has_the_whole_text(ask):
 
 
 def test_a_tool_call_is_part_of_the_message(ask, scheduler):
-    scheduler.says = f"I add. {CALL}"
+    scheduler.says = f"I add. {CHAT_CALL}"
     (choice,) = ask(URL, {"messages": HI, "tools": [TOOL]} | ROOM)["choices"]
     assert choice["finish_reason"] == "tool_calls"
     assert choice["message"]["content"] == "I add."
@@ -56,17 +268,17 @@ def test_a_tool_call_is_part_of_the_message(ask, scheduler):
 
 
 def test_a_message_of_calls_alone_has_no_content(ask, scheduler):
-    scheduler.says = CALL
+    scheduler.says = CHAT_CALL
     (choice,) = ask(URL, {"messages": HI, "tools": [TOOL]} | ROOM)["choices"]
     assert choice["message"]["content"] is None
 
 
 @pytest.mark.parametrize("size", [1, 5, 200])
 def test_a_tool_call_is_streamed_whole(ask, scheduler, size):
-    scheduler.says, scheduler.size = f"I add. {CALL}{CALL}", size
+    scheduler.says, scheduler.size = f"I add. {CHAT_CALL}{CHAT_CALL}", size
     body = {"messages": HI, "tools": [TOOL], "stream": True, "max_completion_tokens": 120}
     deltas = [x["choices"][0] for x in ask(URL, body | {"max_completion_tokens": 107})]
-    scheduler.says = CALL
+    scheduler.says = CHAT_CALL
     deltas = [x["choices"][0] for x in ask(URL, body | ROOM)]
     calls = [call for x in deltas for call in x["delta"].get("tool_calls", [])]
     assert [call["index"] for call in calls] == [0]
@@ -77,7 +289,7 @@ def test_a_tool_call_is_streamed_whole(ask, scheduler, size):
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_call_without_its_end_tag_is_a_call(ask, scheduler, stream):
-    scheduler.says = CALL.removesuffix("</tool_call>")
+    scheduler.says = CHAT_CALL.removesuffix("</tool_call>")
     answer = ask(URL, {"messages": HI, "tools": [TOOL], "stream": stream} | ROOM)
     choice = (answer[-1] if stream else answer)["choices"][0]
     (call,) = choice["delta" if stream else "message"]["tool_calls"]
@@ -87,16 +299,16 @@ def test_a_call_without_its_end_tag_is_a_call(ask, scheduler, stream):
 
 
 def test_without_tools_a_call_is_text(ask, scheduler):
-    scheduler.says = CALL
+    scheduler.says = CHAT_CALL
     (choice,) = ask(URL, {"messages": HI} | ROOM)["choices"]
-    assert choice["message"]["content"] == CALL
+    assert choice["message"]["content"] == CHAT_CALL
     assert choice["finish_reason"] == "stop"
 
 
 def test_a_call_that_was_cut_is_text(ask, scheduler):
-    scheduler.says = CALL
+    scheduler.says = CHAT_CALL
     (choice,) = ask(URL, {"messages": HI, "tools": [TOOL], "max_tokens": 20})["choices"]
-    assert choice["message"]["content"] == CALL[:20]
+    assert choice["message"]["content"] == CHAT_CALL[:20]
     assert choice["finish_reason"] == "length"
 
 

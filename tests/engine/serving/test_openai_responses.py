@@ -8,8 +8,8 @@ import pytest
 from openai.types.responses import ResponseStreamEvent
 
 from rl4p.engine.serving.body import validate
-from rl4p.engine.serving.http_errors import HttpError
 from rl4p.engine.serving.openai_responses import ResponsesRequest, body, events
+from rl4p.engine.serving.responses import HttpError
 
 CHAT = {
     "id": "chatcmpl-7",

@@ -5,7 +5,7 @@ import pytest
 
 from rl4p.base.types import Sampling
 from rl4p.engine.serving.choice import CompletionOptions
-from rl4p.engine.serving.http_errors import HttpError
+from rl4p.engine.serving.responses import HttpError
 from rl4p.engine.serving.server_state import or_null, seeds_of
 
 

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import jax
@@ -17,9 +18,11 @@ from safetensors.numpy import load_file, save_file
 
 from rl4p.base.errors import InputError, RunError
 from rl4p.engine.remote.weights_folder import WeightsFolder
+from rl4p.engine.serving.scheduler import Scheduler
 from rl4p.model.decoder import Decoder
 from rl4p.model.lora import LoRA
-from rl4p.tools.serving.weights import checksums, replacement
+from rl4p.tools.serving.weights import Sleep, checksums, replacement
+from tests.engine.serving.test_scheduler import Client, sequences
 from tests.golden.cases import CASES, decoder_config, make_tensors, to_params
 
 FAST = ("qwen2", "gemma3", "qwen3_moe")
@@ -380,3 +383,43 @@ def test_the_host_holds_little_more_than_the_model(tmp_path):
     command = [sys.executable, "-c", MEMORY, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.fixture
+def scheduler(policy, params):
+    copy = jax.tree.map(np.array, jax.device_get(params))
+    with closing(Scheduler(policy, jax.device_put(copy), "first", slots=4)) as scheduler:
+        yield scheduler
+
+
+def drawn(scheduler):
+    client = Client()
+    scheduler.submit(sequences(), client.deliver, client.fail)
+    return client.wait().result().tokens
+
+
+def device_bytes(scheduler):
+    """The bytes of arrays of the scheduler."""
+    leaves = jax.tree.leaves((scheduler.params, scheduler.batch.cache))
+    return sum(leaf.nbytes for leaf in leaves)
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_server_that_sleeps_holds_neither_weights_nor_cache(scheduler, keep):
+    before, weights = drawn(scheduler), scheduler.params
+    leaves = jax.tree.leaves(weights)
+    lease, sleep = scheduler.pause("abort", 10), Sleep(scheduler)
+    sleep.begin(keep=keep)
+    assert device_bytes(scheduler) == 0
+    assert (sleep.weights is not None) == keep
+    sleep.end()
+    assert jax.tree.structure(scheduler.params) == jax.tree.structure(weights)
+    for old, new in zip(leaves, jax.tree.leaves(scheduler.params), strict=True):
+        assert (old.shape, old.dtype, old.sharding) == (new.shape, new.dtype, new.sharding)
+        np.testing.assert_array_equal(new, old if keep else np.zeros_like(old))
+    scheduler.resume(lease)
+    if not keep:
+        with pytest.raises(RunError, match="load weights first"):
+            drawn(scheduler)
+        scheduler.replace(lambda _: weights, "second", recompute=True)
+    assert drawn(scheduler) == before

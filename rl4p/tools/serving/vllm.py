@@ -4,11 +4,9 @@ from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, Literal
 
 from rl4p.base.errors import InputError, RunError
-from rl4p.engine.serving.body import Body
-from rl4p.engine.serving.fields import Must, Name, Path
-from rl4p.engine.serving.http_errors import HttpError
-from rl4p.engine.serving.http_request import HttpRequest
-from rl4p.engine.serving.responses import JsonResponse
+from rl4p.engine.serving.app import HttpRequest
+from rl4p.engine.serving.body import Body, Must, Name, Path
+from rl4p.engine.serving.responses import HttpError, JsonResponse
 from rl4p.tools.serving.weight_updates import OwnerQuery, WeightUpdates, checksum_of
 
 
