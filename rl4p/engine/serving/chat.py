@@ -13,8 +13,14 @@ from pydantic import BeforeValidator, Field, WrapValidator, model_validator
 from pydantic_core import PydanticCustomError
 
 from rl4p.base.errors import InputError
-from rl4p.data.messages import arguments_of, message_of
-from rl4p.data.messages import MalformedCall, ParsedCall, call_in, tool_calls
+from rl4p.data.messages import (
+    MalformedCall,
+    ParsedCall,
+    arguments_of,
+    call_in,
+    message_of,
+    tool_calls,
+)
 from rl4p.engine.serving.app import HttpRequest
 from rl4p.engine.serving.body import (
     MANY,
