@@ -59,7 +59,7 @@ def test_a_folder_that_no_run_made(tmp_path, capsys):
 
 
 def test_a_run_without_a_store(run, capsys):
-    set_tracker(run, {"_target_": "rl4p.runs.tracker.none.NoTracker"})
+    set_tracker(run, {"_target_": "rl4p.runs.tracker.local.NoTracker"})
     assert main([str(run.folder)]) == 2
     assert "was run without MLflow: add tracker.uri=URI" in capsys.readouterr().err
 

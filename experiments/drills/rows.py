@@ -230,7 +230,7 @@ ROWS: dict[str, list[dict[str, str]]] = {
                 "a configuration, a run folder or a checkout of somebody else runs no code, and is "
                 "refused in a sentence; a module beside it would leave a mark"
             ),
-            "tests": "tests/configuration tests/runs/test_commit.py -m hostile",
+            "tests": "tests/configuration tests/runs/test_environment.py -m hostile",
             "mutant": "a YAML file may trust packages",
         },
         {

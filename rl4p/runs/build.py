@@ -64,7 +64,7 @@ from rl4p.runs.evaluation import (
     is_sampled,
 )
 from rl4p.runs.idle_options import idle_options, refuse_idle_options
-from rl4p.runs.other_models import build_reference, build_teacher
+from rl4p.runs.policy import build_reference, build_teacher
 
 PROTOCOLS = {
     "rollout": Rollout,

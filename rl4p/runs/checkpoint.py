@@ -1,12 +1,14 @@
-"""Asynchronous, atomic checkpoints of the complete training state, with Orbax."""
+"""Checkpoints with Orbax, which has digests and prints no tracebacks of its threads."""
 
 import logging
 import os
 import re
+import shutil
+import sys
 import time
 import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -24,10 +26,48 @@ from rl4p.distributed.processes import agreed, first
 from rl4p.protocols.collection import Stateful
 from rl4p.protocols.hook import StepInfo
 from rl4p.runs.best import Best, Mode
-from rl4p.runs.saved_steps import DIGESTS, Choice, chosen_step, set_aside, steps_of
-from rl4p.runs.saving import WithDigests, without_closed_loops
+from rl4p.runs.saved_steps import DIGESTS, Choice, chosen_step, set_aside, steps_of, write_digests
 
 log = logging.getLogger(__name__)
+
+
+class WithDigests(ocp.path.atomicity.AtomicRenameTemporaryPath):
+    """The temporary folder of a step or an item; a step gets digests before its final name."""
+
+    async def finalize(self) -> None:
+        final, temporary = self._final_path, ocp.path.atomicity.TMP_DIR_SUFFIX
+        if temporary in final.parent.name:  # an item, whose files are among those of its step
+            await super().finalize()
+            return
+        # Orbax writes files until it renames the folder, which first gets another temporary name.
+        complete = final.parent / f"{final.name}{temporary}.complete"
+        shutil.rmtree(complete, ignore_errors=True)  # of a killed run
+        self._final_path = complete
+        await super().finalize()
+        self._final_path = final
+        write_digests(Path(complete))
+        complete.rename(final)
+        log.info("The checkpoint of step %s is saved.", final.name)
+
+
+@contextmanager
+def without_closed_loops() -> Iterator[None]:
+    """Hides tracebacks that TensorStore's threads print after a save has failed.
+
+    They still report to the event loop of the save, which Orbax has closed.
+    """
+    before = sys.unraisablehook
+
+    def hook(unraisable: Any) -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            before(unraisable)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+
 
 ARRAY = "__array__"  # the only key of a JSON object that replaces an array
 

@@ -1,5 +1,9 @@
-"""The style of all pictures: one y axis each, readable in print and on light and dark pages."""
+"""The pictures of a run, the style of all pictures, and metrics in words.
 
+Each picture has one y axis, and is readable in print and on light and dark pages.
+"""
+
+import re
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from io import BytesIO
@@ -12,6 +16,48 @@ from rl4p.runs.record import replace_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+WORDS = {
+    "reward/mean": "mean reward of the samples",
+    "rollout/response_tokens": "response length (tokens)",
+    "update/entropy": "entropy of the policy (nats per token)",
+    "rollout/logprob_gap_max": "sampler gap (largest, of log-probabilities)",
+    "rollout/truncated": "truncated responses (share)",
+}
+# The measures of an evaluation, by the end of the metric's name.
+EVALUATIONS = {
+    r"pass_at_1": "greedy pass@1",
+    r"pass_at_(\d+)": r"pass@\1",
+    r"avg_at_(\d+)": r"mean pass@1 of \1 samples",
+    r"(loss|perplexity)": r"\1",
+}
+
+
+def in_words(*names: str) -> str:
+    """Returns a metric, or the mean of several, in words; other names stay as they are."""
+    parts = [re.fullmatch(r"eval/(.+)/([^/]+)", name) for name in names]
+    measures = {measure_in_words(part[2]) if part else None for part in parts}
+    if None in measures or len(measures) > 1:
+        return WORDS.get(names[0], names[0]) if len(names) == 1 else f"mean of {', '.join(names)}"
+    (measure,) = measures
+    if len(names) > 1:
+        return f"mean {measure} on {len(names)} held-out tasks"
+    return f"{measure} on held-out {parts[0][1] if parts[0] else ''}"
+
+
+def measure_in_words(measure: str) -> str | None:
+    """Returns the last part of the name of an evaluation's metric in words; None if unknown."""
+    for pattern, words in EVALUATIONS.items():
+        if (match := re.fullmatch(pattern, measure)) is not None:
+            return match.expand(words)
+    return None
+
+
+def title(words: str) -> str:
+    """Returns words with a capital letter at their beginning."""
+    return words[:1].upper() + words[1:]
+
 
 # Okabe and Ito's colours, which people with colour vision deficiency can tell apart, with a lighter
 # first blue: all of them are visible on a light and on a dark page.
@@ -98,3 +144,90 @@ def formats(figure: "Figure", suffixes: Sequence[str] = ("pdf", "svg")) -> dict[
         figure.savefig(content, format=suffix, metadata={date: None})
         contents[suffix] = content.getvalue()
     return contents
+
+
+REWARD = "reward/mean"
+
+
+def plot_learning_curve(rows: list[dict[str, Any]], path: Path) -> None:
+    """Plots pass@1 on held-out prompts, and below it the training reward; nothing without a step.
+
+    Without an evaluation the reward is the only panel.
+    """
+    if not any(REWARD in row for row in rows):
+        return
+    scores = sorted({name for row in rows for name in row if name.endswith("/pass_at_1")})
+    drawn = [names for names in (scores, [REWARD]) if names]
+    figure, axes = panels(len(drawn), size=(7.0, 0.4 + 2.5 * len(drawn)))
+    for panel, names in zip(axes, drawn, strict=True):
+        words = {name: plain(in_words(name)) for name in names}
+        for index, name in enumerate(names):
+            points = [(row["step"], row[name]) for row in rows if name in row]
+            look: dict[str, Any] = {"color": COLOURS[index % len(COLOURS)], "marker": "o"}
+            if name == REWARD:
+                look = {"color": GREY, "linewidth": 1.2}
+            panel.plot(*zip(*points, strict=True), markersize=4, label=words[name], **look)
+        several = "greedy pass@1, held-out prompts"
+        panel.set_title(title(words[names[0]] if len(names) == 1 else several))
+        panel.set_xlim(left=0)
+        legend(panel, loc="best")
+    if scores:
+        axes[0].set_ylim(-0.02, 1.02)
+        axes[0].sharex(axes[1])
+    axes[-1].set_xlabel("step")
+    save(figure, path)
+
+
+def plot_collector(rows: list[dict[str, Any]], path: Path) -> None:
+    """Plots staleness, waiting times, queue lengths and shares of groups against the step.
+
+    A panel without any metric is left out, and the plot without metrics of a collector or a source.
+    """
+    rows = [with_share_of_rejected(row) for row in rows if "time/step" in row]
+    stale = sorted(
+        {name for row in rows for name in row if name.startswith("staleness/share_")},
+        key=lambda name: int(name.rpartition("_")[2]),
+    )
+    replayed = sorted({name for row in rows for name in row if name.startswith("source/")})
+    waits = ("time/step", "time/trainer_waits", "time/sampler_waits")
+    groups = {
+        "share of tokens by age in steps": stale,
+        "seconds": waits if any(waits[1] in row for row in rows) else [],
+        "groups": ["collector/in_flight", "collector/queue"],
+        "share of groups": [*replayed, REJECTED],
+    }
+    shown = {
+        label: present
+        for label, names in groups.items()
+        if (present := [name for name in names if any(name in row for row in rows)])
+    }
+    if not shown or not any(
+        name.startswith(("collector/", "source/")) for row in rows for name in row
+    ):
+        return
+    figure, axes = panels(len(shown), size=(7.0, 2.1 * len(shown) + 0.4))
+    for panel, (label, names) in zip(axes, shown.items(), strict=True):
+        steps = [row["step"] for row in rows]
+        values = [[row.get(name, 0.0) for row in rows] for name in names]
+        short = [name.rpartition("/")[2].replace("share_", "") for name in names]
+        if names == stale:
+            panel.stackplot(steps, values, labels=[f"{age} steps" for age in short], alpha=0.8)
+        else:
+            for name, line in zip(short, values, strict=True):
+                panel.plot(steps, line, label=name.replace("_", " "), linewidth=1.2)
+        panel.set_title(title(label))
+        panel.set_ylim(bottom=0)
+        legend(panel, fewest=1, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    axes[-1].set_xlabel("step")
+    save(figure, path)
+
+
+REJECTED = "collector/rejected_share"
+
+
+def with_share_of_rejected(row: dict[str, Any]) -> dict[str, Any]:
+    """Returns a row of metrics with the share of the sampled groups that filters rejected."""
+    rejected = row.get("collector/rejected")
+    if rejected is None:
+        return row
+    return row | {REJECTED: rejected / max(row.get("collector/sampled", rejected), 1)}

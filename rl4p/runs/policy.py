@@ -1,20 +1,32 @@
-"""The policy of a run folder or of a configuration, without the optimizer and the loop."""
+"""The models of a run: its policy, the weights of another run, the reference and the teacher."""
 
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 from omegaconf import DictConfig
 
 from rl4p.base.errors import InputError
-from rl4p.base.types import Params
+from rl4p.base.storage import is_address
+from rl4p.base.types import Array, Params
 from rl4p.configuration import instantiate
+from rl4p.configuration.bounds import Natural
+from rl4p.configuration.capability import ReadPath
+from rl4p.distributed.host_memory import offloaded
+from rl4p.distributed.mesh import Mesh
+from rl4p.distributed.partition import narrowed
 from rl4p.distributed.placement import like_of
+from rl4p.distributed.processes import agreed, first
+from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy
 from rl4p.protocols.engine import OpensEngine
 from rl4p.rollout.sampler import without_annealing
 from rl4p.runs.checkpoint import restore_params
-from rl4p.runs.saved_steps import Choice
+from rl4p.runs.folder import run_folder, saved_config
+from rl4p.runs.saved_steps import Choice, chosen_step
 
 
 def load_policy(
@@ -63,3 +75,155 @@ def run_sampler(config: DictConfig) -> Any:
         f"rollout ({config.rollout._target_}) does not sample with an engine: choose "
         "rollout=continuous."
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunModel:
+    """The model of a run, with the weights of one of its checkpoints.
+
+    The new run has its own optimizer, data and phases; only the model is taken over.
+
+    Attributes:
+      run: the folder of the run, its address in an object store, `latest`, or the folder of one of
+        its checkpoints.
+      checkpoint: the step of the checkpoint, `best`, or `newest`. A run records the step that it
+        began with.
+      average: whether to begin with the moving average of the parameters.
+    """
+
+    run: ReadPath
+    checkpoint: Natural | Literal["newest", "best"] = "newest"
+    average: bool = False
+
+    @property
+    def folder(self) -> Path:
+        return run_folder(self.of_run, key="model.run")
+
+    @property
+    def of_run(self) -> str:
+        """The folder or the address of the run."""
+        return self.run.rstrip("/").rsplit("/", 2)[0] if self.of_a_checkpoint else self.run
+
+    @property
+    def of_a_checkpoint(self) -> bool:
+        path = Path(self.run)
+        return path.parent.name == "checkpoints" and path.name.isdecimal()
+
+    def recorded(self) -> dict[str, Any]:
+        """Returns the options with which this model is found again after the run has gone on."""
+        given: Any = int(Path(self.run).name) if self.of_a_checkpoint else self.checkpoint
+        choice = None if given == "newest" else given
+        step = agreed(chosen_step(self.folder / "checkpoints", choice) if first() else None)
+        run = self.of_run if is_address(self.run) else str(self.folder)
+        return {"run": run, "checkpoint": step}
+
+    def saved(self) -> Any:
+        """Returns the configuration of the run's model and its seed."""
+        return saved_config(self.folder, ("model", "seed"), (), ())
+
+    def build(self, mesh: Mesh, key: Array) -> tuple[Policy, Params]:
+        """Returns the policy and the parameters of the checkpoint; `key` has no effect."""
+        config, of_run = self.saved(), replace(self, **self.recorded())
+        policy, params = instantiate(config.model).build(mesh, jax.random.key(config.seed))
+        like = like_of(params)
+        del params  # frees the memory before the checkpoint is loaded
+        step: Any = of_run.checkpoint
+        return policy, restore_params(self.folder, like, step=step, average=self.average)[1]
+
+    def abstract(self, mesh: Mesh) -> tuple[Policy, Params]:
+        """Returns the policy and the shapes of its parameters, without weights."""
+        return instantiate(self.saved().model).abstract(mesh)
+
+
+def build_reference(
+    config: DictConfig, policy: Policy, params: Params, key: Array, needs: Collection[str]
+) -> tuple[tuple[Decoder, Params] | None, Params]:
+    """Returns the decoder and parameters of the reference, or None if nothing needs it.
+
+    A reference that is reset is part of the state of training: the second value has its parameters,
+    which are {} otherwise. Without a model of its own, the reference is the initial policy of the
+    run: the base model of adapters, or a copy.
+
+    Raises:
+      InputError: an option of `reference` cannot act, or its model does not fit.
+    """
+    refuse_options_of_reference(config, policy, needs)
+    if "reference_logprobs" not in needs:
+        return None, {}
+    node, every = config.reference.model, config.reference.reset_every
+    place = offloaded if config.reference.offload else lambda params: params
+    if node is None:
+        if every:
+            return None, place(jax.tree.map(jnp.copy, params))
+        return (policy.decoder, place(reference_params(policy, params))), {}
+    model, own = build_beside(node, "reference", policy, jax.random.fold_in(key, 3))
+    if not every:
+        return (model.decoder, place(narrowed(model.merged(own), model.decoder.dtype))), {}
+    if model.decoder.config != policy.decoder.config or policy.frozen or model.frozen:
+        raise InputError(
+            "reference.reset_every needs a reference.model of the policy's shape, without "
+            "adapters, because the policy takes its place: leave one of them out."
+        )
+    return None, place(own)
+
+
+def refuse_options_of_reference(config: DictConfig, policy: Policy, needs: Collection[str]) -> None:
+    """Refuses options of `reference` that cannot act.
+
+    Raises:
+      InputError: an option would have no effect.
+    """
+    options = config.reference
+    if "reference_logprobs" not in needs:
+        given = {
+            "model": options.model is not None,
+            f"reset_every={options.reset_every}": options.reset_every > 0,
+            "offload=true": options.offload,
+        }
+        if option := next((name for name, is_given in given.items() if is_given), None):
+            raise InputError(
+                f"reference.{option} has no effect, because no phase compares with a reference: "
+                "choose kl=fixed, or leave it out."
+            )
+    elif options.reset_every >= config.steps:
+        raise InputError(
+            f"reference.reset_every={options.reset_every} never resets the reference of a run of "
+            f"steps={config.steps}: set fewer, or leave it out."
+        )
+    elif options.offload and policy.frozen and options.model is None and not options.reset_every:
+        raise InputError(
+            "reference.offload=true has no effect with adapters, because the reference is the base "
+            "model, which the policy reads too: leave it out."
+        )
+
+
+def reference_params(policy: Policy, params: Params) -> Params:
+    """Returns the initial policy of the run: the base model of adapters, or a `narrowed` copy."""
+    return policy.frozen or narrowed(params, policy.decoder.dtype)
+
+
+def build_teacher(config: DictConfig, policy: Policy, key: Array) -> tuple[Decoder, Params]:
+    if config.teacher is None:
+        raise InputError(
+            "The advantage needs a teacher: add +model@teacher=pretrained teacher.path=FOLDER."
+        )
+    teacher, params = build_beside(config.teacher, "teacher", policy, jax.random.fold_in(key, 2))
+    return teacher.decoder, narrowed(teacher.merged(params), teacher.decoder.dtype)
+
+
+def build_beside(node: DictConfig, name: str, policy: Policy, key: Array) -> tuple[Policy, Params]:
+    """Builds a model that scores the tokens of the policy.
+
+    Raises:
+      InputError: it has another vocabulary, or fewer rows in its embedding.
+    """
+    other, params = instantiate(node).build(policy.mesh, key)
+    if other.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
+        raise InputError(f"The {name} must have the policy's tokenizer: their vocabularies differ.")
+    drawn, known = policy.decoder.config.vocabulary, other.decoder.config.vocabulary
+    if drawn > known:
+        raise InputError(
+            f"The policy can sample token ids below {drawn}, but the {name}'s embedding has only "
+            f"{known} rows, so it cannot score all of them."
+        )
+    return other, params

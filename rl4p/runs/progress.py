@@ -15,7 +15,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
@@ -26,7 +34,7 @@ from rl4p.loop.compilation import clock, compiled_within
 from rl4p.loop.stopwatch import activity
 from rl4p.protocols.hook import StepInfo
 from rl4p.runs.remaining_time import RemainingTime
-from rl4p.runs.tolerance import RunConsole, Tolerance
+from rl4p.runs.signals import RunConsole, Tolerance
 
 NAME = "The progress bar"
 FILES = ("metrics.jsonl", "samples.jsonl", "plots/learning_curve.png")  # named at the end
@@ -298,3 +306,38 @@ def time_table(summary: Mapping[str, Any]) -> Table:
     rest = total - compiled - sum(seconds[name] for name in medians if name not in background)
     table.add_row("the rest", f"{rest:.1f}", f"{100 * rest / total:.1f} %", "")
     return table
+
+
+class ResponseBar:
+    """A progress bar on a terminal, and otherwise ten lines. Its errors are warnings."""
+
+    def __init__(self, console: Console, total: int, done: int) -> None:
+        self.console, self.total = console, total
+        self.tenths = 10 * done // total
+        self.tolerance = Tolerance()
+        self.bar = Progress(
+            MofNCompleteColumn(),
+            BarColumn(),
+            TextColumn("responses"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self.task = self.bar.add_task("responses", total=total, completed=done)
+
+    def __enter__(self) -> "ResponseBar":
+        with self.tolerance.of(NAME):
+            self.bar.start()
+        return self
+
+    def show(self, done: int) -> None:
+        """Shows how many responses exist."""
+        with self.tolerance.of(NAME):
+            self.bar.update(self.task, completed=done)
+            if not self.console.is_terminal and 10 * done // self.total > self.tenths:
+                self.tenths = 10 * done // self.total
+                self.console.print(f"{done:,} of {self.total:,} responses")
+
+    def __exit__(self, *error: object) -> None:
+        with self.tolerance.of(NAME):
+            self.bar.stop()

@@ -15,10 +15,14 @@ incomplete line. Floats round-trip exactly. JSON has no non-finite numbers: they
 "NaN", "Infinity" and "-Infinity", and metrics read back as floats.
 """
 
+import base64
+import errno
 import json
+import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -30,7 +34,114 @@ from rl4p.configuration.signature import signed
 from rl4p.configuration.tree import leaves
 from rl4p.configuration.yaml_file import read_mapping
 from rl4p.runs.folder import replace
-from rl4p.runs.lines import append, finite, read
+
+LONGEST_LINE = 2**26  # bytes of a line
+
+
+def append_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Appends rows in one write; without room for all of them it appends none.
+
+    Raises:
+      RunError: the file cannot be written.
+    """
+    content = json_lines(rows)
+    try:
+        with path.open("ab", buffering=0) as file:  # one write, so no buffer holds part of a line
+            written = file.write(content)
+        if written < len(content):  # the rest had no room
+            os.truncate(path, path.stat().st_size - written)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError as error:
+        raise RunError(f"Cannot write {path}: {error.strerror}.") from error
+
+
+def json_lines(rows: Iterable[Mapping[str, Any]]) -> bytes:
+    """Returns the lines of rows, with their keys sorted."""
+    return "".join(json.dumps(finite(row), sort_keys=True) + "\n" for row in rows).encode()
+
+
+def read_lines(
+    path: Path, offset: int = 0, *, unfinished: bool = False
+) -> Iterator[tuple[bytes, int]]:
+    """Yields the lines of a file from an offset onwards, each with the offset after it.
+
+    Args:
+      unfinished: whether a last line without a line feed counts; the writer of the file may not
+        have finished it.
+
+    Raises:
+      InputError: a line is longer than `LONGEST_LINE`.
+      OSError: the file cannot be read.
+    """
+    with path.open("rb") as file:
+        if offset:
+            file.seek(offset)
+        while line := file.readline(LONGEST_LINE):
+            if not line.endswith(b"\n") and len(line) == LONGEST_LINE:
+                raise InputError(f"{path} has a line of more than {LONGEST_LINE >> 20} MiB.")
+            if not line.endswith(b"\n") and not unfinished:
+                return
+            offset += len(line)
+            yield line, offset
+
+
+def finite(value: Any) -> Any:
+    """Returns the value with non-finite floats as strings, because JSON has none."""
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
+SAMPLES = 4
+LONGEST_CELL = 400  # characters of a text
+CELL = "text-align:left; white-space:pre-wrap; vertical-align:top; padding:2px 12px 2px 0"
+
+
+def html_of(
+    folder: Path,
+    summary: Mapping[str, Any] | None,
+    metrics: Sequence[Mapping[str, Any]],
+    samples: Sequence[Mapping[str, Any]],
+) -> str:
+    """Returns the results, the plot and the newest samples of a run. All texts are escaped."""
+    from rl4p.runs.progress import evaluation_rows  # imports rich
+
+    if summary is None:
+        steps = [row["step"] for row in metrics]
+        status = f"step {steps[-1]}, not finished" if steps else "not started"
+        parts = [f"<p><b>{escape(str(folder))}</b>: {status}</p>"]
+    else:
+        words = f"{summary['status']} at step {summary['step']}"
+        words += f" after {summary['seconds']['total']:.0f} s"
+        parts = [f"<p><b>{escape(str(folder))}</b>: {escape(words)}</p>"]
+        parts += [table(("held out", "first", "last", "best"), evaluation_rows(summary))]
+    curve = folder / "plots" / "learning_curve.png"
+    if curve.is_file():
+        data = base64.b64encode(curve.read_bytes()).decode()
+        parts.append(f'<img alt="learning curve" width="560" src="data:image/png;base64,{data}">')
+    columns = ("step", "prompt", "response", "reward")
+    rows = [[row.get(name, "") for name in columns] for row in samples[-SAMPLES:]]
+    parts += [table(columns, rows)]
+    return "".join(parts)
+
+
+def table(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
+    """Returns a table, or nothing without rows."""
+
+    def line(tag: str, cells: Iterable[Any]) -> str:
+        texts = (str(cell) for cell in cells)
+        texts = (
+            text if len(text) <= LONGEST_CELL else text[:LONGEST_CELL] + "..." for text in texts
+        )
+        return "".join(f'<{tag} style="{CELL}">{escape(text)}</{tag}>' for text in texts)
+
+    body = "".join(f"<tr>{line('td', row)}</tr>" for row in rows)
+    return f"<table><tr>{line('th', columns)}</tr>{body}</table>" if body else ""
+
 
 TRAINING, EVALUATION = "training", "evaluation"  # the "kind" in environment.json
 # Keys of the root that say how a start is watched, and not what is learned.
@@ -59,8 +170,6 @@ class Record:
 
     def _repr_html_(self) -> str:
         """Returns the run as HTML, which a notebook shows."""
-        from rl4p.runs.display import html_of
-
         return html_of(self.folder, self.summary(), self.metrics(), self.samples())
 
     def describe(self, config: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
@@ -82,7 +191,7 @@ class Record:
             if old and old.get(key) != new.get(key) and key.partition(".")[0] not in OF_A_START
         ]
         if rows:
-            append(self.changes_file, rows)
+            append_lines(self.changes_file, rows)
 
     @property
     def changes_file(self) -> Path:
@@ -95,10 +204,10 @@ class Record:
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Appends the line of a step. `float` must accept the values."""
         row = {name: float(value) for name, value in metrics.items()} | {"step": int(step)}
-        append(self.metrics_file, [row])
+        append_lines(self.metrics_file, [row])
 
     def log_samples(self, step: int, samples: Iterable[Mapping[str, Any]]) -> None:
-        append(self.samples_file, [{"step": int(step)} | dict(sample) for sample in samples])
+        append_lines(self.samples_file, [{"step": int(step)} | dict(sample) for sample in samples])
 
     def metrics(self) -> list[dict[str, Any]]:
         """Returns the lines of all finished steps; "step" is an int, other values are floats."""
@@ -216,7 +325,7 @@ def spans(numbers: Iterable[int]) -> str:
 
 def _rows(path: Path, offset: int = 0) -> Iterator[tuple[dict[str, Any], int]]:
     """Yields the objects of complete lines from an offset onwards, with the offset after each."""
-    for line, end in read(path, offset) if path.exists() else ():
+    for line, end in read_lines(path, offset) if path.exists() else ():
         try:
             row = json.loads(line)
             row["step"]

@@ -1,6 +1,5 @@
 """The job of `python -m rl4p.train`: a run in its folder with hooks, signals and a summary."""
 
-import importlib.metadata
 import logging
 import sys
 from collections.abc import Callable, Iterator
@@ -10,17 +9,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import jax
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-import rl4p
 from rl4p.base.errors import InputError, OutOfTime, RunError, Stopped
 from rl4p.base.types import TrainState
 from rl4p.configuration import instantiate
 from rl4p.configuration.quoting import command, override
 from rl4p.configuration.trust import names_in, unsandboxed
-from rl4p.distributed.mesh import Mesh
 from rl4p.distributed.processes import (
     agreed,
     anywhere,
@@ -40,31 +36,33 @@ from rl4p.protocols.hook import Hook, OpensHook, TrackedRun
 from rl4p.runs.best import best_of
 from rl4p.runs.build import Experiment, build
 from rl4p.runs.checkpoint import Checkpoints
-from rl4p.runs.commit import git_state
-from rl4p.runs.data_sets import data_sets
 from rl4p.runs.description import is_large
 from rl4p.runs.diagnosis import Diagnosis
-from rl4p.runs.early_stop import EarlyStop, early_stop
+from rl4p.runs.environment import data_sets, surroundings
 from rl4p.runs.folder import only_run_in, record_value
-from rl4p.runs.outcome import RunOutcome
-from rl4p.runs.plots import plot_collector, plot_learning_curve
-from rl4p.runs.profiler import Profiler
+from rl4p.runs.grading import RecordSamples
+from rl4p.runs.hook import Profiler
+from rl4p.runs.outcome import EarlyStop, RunOutcome, early_stop
+from rl4p.runs.pictures import plot_collector, plot_learning_curve
 from rl4p.runs.progress import ProgressBar, print_summary
 from rl4p.runs.record import EVALUATION, TRAINING, Record
-from rl4p.runs.recording import RecordSamples
 from rl4p.runs.remaining_time import RemainingTime, jobs_of_sweep
 from rl4p.runs.run_mirror import KEY, run_mirror
 from rl4p.runs.saved_steps import steps_of
-from rl4p.runs.signals import AT_FORCED_END, StopRequest, discard_output
-from rl4p.runs.tolerance import RunConsole, Tolerance, Tolerated
-from rl4p.runs.tracker.none import NoTracker
-from rl4p.runs.tracker.several import SeveralRuns
+from rl4p.runs.signals import (
+    AT_FORCED_END,
+    RunConsole,
+    StopRequest,
+    Tolerance,
+    Tolerated,
+    discard_output,
+)
+from rl4p.runs.tracker.local import NoTracker, SeveralRuns
 from rl4p.runs.unusual_options import unusual_options
 
 log = logging.getLogger(__name__)
 
 PLOTS = {plot_learning_curve: "learning_curve.png", plot_collector: "collector.png"}
-PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "numpy")
 
 
 def run(
@@ -133,7 +131,16 @@ def run(
         if first() and config.resume is not None:
             newest = max(steps_of(folder / "checkpoints"), default=0)
             record.log_changes(newest, experiment.config)
-        record.describe(experiment.config, environment(experiment))
+        record.describe(
+            experiment.config,
+            surroundings(experiment.loop.policy.mesh)
+            | {
+                "kind": TRAINING,
+                "overrides": list(HydraConfig.get().overrides.task),
+                "data_sets": data_sets(experiment.config, TRAINING, experiment.prompts)
+                + data_sets(experiment.config, EVALUATION, experiment.evaluation.prompts),
+            },
+        )
         trackers = {type(tracker).__name__: tracker} | ({} if mirror is None else {KEY: mirror})
         tracked = SeveralRuns(trackers, folder)
         stateful = experiment.loop.stateful | {"evaluation": experiment.evaluation}
@@ -381,27 +388,3 @@ def may_start_again(record: Record, checkpoints: Checkpoints) -> bool:
     young = checkpoints.every == 0 or steps <= 2 * checkpoints.every  # allows for a slow save
     failed = (record.summary() or {}).get("status", "failed") == "failed"
     return checkpoints.latest() is None and failed and young
-
-
-def environment(experiment: Experiment) -> dict[str, Any]:
-    """Returns the environment of the run: its kind, overrides and data, commit and devices."""
-    config, held_out = experiment.config, experiment.evaluation.prompts
-    return surroundings(experiment.loop.policy.mesh) | {
-        "kind": TRAINING,
-        "overrides": list(HydraConfig.get().overrides.task),
-        "data_sets": data_sets(config, TRAINING, experiment.prompts)
-        + data_sets(config, EVALUATION, held_out),
-    }
-
-
-def surroundings(mesh: Mesh) -> dict[str, Any]:
-    """Returns the commit, the versions of packages, and the devices of a mesh."""
-    devices = mesh.devices.devices.flatten()
-    return {
-        **git_state(Path(__file__).parents[2]),
-        "device": devices[0].device_kind,
-        "devices": len(devices),
-        "processes": jax.process_count(),
-        "packages": {"rl4p": rl4p.__version__}
-        | {name: importlib.metadata.version(name) for name in PACKAGES},
-    }

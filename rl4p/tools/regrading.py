@@ -28,10 +28,8 @@ from rl4p.data.rows import digest
 from rl4p.protocols.reward import TextReward
 from rl4p.runs.folder import run_folder
 from rl4p.runs.grading import graded, mean_grades, text_reward
-from rl4p.runs.lines import encoded
-from rl4p.runs.record import Record, replace_file
-from rl4p.runs.sample import Sample
-from rl4p.runs.sample_file import read_samples
+from rl4p.runs.record import Record, json_lines, replace_file
+from rl4p.runs.sample import Sample, read_samples
 
 MAY_SET = ("reward", "max_response_tokens", "experiment", "trusted_targets", "allow")
 OF_RUN = ("reward", "max_response_tokens")
@@ -99,7 +97,7 @@ def regrade(arguments: Sequence[str]) -> None:
             grades = graded([samples[b] for b in own], [prompts[b] for b in own], reward)
         for b, sample in zip(own, grades, strict=True):
             samples[b] = replace(sample, regraded=True, correct=None)
-    replace_file(out, encoded(sample.to_dict() for sample in samples))
+    replace_file(out, json_lines(sample.to_dict() for sample in samples))
     terminal = VisibleConsole(soft_wrap=True)
     for task in tasks:
         of_task = [x for x, prompt in zip(samples, prompts, strict=True) if prompt.task == task]

@@ -57,7 +57,7 @@ def test_only_the_command_line_gives_what_plugins_run(key):
 @pytest.mark.parametrize(
     "target",
     cases(
-        "rl4p.runs.run.git_state",
+        "rl4p.runs.environment.git_state",
         "rl4p.export.main",
         "rl4p.reward.workers.Workers",
         "rl4p.configuration.targets.instantiate",

@@ -24,7 +24,7 @@ from rl4p.reward.answers import Correct
 from rl4p.reward.router import Router
 from rl4p.reward.weighted import Weighted
 from rl4p.rollout.naive_sampler import NaiveSampler
-from rl4p.runs.other_models import reference_params
+from rl4p.runs.policy import reference_params
 from rl4p.update.ppo import PPO
 
 B, T = 8, 16

@@ -11,7 +11,7 @@ from rl4p.base.types import Trajectories
 from rl4p.configuration import compose
 from rl4p.loop.loop import train
 from rl4p.runs.build import build
-from rl4p.runs.recording import samples_of
+from rl4p.runs.grading import samples_of
 from rl4p.runs.sample import Sample
 from tests.support.openenv_server import OpenEnvServer
 

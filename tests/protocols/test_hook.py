@@ -7,13 +7,12 @@ from rl4p.protocols.hook import Hook, Mirror, TrackedRun, Tracker
 from rl4p.protocols.traits import required_members
 from rl4p.runs.checkpoint import Checkpoints
 from rl4p.runs.diagnosis import Diagnosis
+from rl4p.runs.grading import RecordSamples
 from rl4p.runs.outcome import RunOutcome
 from rl4p.runs.progress import ProgressBar
-from rl4p.runs.recording import RecordSamples
 from rl4p.runs.tracker import mirror
 from rl4p.runs.tracker.background import BackgroundMirror
-from rl4p.runs.tracker.csv import CSV
-from rl4p.runs.tracker.several import SeveralRuns
+from rl4p.runs.tracker.local import CSV, SeveralRuns
 from rl4p.runs.tracker.wandb import WandB
 
 

@@ -1,4 +1,4 @@
-"""Tests that checkpoints restore every bit that a step changes, and refuse what does not fit."""
+"""Tests which errors are hidden while a checkpoint is written; test_checkpoint.py has the rest."""
 
 import json
 import shutil
@@ -17,8 +17,19 @@ from rl4p.base.types import TrainState
 from rl4p.learner.optimizer import AdamW
 from rl4p.loop.source.stream import PromptStream
 from rl4p.protocols.hook import StepInfo
-from rl4p.runs.checkpoint import Orbax, as_saved, restore_params
+from rl4p.runs.checkpoint import Orbax, as_saved, restore_params, without_closed_loops
 from rl4p.runs.saved_steps import DIGESTS, damage
+
+
+def test_only_errors_of_closed_event_loops_are_hidden(monkeypatch):
+    shown = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda each: shown.append(str(each.exc_value)))
+    before = sys.unraisablehook
+    with without_closed_loops():
+        for text in ("Event loop is closed", "something else"):
+            sys.unraisablehook(SimpleNamespace(exc_value=RuntimeError(text)))
+    assert shown == ["something else"]
+    assert sys.unraisablehook is before
 
 
 def stream_of(prompts, taken=0):

@@ -13,7 +13,7 @@ from rl4p.configuration import compose
 from rl4p.loop.loop import train
 from rl4p.runs.build import build
 from rl4p.runs.checkpoint import Orbax
-from rl4p.runs.recording import samples_of
+from rl4p.runs.grading import samples_of
 
 pytestmark = pytest.mark.mixed_dtypes
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rl4p.runs.recording import DIGITS
+from rl4p.runs.grading import DIGITS
 from tests.runs.conftest import assert_same_checkpoint, assert_trains, lines, params, summary
 
 # Records every response of every step.

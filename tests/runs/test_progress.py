@@ -1,5 +1,6 @@
 """Tests the terminal output of a run, and that responses cannot insert control characters."""
 
+import io
 import re
 from contextlib import ExitStack
 from itertools import pairwise
@@ -12,7 +13,14 @@ from rl4p.distributed.counting import counted
 from rl4p.loop.compilation import COMPILES
 from rl4p.loop.stopwatch import doing
 from rl4p.runs import progress, remaining_time
-from rl4p.runs.progress import ProgressBar, activity_words, print_summary, shorten, time_table
+from rl4p.runs.progress import (
+    ProgressBar,
+    ResponseBar,
+    activity_words,
+    print_summary,
+    shorten,
+    time_table,
+)
 from rl4p.runs.remaining_time import RemainingTime
 from tests.support.clock import Clock
 
@@ -320,3 +328,24 @@ def test_the_last_lines_say_that_steps_did_nothing(tmp_path, capsys, monkeypatch
     out = capsys.readouterr().out
     assert "stopped at step 0" in out
     assert "the rest" not in out  # a run of no step has no times
+
+
+def printed_bar(done, counts, total=1000, **options):
+    console = Console(file=io.StringIO(), width=80, **options)
+    with ResponseBar(console, total, done) as bar:
+        for count in counts:
+            bar.show(count)
+    return console.file.getvalue()
+
+
+def test_without_a_terminal_each_tenth_is_a_line():
+    text = printed_bar(130, range(131, 1001))
+    assert text.splitlines() == [
+        *(f"{n}00 of 1,000 responses" for n in range(2, 10)),
+        "1,000 of 1,000 responses",
+    ]
+    assert printed_bar(0, [999]).splitlines() == ["999 of 1,000 responses"]
+
+
+def test_a_terminal_gets_a_bar():
+    assert "7/1000" in printed_bar(0, [7], force_terminal=True)

@@ -1,7 +1,10 @@
+"""Tests that lines are appended whole, and that readers take complete lines only."""
+
 import errno
 import json
 import math
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -12,7 +15,98 @@ import pytest
 import yaml
 
 from rl4p.base.errors import InputError, RunError
-from rl4p.runs.record import ROOM, Record, replace_file
+from rl4p.runs import record as records
+from rl4p.runs.record import ROOM, Record, append_lines, read_lines, replace_file
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "a.jsonl"
+
+
+def test_numbers_that_are_not_finite_are_texts_at_any_depth(path):
+    append_lines(path, [{"b": [math.nan, {"c": (-math.inf, 1.5)}], "a": math.inf}])
+    assert path.read_text() == '{"a": "Infinity", "b": ["NaN", {"c": ["-Infinity", 1.5]}]}\n'
+
+
+def test_lines_are_read_from_an_offset(path):
+    append_lines(path, [{"a": 1}, {"a": 2}])
+    append_lines(path, [{"a": 3}])
+    rows = list(read_lines(path))
+    assert [json.loads(line)["a"] for line, _ in rows] == [1, 2, 3]
+    assert [line for line, _ in read_lines(path, rows[0][1])] == [line for line, _ in rows[1:]]
+    assert rows[-1][1] == path.stat().st_size
+
+
+@pytest.mark.parametrize(("unfinished", "count"), [(False, 1), (True, 2)])
+def test_a_last_line_without_a_line_feed_may_be_unfinished(path, unfinished, count):
+    path.write_bytes(b"1\n2")
+    assert len(list(read_lines(path, unfinished=unfinished))) == count
+
+
+def test_a_line_may_have_the_greatest_length_and_no_more(path, monkeypatch):
+    monkeypatch.setattr(records, "LONGEST_LINE", 8)
+    path.write_bytes(b"1234567\n\n")
+    assert len(list(read_lines(path))) == 2
+    path.write_bytes(b"\n12345678\n")
+    with pytest.raises(InputError, match=r"a\.jsonl has a line of more than 0 MiB"):
+        list(read_lines(path))
+
+
+def test_lines_that_the_disk_takes_in_part_are_taken_back(path):
+    append_lines(path, [{"a": 0.0}])
+    size = path.stat().st_size
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, before[1]))
+    try:
+        with pytest.raises(RunError, match=r"^Cannot write .*a\.jsonl: No space left on"):
+            append_lines(path, [{"a": 1.0}])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert path.stat().st_size == size
+    append_lines(path, [{"a": 2.0}])
+    with pytest.raises(RunError, match=r"^Cannot write .*: Is a directory\.$"):
+        append_lines(path.parent, [{}])
+    assert [json.loads(line)["a"] for line, _ in read_lines(path)] == [0.0, 2.0]
+
+
+def test_a_run_without_a_summary_says_how_far_it_is(tmp_path):
+    record = Record(tmp_path)
+    assert "not started" in record._repr_html_()
+    record.log(0, {"reward/mean": 0.5})
+    record.log(1, {"reward/mean": 0.5})
+    assert "step 1, not finished" in record._repr_html_()
+    assert "<table" not in record._repr_html_()
+
+
+def test_texts_of_samples_are_escaped_and_cut(tmp_path):
+    record = Record(tmp_path / "<b>")
+    record.folder.mkdir()
+    bad = "<script>alert(1)</script>"
+    record.log_samples(1, [{"prompt": bad, "response": "x" * 1000, "reward": 1.0}])
+    html = record._repr_html_()
+    assert "<script" not in html
+    assert "&lt;script&gt;" in html
+    assert "&lt;b&gt;" in html
+    assert "x" * 400 + "..." in html
+    assert "x" * 401 not in html
+
+
+def test_results_are_shown_with_their_first_last_and_best_values(tmp_path):
+    record = Record(tmp_path)
+    name = "eval/sums/pass_at_1"
+    record.write_summary(
+        {
+            "status": "finished",
+            "step": 3,
+            "seconds": {"total": 4.2},
+            "evaluation": {"first": {name: 0.1}, "last": {name: 0.25}, "best": {name: 0.5}},
+        }
+    )
+    html = record._repr_html_()
+    assert "finished at step 3 after 4 s" in html
+    for text in ("sums/pass_at_1", "0.100", "0.250", "0.500"):
+        assert f">{text}</td>" in html
 
 
 @pytest.fixture

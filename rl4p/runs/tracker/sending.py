@@ -16,7 +16,12 @@ from rl4p.runs.tracker.background import reason, warn_of_variables
 from rl4p.runs.tracker.description import options_of
 from rl4p.runs.tracker.mlflow import URI, WHY, WITHOUT_EFFECT
 
-TARGETS = {"mlflow": "MLflow", "tensorboard": "TensorBoard", "wandb": "WandB", "csv": "CSV"}
+TARGETS = {
+    "mlflow": "rl4p.runs.tracker.mlflow.MLflow",
+    "tensorboard": "rl4p.runs.tracker.local.TensorBoard",
+    "wandb": "rl4p.runs.tracker.wandb.WandB",
+    "csv": "rl4p.runs.tracker.local.CSV",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,8 +72,8 @@ def send(folder: Path, tracker: Destination, allowed: Sequence[str] = ()) -> str
     if not (folder / "config.yaml").is_file():
         raise InputError(f"{folder} is not the folder of a run: it has no config.yaml.")
     config = read_mapping(folder / "config.yaml")
-    module = f"rl4p.runs.tracker.{tracker.name}"
-    options = options_of(config.get("tracker"), f"{module}.{TARGETS[tracker.name]}") or {}
+    target = TARGETS[tracker.name]
+    options = options_of(config.get("tracker"), target) or {}
     given = {key: value for key, value in asdict(tracker).items() if value is not None}
     name = given.pop("name")
     options |= given
@@ -76,11 +81,12 @@ def send(folder: Path, tracker: Destination, allowed: Sequence[str] = ()) -> str
         warn_of_variables(WITHOUT_EFFECT, WHY)
         if "uri" not in options and not os.environ.get(URI):
             raise InputError(f"{folder} was run without MLflow: add tracker.uri=URI, its store.")
-    node = {"_target_": f"{module}.{TARGETS[name]}", **options}
+    node = {"_target_": target, **options}
     keys = [f"tracker.{key}" for key in given]
     refuse_of_file(folder / "config.yaml", list(uses(node, TRUSTED, "tracker")), allowed, keys)
     try:
-        receiver = getattr(import_module(module), TARGETS[name])(**options)
+        module, _, class_name = target.rpartition(".")
+        receiver = getattr(import_module(module), class_name)(**options)
     except TypeError as error:
         raise InputError(f"tracker={name} cannot be opened: {error}.") from error
     record = Record(folder)

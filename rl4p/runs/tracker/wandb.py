@@ -13,10 +13,9 @@ from rl4p.base.errors import InputError
 from rl4p.configuration.capability import Address
 from rl4p.protocols.hook import Mirror
 from rl4p.runs.record import Record, replace_file
-from rl4p.runs.tracker.background import BackgroundMirror, warn_of_variables
+from rl4p.runs.tracker.background import BackgroundMirror, TimedSteps, warn_of_variables
 from rl4p.runs.tracker.description import Description
 from rl4p.runs.tracker.mirror import identity_of
-from rl4p.runs.tracker.steps import TimedSteps
 
 # Not config.yaml, which is the name of a file of wandb.
 FILES = ("environment.json", "samples.jsonl", "summary.json", "plots/*")

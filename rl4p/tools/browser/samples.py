@@ -10,8 +10,7 @@ from typing import Any, Literal
 from rl4p.base.errors import InputError
 from rl4p.configuration.bounds import Natural, Positive
 from rl4p.configuration.yaml_file import read_mapping
-from rl4p.runs import sample_file as file
-from rl4p.runs.sample import Sample, number
+from rl4p.runs.sample import Sample, number, read_samples
 
 DEFAULT_TERM = "correct"
 
@@ -99,7 +98,7 @@ def samples_in(path: Path, term: str | None) -> tuple[list[Sample], str]:
     if not source.is_file():
         raise InputError(f"{path} does not exist: give the folder of a run, or a .jsonl file.")
     deciding, samples = term or configured_term(path), []
-    for sample, place, _ in file.read_samples(source):
+    for sample, place, _ in read_samples(source):
         try:
             tokens_of(sample)
         except (ValueError, TypeError):

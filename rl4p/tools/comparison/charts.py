@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
-from rl4p.runs.metric_words import title
+from rl4p.runs.pictures import title
 from rl4p.tools.comparison.analysis import SHARE, Comparison
 from rl4p.tools.comparison.curves import AXES, Curve, curve, figures
 from rl4p.tools.comparison.statistics import Interval

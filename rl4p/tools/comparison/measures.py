@@ -14,7 +14,7 @@ import numpy as np
 
 from rl4p.base.errors import InputError
 from rl4p.configuration.suggestions import metrics_like, write
-from rl4p.runs.metric_words import in_words
+from rl4p.runs.pictures import in_words
 from rl4p.tools.comparison.runs import Run
 
 PASS_AT_1 = "/pass_at_1"

@@ -15,12 +15,10 @@ import yaml
 
 from rl4p.base.errors import InputError, RunError
 from rl4p.configuration.yaml_file import read_mapping
-from rl4p.runs.sample import Sample
-from rl4p.runs.sample_file import recorded_samples
+from rl4p.runs.sample import Sample, recorded_samples
 from rl4p.runs.tracker.background import reason
-from rl4p.runs.tracker.database import SQLITE
 from rl4p.runs.tracker.mirror import IDENTITY, STATUS, SWEEP, is_size, mlflow_key
-from rl4p.runs.tracker.mlflow import MLflow
+from rl4p.runs.tracker.mlflow import SQLITE, MLflow
 from rl4p.tools.comparison.measures import PASS_AT_1, RECORDED, refuse_unrecorded
 from rl4p.tools.comparison.runs import (
     WRONG_FILE,

@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 from rl4p.base.terminal import visible
-from rl4p.runs.metric_words import title
+from rl4p.runs.pictures import title
 from rl4p.tools.comparison import charts, words
 from rl4p.tools.comparison.analysis import Comparison
 from rl4p.tools.comparison.curves import AXES, MOST_POINTS

@@ -5,7 +5,6 @@ from textwrap import wrap
 import numpy as np
 from matplotlib.figure import Figure
 
-from rl4p.runs.metric_words import title
 from rl4p.runs.pictures import (
     BLACK,
     COLOURS,
@@ -16,6 +15,7 @@ from rl4p.runs.pictures import (
     legend,
     panels,
     plain,
+    title,
 )
 from rl4p.tools.comparison.analysis import SHARE, Comparison
 from rl4p.tools.comparison.charts import SHOWN

@@ -13,8 +13,7 @@ from typing import Any
 from rl4p.base.errors import InputError
 from rl4p.configuration.yaml_file import read_mapping
 from rl4p.runs.record import EVALUATION, Record
-from rl4p.runs.sample import Sample
-from rl4p.runs.sample_file import recorded_samples
+from rl4p.runs.sample import Sample, recorded_samples
 
 MARKS = (".hydra", "config.yaml", "metrics.jsonl")  # a folder with one of these is a run
 DEEPEST = 4  # folders between a given folder and its runs

@@ -24,10 +24,9 @@ from rl4p.runs.evaluation import (
     evaluation_sampler,
     held_out_questions,
 )
-from rl4p.runs.grading import STATUS, grades_of
+from rl4p.runs.grading import STATUS, grades_of, rows_of_turns
 from rl4p.runs.policy import load_policy
 from rl4p.runs.sample import Sample
-from rl4p.runs.turns import rows_of_turns
 
 LINK = "rl4p.evaluates"  # tag: the identity of the evaluated run, of its tracker.json
 

@@ -30,15 +30,13 @@ from rl4p.loop.accuracy import metrics_of
 from rl4p.loop.compilation import keep_programs
 from rl4p.loop.digest import digest_of
 from rl4p.loop.evaluation import PromptChunk
-from rl4p.runs.data_sets import data_sets
+from rl4p.runs.environment import data_sets, surroundings
 from rl4p.runs.outcome import params_sha256
+from rl4p.runs.progress import ResponseBar
 from rl4p.runs.record import EVALUATION, Record, replace_file
-from rl4p.runs.run import surroundings
-from rl4p.runs.sample_file import SampleFile
-from rl4p.runs.signals import StopRequest
-from rl4p.runs.tolerance import RunConsole, Tolerance
-from rl4p.runs.tracker.none import NoTracker
-from rl4p.tools.bar import ResponseBar
+from rl4p.runs.sample import SampleFile
+from rl4p.runs.signals import RunConsole, StopRequest, Tolerance
+from rl4p.runs.tracker.local import NoTracker
 from rl4p.tools.evaluation.evaluated import (
     LINK,
     Evaluated,

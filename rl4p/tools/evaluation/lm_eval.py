@@ -18,8 +18,7 @@ from typing import Any
 
 import rl4p
 from rl4p.loop.evaluation import Evaluation
-from rl4p.runs.lines import finite
-from rl4p.runs.record import replace_file
+from rl4p.runs.record import finite, replace_file
 from rl4p.runs.sample import Sample
 
 FOLDER, METRIC, NO_FILTER = "lm_eval", "exact_match", "none"

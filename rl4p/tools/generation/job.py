@@ -21,12 +21,10 @@ from rl4p.command.resume import OF_RESPONSES
 from rl4p.configuration import instantiate
 from rl4p.data.prompts import prompted, system_of
 from rl4p.runs.grading import graded, mean_grades
+from rl4p.runs.progress import ResponseBar
 from rl4p.runs.record import replace_file
-from rl4p.runs.sample import Sample
-from rl4p.runs.sample_file import SampleFile
-from rl4p.runs.signals import StopRequest
-from rl4p.runs.tolerance import RunConsole, Tolerance
-from rl4p.tools.bar import ResponseBar
+from rl4p.runs.sample import Sample, SampleFile
+from rl4p.runs.signals import RunConsole, StopRequest, Tolerance
 from rl4p.tools.generation.options import Server, read_options
 from rl4p.tools.generation.responses import ResponseSet
 from rl4p.tools.generation.selection import check_reward, demonstration, kept

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 from rl4p.base.errors import InputError
 from rl4p.base.types import Question
-from rl4p.runs.sample import Sample
-from rl4p.runs.sample_file import SampleFile
+from rl4p.runs.sample import Sample, SampleFile
 
 
 class ResponseSet:

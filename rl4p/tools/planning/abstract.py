@@ -26,7 +26,7 @@ from rl4p.protocols.phases import Optimizer
 from rl4p.protocols.traits import CollectorTraits, OptimizerTraits, RolloutTraits
 from rl4p.runs.build import build_phases, check_lengths, check_rows
 from rl4p.runs.compatibility import refuse_offloading_on_a_cpu
-from rl4p.runs.other_models import refuse_options_of_reference
+from rl4p.runs.policy import refuse_options_of_reference
 
 # The names in `Phases.needs` whose scores are [B] instead of [B, T].
 OF_ROWS = {"greedy_rewards", "answer_clusters", "task_ids"}

@@ -35,8 +35,8 @@ def test_the_experiment_is_that_of_the_run_unless_another_is_named(ended, store)
 
 def test_a_run_of_several_trackers_is_sent_to_its_store(ended, store):
     mlflow = MLFLOW | dataclasses.asdict(store)
-    trackers = {"csv": {"_target_": "rl4p.runs.tracker.csv.CSV"}, "mlflow": mlflow}
-    several = {"_target_": "rl4p.runs.tracker.several.Several", "uri": "a", "trackers": trackers}
+    trackers = {"csv": {"_target_": "rl4p.runs.tracker.local.CSV"}, "mlflow": mlflow}
+    several = {"_target_": "rl4p.runs.tracker.local.Several", "uri": "a", "trackers": trackers}
     set_tracker(ended, several)
     assert send(ended.folder, Destination()).splitlines()[0].endswith("its 3 lines of metrics.")
     assert only_run(store)

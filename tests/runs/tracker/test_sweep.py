@@ -146,7 +146,7 @@ def test_a_sweep_that_is_ended_by_force_is_killed(store, begin):
 @pytest.mark.parametrize(
     "tracker",
     [
-        {"_target_": "rl4p.runs.tracker.none.NoTracker"},
+        {"_target_": "rl4p.runs.tracker.local.NoTracker"},
         MLFLOW | {"uri": "sqlite:///x.db", "experimemt": "a"},
         MLFLOW | {"uri": "x.db"},
     ],
@@ -168,7 +168,7 @@ def test_a_server_that_is_down_costs_the_parent_and_a_sentence(dead, caplog, beg
 def test_a_sweep_that_continues_has_the_same_parent(store, begin, capsys):
     """Also if MLflow is one of several trackers."""
     node, parents = MLFLOW | {"uri": store.uri}, []
-    several = {"_target_": "rl4p.runs.tracker.several.Several", "trackers": {"mlflow": node}}
+    several = {"_target_": "rl4p.runs.tracker.local.Several", "trackers": {"mlflow": node}}
     for tracker in (node, several):
         end = begin(tracker)
         parents.append(os.environ[PARENT_VARIABLE])

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from rl4p.data.synthetic import addition
-from rl4p.runs.sample import Sample, Status
-from rl4p.runs.sample_file import SampleFile
+from rl4p.runs.sample import Sample, SampleFile, Status
 from rl4p.tools.generation.responses import ResponseSet
 
 Answer = tuple[int, dict[str, str], bytes]

@@ -1,1 +1,0 @@
-"""Hooks that a configuration adds with +hook@hooks.NAME=OPTION."""
