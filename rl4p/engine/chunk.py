@@ -66,7 +66,7 @@ class Ended(NamedTuple):
             chunks.append(Chunk(sequence, tokens, logprobs, shown, finish, version))
         return chunks
 
-    def spoiled(self) -> list[TokenSequence]:
+    def not_numbers(self) -> list[TokenSequence]:
         """Returns the sequences with a new log-probability that is not a number."""
         logprobs_nM = self.outcome.logprobs_nM
         return [

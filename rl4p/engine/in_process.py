@@ -1,7 +1,6 @@
 """Engines of this process: they decode with the parameters of the run."""
 
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -11,10 +10,12 @@ import numpy as np
 
 from rl4p.base.types import Finish, Params, Sampling
 from rl4p.distributed.counting import Count, counted, newest
-from rl4p.engine.batch import Batch, Kept
+from rl4p.engine.batch import Kept
+from rl4p.engine.chunk import Chunk
 from rl4p.engine.decode import MOST_STEPS
 from rl4p.engine.detokenizer import Detokenizer
 from rl4p.engine.distributions import SharedDistribution
+from rl4p.engine.driver import CallSteps, Driver
 from rl4p.engine.layout import Layout, few_tokens, slot_counts
 from rl4p.engine.sequence import TokenSequence, check_request
 from rl4p.engine.slots import Slots
@@ -224,43 +225,45 @@ class ContinuousEngine(InProcess):
         sequences = list(of_sequences)
         logprobs: dict[TokenSequence, list[float]] = {x: [] for x in sequences}
         unfinished = dict.fromkeys(sequences)
-        params, _, kept = weights
-        layout = self.layout(requests, stops=stop is not None)
-        batch = Batch(self.policy, *self.with_drafts(params, layout, kept))
+        layout, kept, speculation = self.with_drafts(
+            weights.params, self.layout(requests, stops=stop is not None), weights.kept
+        )
+        driver = Driver(
+            *(self.policy, weights.params, str(weights.version), layout),
+            length=CallSteps(MOST_STEPS if stop is None else BETWEEN_STOPS),
+            distribution=distribution,
+            kept=kept,
+            speculation=speculation,
+        )
+
+        def receive(chunks: list[Chunk]) -> None:
+            before = len(unfinished)
+            for chunk in chunks:
+                sequence = chunk.sequence
+                logprobs[sequence] += chunk.logprobs
+                if chunk.finish is not None:
+                    del unfinished[sequence]
+                    continue
+                new = sequence.tokens[len(sequence.context) :]
+                if self.stopped_at(of_sequences[sequence], new) is not None:
+                    driver.stop(sequence)
+                    del unfinished[sequence]
+            count.add(before - len(unfinished), tokens=sum(len(x.tokens) for x in chunks))
+
         if self.policy.sampling_mesh.row_shards == 1:  # else slots say which device needs which
             contexts = [tuple(x.tokens) for x in requests]
-            batch.prefill(params, contexts, [0] * len(contexts))
-        waiting = deque(sequences)
-        if batch.speculation is not None and batch.speculation.likely(layout.sizes[-1]):
+            driver.batch.prefill(weights.params, contexts, [0] * len(contexts))
+        queue = sequences
+        if speculation is not None and speculation.likely(layout.sizes[-1]):
             # The first response to a prompt is a draft for the others.
             numbers = [i for request in requests for i in range(len(request.keys_N))]
-            waiting = deque(sequences[i] for i in np.argsort(numbers, kind="stable"))
+            queue = [sequences[i] for i in np.argsort(numbers, kind="stable")]
+        driver.submit(queue, receive)
         while unfinished:
             if stop is not None and stop(np.array([x not in unfinished for x in sequences])):
                 break
-            free = batch.layout.sizes[-1] - len(batch.running())
-            new = [waiting.popleft() for _ in range(min(free, len(waiting)))]
-            batch.admit(params, new, keep=bool(waiting))
-            batch.begin(
-                params,
-                steps=MOST_STEPS if stop is None else BETWEEN_STOPS,
-                waiting=bool(waiting),
-                distribution=distribution,
-            )
-            before = len(unfinished)
-            chunks = batch.end().chunks()
-            for chunk in chunks:
-                logprobs[chunk.sequence] += chunk.logprobs
-                if chunk.finish is not None:
-                    del unfinished[chunk.sequence]
-                elif self.is_stopped(of_sequences[chunk.sequence], chunk.sequence):
-                    batch.remove([chunk.sequence])
-                    del unfinished[chunk.sequence]
-                if (row := chunk.sequence.kept) is not None:
-                    padding = batch.layout.padding(chunk.sequence.context)
-                    kept[tuple(chunk.sequence.tokens)] = row, padding
-            count.add(before - len(unfinished), tokens=sum(len(x.tokens) for x in chunks))
-        self.prefilled_tokens += batch.prefilled_tokens
+            driver.step()
+        self.prefilled_tokens += driver.batch.prefilled_tokens
         return [
             (np.array(x.tokens[len(x.context) :], np.int32), np.array(logprobs[x], np.float32))
             for x in sequences
@@ -275,11 +278,6 @@ class ContinuousEngine(InProcess):
         if not any(map(speculation.likely, layout.sizes)):
             return layout, kept, None
         return replace(layout, most=layout.most + drafted), kept, speculation
-
-    def is_stopped(self, request: Request, sequence: TokenSequence) -> bool:
-        """Returns whether a sequence has a stop string."""
-        new = sequence.tokens[len(sequence.context) :]
-        return self.stopped_at(request, new) is not None
 
     def sequences(self, request: Request, sampling: Sampling | None) -> list[TokenSequence]:
         """Returns the sequences of a request, one for each key."""
@@ -305,48 +303,39 @@ class ContinuousEngine(InProcess):
         There are no drafts: what runs together depends on time, and so would their digits.
         """
         params, version, kept = self.weights
-        distribution = self.distribution(version, greedy, ())
         longest = self.policy.decoder.config.max_positions
-        batch = Batch(self.policy, self.stream_layout(source), kept)
-        batch.slots = Slots(batch.layout.sizes[-1])
-        requests: dict[TokenSequence, Request] = {}
+        driver = Driver(
+            *(self.policy, params, str(version), self.stream_layout(source)),
+            length=CallSteps(BETWEEN_REQUESTS),
+            distribution=self.distribution(version, greedy, ()),
+            kept=kept,
+            reuses=True,
+        )
+        driver.batch.slots = Slots(driver.batch.layout.sizes[-1])
         logprobs: dict[TokenSequence, list[float]] = {}
-        waiting: deque[TokenSequence] = deque()
+
+        def receive(request: Request, chunks: list[Chunk]) -> None:
+            ((sequence, _, new_logprobs, _, ending, _),) = chunks
+            logprobs[sequence] += new_logprobs
+            if ending is not None:
+                drawn = sequence.tokens[len(sequence.context) :]
+                source.give(request, completion(drawn, logprobs.pop(sequence), version, ending))
+
         while True:
-            for request in source.take(wait=not requests):
+            for request in source.take(wait=not driver.submissions):
                 check_request(request.tokens, len(request.keys_N), request.max_tokens, longest)
                 (sequence,) = self.sequences(request, None)
-                requests[sequence], logprobs[sequence] = request, []
-                waiting.append(sequence)
-            if not requests:
+                logprobs[sequence] = []
+                driver.submit([sequence], partial(receive, request))
+            if not driver.submissions:
                 break
-            free = batch.layout.sizes[-1] - len(batch.running())
-            new = [waiting.popleft() for _ in range(min(free, len(waiting)))]
-            batch.admit(params, new, keep=True)  # other samples of a prompt may come later
-            for sequence in new:
-                batch.forget(sequence.context)
-            batch.begin(
-                params,
-                steps=BETWEEN_REQUESTS,
-                waiting=bool(waiting),
-                distribution=distribution,
-            )
-            chunks = batch.end().chunks()
+            before = driver.numbers["tokens"]
+            driver.step()
             if (count := newest("rollout")) is not None:  # of episodes
-                count.add(tokens=sum(len(chunk.tokens) for chunk in chunks))
-            for chunk in chunks:
-                sequence = chunk.sequence
-                logprobs[sequence] += chunk.logprobs
-                if chunk.finish is None:
-                    continue
-                if sequence.kept is not None:
-                    kept[tuple(sequence.tokens)] = sequence.kept, 0
-                drawn = sequence.tokens[len(sequence.context) :]
-                result = completion(drawn, logprobs.pop(sequence), version, chunk.finish)
-                source.give(requests.pop(sequence), result)
+                count.add(tokens=driver.numbers["tokens"] - before)
         kept.clear()
-        self.prefilled_tokens += batch.prefilled_tokens
-        self.stream_columns = batch.columns
+        self.prefilled_tokens += driver.batch.prefilled_tokens
+        self.stream_columns = driver.batch.columns
 
     def stream_layout(self, source: RequestSource) -> Layout:
         """Returns the sizes of a batch of sequences whose contexts begin in column 0.

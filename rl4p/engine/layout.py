@@ -22,6 +22,8 @@ class Layout:
       most: the most columns.
       prefill_rows: the number of contexts that are prefilled at a time.
       prefill_tokens: the most tokens of several contexts that are prefilled at a time.
+      tokens_per_call: the most tokens of different contexts that are prefilled between two device
+        calls, unless there is only one context; None for no limit.
       few_tokens: the tokens that are prefilled at a time if no more wait, so that one short context
         does not take as long as `prefill_rows` of them; None for no such exception.
       patience: the number of calls with too many slots after which their number is reduced.
@@ -35,6 +37,7 @@ class Layout:
     most: int
     prefill_rows: int
     prefill_tokens: int | None = None
+    tokens_per_call: int | None = None
     few_tokens: int | None = None
     patience: int = 1
     shrinks: bool = False

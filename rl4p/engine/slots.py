@@ -119,3 +119,12 @@ class Slots:
 def key_shape() -> jax.ShapeDtypeStruct:
     """Returns the shape and dtype of the data of a random key."""
     return jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
+
+
+def key_data(seed: int) -> np.ndarray:
+    """Returns the data of a random key from a seed, from 0 to 2**64 - 1.
+
+    They are the upper and the lower 32 bits of the seed, as `jax.random.key` makes them with 64-bit
+    integers on, repeated to the length of the data; with them off, it cuts the seed to 32 bits.
+    """
+    return np.resize(np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32), key_shape().shape[0])

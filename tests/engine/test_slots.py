@@ -3,9 +3,10 @@ import numpy as np
 import pytest
 
 from rl4p.base.types import Sampling
+from rl4p.engine import slots as slots_module
 from rl4p.engine.decode import Outcome
 from rl4p.engine.sequence import TokenSequence
-from rl4p.engine.slots import Slots, key_shape
+from rl4p.engine.slots import Slots, key_data, key_shape
 
 
 def sequence(tokens=(5, 6), end_ids=(1,), **fields):
@@ -67,3 +68,14 @@ def test_new_slots_trace_nothing(monkeypatch):
     key_shape()
     monkeypatch.setattr(jax, "eval_shape", lambda *_: pytest.fail("A program is traced."))
     assert len(Slots(2).sequences) == 2
+
+
+@pytest.mark.parametrize("seed", [0, 7, 2**31, 2**32 - 1])
+def test_keys_are_those_of_jax(seed):
+    assert key_data(seed).tolist() == jax.random.key_data(jax.random.key(seed)).tolist()
+
+
+def test_keys_of_large_seeds_have_both_words(monkeypatch):
+    assert key_data((3 << 32) + 5).tolist() == [3, 5]
+    monkeypatch.setattr(slots_module, "key_shape", lambda: jax.ShapeDtypeStruct((4,), np.uint32))
+    assert key_data((3 << 32) + 5).tolist() == [3, 5, 3, 5]

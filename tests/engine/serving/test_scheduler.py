@@ -13,12 +13,16 @@ import pytest
 
 from rl4p.base.errors import InputError, RunError
 from rl4p.base.types import Finish, Sampling
+from rl4p.distributed.mesh import Mesh
 from rl4p.engine import batch as batches
+from rl4p.engine.batch import Batch, placed
+from rl4p.engine.driver import Submission
+from rl4p.engine.layout import FEW_TOKENS, WIDE, few_tokens
 from rl4p.engine.sequence import TokenSequence
 from rl4p.engine.serving import scheduler as schedulers
-from rl4p.engine.serving import unread
-from rl4p.engine.serving.scheduler import Scheduler
-from rl4p.engine.serving.seeds import key_data
+from rl4p.engine.serving.scheduler import Scheduler, Suspended, layout
+from rl4p.engine.slots import key_data
+from rl4p.model.scratch import Scratch
 from rl4p.protocols.engine import Request
 from rl4p.rollout.continuous import Continuous
 from rl4p.tools.serving.weight_updates import WeightUpdates
@@ -82,7 +86,7 @@ def ending(policy):
 @pytest.fixture
 def scheduler(ending, params):
     scheduler = Scheduler(ending, params, "1", slots=4)
-    scheduler.pace.steps = lambda slots: 4
+    scheduler.length.steps = lambda slots: 4
     yield scheduler
     scheduler.close()
     assert not scheduler.thread.is_alive()
@@ -216,7 +220,7 @@ def test_cancelled_work_frees_its_slots(scheduler, start):
 def test_who_does_not_read_gives_way_to_others_and_goes_on_exactly(
     scheduler, start, in_process, monkeypatch
 ):
-    monkeypatch.setattr(unread, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(schedulers, "POLL_SECONDS", 0.01)
     unsent = [1]
     client = endless(start, seeds=range(4), max_tokens=R, unsent=lambda: unsent[0])
     other = start((1, 2), seeds=(9,), max_tokens=4, end_ids=()).wait()
@@ -249,13 +253,13 @@ def test_nobody_gives_way_if_there_are_slots_or_a_pause_waits(scheduler, start, 
 
 @pytest.mark.parametrize("end", ["stalls", "is cancelled"])
 def test_a_client_that_never_reads_is_given_up(scheduler, start, monkeypatch, end):
-    monkeypatch.setattr(unread, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(schedulers, "POLL_SECONDS", 0.01)
     client = endless(start, seeds=range(4), max_tokens=R, unsent=lambda: 1)
     start((1, 2), seeds=(9,), max_tokens=4, end_ids=()).wait()
     while client.left > 1:
         time.sleep(0.01)
     if end == "stalls":
-        monkeypatch.setattr(unread, "STALLED_SECONDS", 0.0)
+        monkeypatch.setattr(schedulers, "STALLED_SECONDS", 0.0)
         assert str(client.wait().error).startswith("The client read less than 64 KiB of its")
     else:
         scheduler.cancel(client.submission)
@@ -448,7 +452,7 @@ def test_samples_that_wait_begin_with_the_new_weights(scheduler, start, in_proce
 @pytest.mark.parametrize("steps", [7, 16])
 def test_a_call_may_cross_the_sizes_of_the_cache(scheduler, start, in_process, steps):
     """They are 64, 96 and 128 columns, and a call may begin with less room than it has steps."""
-    scheduler.pace.steps = lambda slots: steps
+    scheduler.length.steps = lambda slots: steps
     contexts = [(5, 6, 7), tuple(range(50, 80)), tuple(range(61))]
     clients = [start(context, max_tokens=60, end_ids=()) for context in contexts]
     for context, client in zip(contexts, clients, strict=True):
@@ -575,3 +579,108 @@ def test_an_idle_server_releases_its_cache(scheduler, start, monkeypatch):
     scheduler.resume(lease)
     assert client.wait().result().finish == Finish.LENGTH
     assert start().wait().result().tokens == expected.tokens
+
+
+@pytest.fixture
+def make_submission(monkeypatch):
+    """Returns a function that makes a submission of some sequences with so many unsent bytes."""
+    monkeypatch.setattr(schedulers, "POLL_SECONDS", 0.0)
+
+    def make(unsent, count=1):
+        own = sequences(seeds=range(count))
+        submission = Submission(print, None, lambda: submission.bytes, sequences=own)
+        submission.bytes = unsent
+        return submission, own
+
+    return make
+
+
+def test_only_those_with_unsent_bytes_are_suspended_and_no_more_than_needed(make_submission):
+    (_, reading), (_, behind), (_, two) = (
+        make_submission(0),
+        make_submission(1),
+        make_submission(5, 2),
+    )
+    suspended = Suspended()
+    running = [*reading, *behind, *two]
+    assert suspended.take(running, 0) == suspended.take(running, -1) == []
+    assert suspended.take(running, 2) == [behind[0], two[0]]
+    assert list(suspended) == [behind[0], two[0]]
+    assert suspended.take([*reading, two[1]], 9) == [two[1]]
+    assert len(suspended) == 3
+
+
+def test_they_go_on_once_their_clients_have_read(make_submission):
+    (first, one), (second, two) = make_submission(3), make_submission(4)
+    suspended = Suspended()
+    suspended.take([*one, *two], 9)
+    assert suspended.look(all_of_them=False) == ([], [])
+    first.bytes = 0
+    assert suspended.look(all_of_them=False) == (one, [])
+    assert suspended.look(all_of_them=True) == (two, [])
+    suspended.take(two, 9)
+    second.open = False
+    assert suspended.look(all_of_them=True) == ([], [])
+    assert not suspended
+
+
+def test_the_clients_are_looked_at_now_and_then(make_submission, monkeypatch):
+    submission, own = make_submission(3)
+    suspended = Suspended()
+    suspended.take(own, 9)
+    assert suspended.look(all_of_them=False) == ([], [])
+    monkeypatch.setattr(schedulers, "POLL_SECONDS", 1000.0)
+    submission.bytes = 0
+    assert suspended.look(all_of_them=False) == ([], [])
+    assert suspended.look(all_of_them=True) == (own, [])
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "stalled"),
+    [(100, 100, True), (100, 1, True), (100, 0, False), (10**6, 10**6 - 2**16, False)],
+)
+def test_who_reads_too_little_is_ended(make_submission, monkeypatch, before, after, stalled):
+    submission, own = make_submission(before, 2)
+    suspended = Suspended()
+    suspended.take(own, 9)
+    submission.bytes = after
+    assert suspended.look(all_of_them=False)[1] == []
+    monkeypatch.setattr(schedulers, "STALLED_SECONDS", 0.0)
+    assert suspended.look(all_of_them=False)[1] == [submission] * stalled
+    if after > 100:  # what is read counts from now on
+        assert suspended.look(all_of_them=False)[1] == [submission]
+
+
+@pytest.mark.parametrize(("slots", "sizes"), [(32, [4, 16, 32]), (20, [4, 16, 20]), (2, [2])])
+def test_few_numbers_of_slots_compile(policy, slots, sizes):
+    assert layout(policy, slots).sizes == sizes
+
+
+def test_a_context_has_the_same_cache_alone_and_with_others():
+    model = Scratch(
+        width=WIDE, layers=2, heads=4, num_kv_heads=1, feed_forward_width=80, max_positions=128
+    )
+    policy, params = model.build(Mesh(dp=1), jax.random.key(0))
+    sampled, random = placed(policy, policy.for_sampling(params)), np.random.default_rng(1)
+    for length, rows in ((20, (2, 8)), (50, (1, 4)), (100, (1, 2))):
+        contexts = [tuple(random.integers(0, 256, length).tolist()) for _ in range(8)]
+        alone, together = (Batch(policy, layout(policy, 4)) for _ in range(2))
+        alone.prefill(sampled, contexts[:1], [0])
+        together.prefill(sampled, contexts, [0] * len(contexts))
+        (few, a), (several, b) = (x.contexts[contexts[0]][0] for x in (alone, together))
+        assert (len(few.positions_BS), len(several.positions_BS)) == rows
+        for one, other in zip(jax.tree.leaves(few), jax.tree.leaves(several), strict=True):
+            np.testing.assert_array_equal(one[a], other[b])
+            assert np.any(one[a] != 0)
+
+
+def test_small_models_prefill_the_same_number_of_contexts_always(policy):
+    made = layout(policy, 4)
+    assert [made.rows(32, waiting) for waiting in (1, 2, 8)] == [8, 8, 8]
+
+
+def test_several_devices_prefill_the_same_number_of_contexts_always():
+    wide = SimpleNamespace(config=SimpleNamespace(width=WIDE))
+    for size, few in ((1, FEW_TOKENS), (2, None)):
+        mesh = SimpleNamespace(size=size)
+        assert few_tokens(SimpleNamespace(decoder=wide, sampling_mesh=mesh)) == few
