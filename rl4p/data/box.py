@@ -141,8 +141,13 @@ def argument_end(text: str, at: int, depth: int = DEEPEST) -> int | None:
     """Returns where the argument that begins at a place ends; None if there is no argument."""
     if text[at : at + 1] in ("", "}", "$", "#", "&", "%", "\n") or not depth:
         return None
-    if text[at] == "{":
-        return group_end(text, at)
+    if text[at] == "{":  # the index after the brace that closes the group
+        level = 0
+        for match in BRACE.finditer(text, at):
+            level += {"{": 1, "}": -1}.get(match[0], 0)
+            if level == 0:
+                return match.end()
+        return None
     if (macro := MACRO.match(text, at)) is None:
         return at + 1
     end, name = macro.end(), macro[0][1:]
@@ -153,13 +158,3 @@ def argument_end(text: str, at: int, depth: int = DEEPEST) -> int | None:
         end = argument_end(text, skipped(text, end), depth - 1)
         count = None if count is None else count - 1
     return end or None
-
-
-def group_end(text: str, at: int) -> int | None:
-    """Returns the index after the brace that closes a group."""
-    depth = 0
-    for match in BRACE.finditer(text, at):
-        depth += {"{": 1, "}": -1}.get(match[0], 0)
-        if depth == 0:
-            return match.end()
-    return None

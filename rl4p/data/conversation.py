@@ -88,7 +88,14 @@ class Template:
         ]
         if not rows:
             raise InputError("no message is of the assistant")
-        return join_rows(rows)
+        merged: list[Row] = []
+        for row in reversed(rows):  # a row whose tokens begin a later row is a part of it
+            if merged and merged[-1].tokens[: len(row.tokens)] == row.tokens:
+                trained = (*row.trained, *merged[-1].trained)
+                merged[-1] = replace(merged[-1], trained=trained)
+            else:
+                merged.append(row)
+        return merged[::-1]
 
     def last_row(self, messages: Sequence[Message]) -> Row:
         """Returns the row whose last message, which is of the assistant, is trained."""
@@ -193,17 +200,6 @@ class Template:
         """Returns token ids; only the template adds special tokens."""
         encoded: Any = self.tokenizer(list(texts), add_special_tokens=False)
         return encoded["input_ids"]
-
-
-def join_rows(rows: Sequence[Row]) -> list[Row]:
-    """Merges each row whose tokens begin a later row into that row."""
-    merged: list[Row] = []
-    for row in reversed(rows):
-        if merged and merged[-1].tokens[: len(row.tokens)] == row.tokens:
-            merged[-1] = replace(merged[-1], trained=(*row.trained, *merged[-1].trained))
-        else:
-            merged.append(row)
-    return merged[::-1]
 
 
 def encode_demonstrations(

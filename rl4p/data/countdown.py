@@ -46,9 +46,13 @@ def parse(text: str) -> Expression | None:
     operator, but the Unicode signs of multiplication and division are. None is also returned for a
     division by zero and for texts over 200 characters.
     """
-    tokens = tokens_of(text)
-    if tokens is None:
-        return None
+    text, tokens, start = text.strip().translate(SIGNS), list[str](), 0
+    while start < len(text):
+        match = TOKEN.match(text, start)
+        if match is None or len(text) > LONGEST:
+            return None
+        tokens.append(match[1])
+        start = match.end()
     numbers: list[int] = []
     values: list[Fraction] = []
     operators: list[str] = []
@@ -57,7 +61,7 @@ def parse(text: str) -> Expression | None:
         """Applies the operators on top that bind at least as strongly (`precedence` lists them)."""
         while operators and operators[-1] in precedence:
             right, left = values.pop(), values.pop()
-            values.append(applied(operators.pop(), left, right))
+            values.append(result_of(operators.pop(), left, right))
 
     number_is_next = True
     try:
@@ -92,22 +96,7 @@ def parse(text: str) -> Expression | None:
     return Expression(numbers=tuple(numbers), value=values[0])
 
 
-def tokens_of(text: str) -> list[str] | None:
-    """Returns the numbers, operators and parentheses of a text; None if it has anything else."""
-    text = text.strip().translate(SIGNS)
-    if len(text) > LONGEST:
-        return None
-    tokens, start = [], 0
-    while start < len(text):
-        match = TOKEN.match(text, start)
-        if match is None:
-            return None
-        tokens.append(match[1])
-        start = match.end()
-    return tokens or None
-
-
-def applied(operator: str, left: Fraction, right: Fraction) -> Fraction:
+def result_of(operator: str, left: Fraction, right: Fraction) -> Fraction:
     """Returns left (operator) right."""
     if operator == "+":
         return left + right
@@ -129,7 +118,7 @@ class Countdown(RandomQuestions):
 
     Numbers and expressions are random. A question is kept if its target is a whole number from 1
     to `largest_target`. Two questions never have the same numbers and target, and so no held-out
-    question is trained on. `RandomQuestions` explains the other options.
+    question is trained on. `Synthetic` explains the other options.
 
     A worked solution has one operation after the other, `3*5=15 15+7=22`, and then the expression:
     `3*5=15 15+7=22 #### 3*5+7`.
@@ -178,8 +167,8 @@ def puzzle(
     steps: list[str] = []
     while len(values) > 1:
         at, operator = int(random.integers(len(values) - 1)), str(random.choice(list(operators)))
-        result = positive_whole(operator, values[at], values[at + 1])
-        if result is None:
+        result = result_of(operator, values[at], values[at + 1])
+        if result <= 0 or result.denominator != 1:
             return None
         steps.append(f"{values[at]}{operator}{values[at + 1]}={result}")
         left = bracketed(texts[at], outer[at], operator, right=False)
@@ -197,15 +186,6 @@ def puzzle(
         solution=f"{' '.join(steps)} #### {texts[0]}",
         metadata={"numbers": sorted(numbers), "target": int(values[0])},
     )
-
-
-def positive_whole(operator: str, left: Fraction, right: Fraction) -> Fraction | None:
-    """Returns the result of an operation if it is a positive whole number, else None."""
-    if operator == "/":
-        result = left / right  # both are positive
-    else:
-        result = {"+": left + right, "-": left - right, "*": left * right}[operator]
-    return result if result > 0 and result.denominator == 1 else None
 
 
 def bracketed(text: str, inside: str, operator: str, *, right: bool) -> str:

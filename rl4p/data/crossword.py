@@ -202,7 +202,18 @@ class Crossword(Prompting):
     def facts(self) -> list[Question]:
         rows = list(clues())
         order = np.random.Generator(np.random.Philox(self.seed)).permutation(len(rows))
-        return [self.prepared(fact(*rows[int(i)])) for i in order]
+        clues_and_answers = [rows[int(i)] for i in order]
+        return [
+            self.prepared(
+                Question(
+                    id=f"crossword/{digest(clue)}",
+                    question=clue,
+                    answer=answer.upper(),
+                    task="crossword",
+                )
+            )
+            for clue, answer in clues_and_answers
+        ]
 
     def train(self) -> Sequence[Question]:
         if self.path is None:
@@ -226,9 +237,3 @@ class Crossword(Prompting):
         if self.letters and not LENGTH_AT_END.search(clue):
             clue += f" ({letters} letters)"
         return replace(row, question=clue, solution=f"<answer>{row.answer}</answer>")
-
-
-def fact(clue: str, answer: str) -> Question:
-    return Question(
-        id=f"crossword/{digest(clue)}", question=clue, answer=answer.upper(), task="crossword"
-    )

@@ -169,7 +169,9 @@ def stated(text: str) -> str | None:
     for place in (marked_line, boxed, tagged, answer_sentence, bold_number):
         answer = place(text)
         if answer is not None and DIGIT.search(answer):
-            return number_of(answer)
+            # The answer itself, or a shorter text of the same meaning, if that is one number.
+            parts = (answer, *readings(answer))
+            return next((part for part in parts if quantity(part) is not None), answer)
     if boxed(text) is None and re.search(BOX, text):
         return None  # the response was cut
     number = last_quantity(text)
@@ -203,14 +205,6 @@ def bold_number(text: str) -> str | None:
     line = text.strip().rpartition("\n")[2]
     numbers = [bold for bold in BOLD.findall(line) if DIGIT.search(bold)]
     return numbers[0] if len(numbers) == 1 and quantity(numbers[0]) is not None else None
-
-
-def number_of(text: str) -> str:
-    """Returns the only number of a line, or the line if this does not have one number."""
-    for part in (text, *readings(text)):
-        if quantity(part) is not None:
-            return part
-    return text
 
 
 def readings(text: str) -> list[str]:

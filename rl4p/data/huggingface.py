@@ -86,39 +86,32 @@ class HuggingFace(Rows):
             use_cache_if_offline(self.path)
         try:
             if any((folder / name).is_file() for name in SAVED):
-                return self.saved_split(datasets.load_from_disk(folder), split)
+                data: Any = datasets.load_from_disk(folder)
+                if self.subset is not None:
+                    raise ValueError("the folder was written by save_to_disk and has no subsets.")
+                splits = data if hasattr(data, "keys") else {str(data.split or "train"): data}
+                if split not in splits:
+                    raise ValueError(f"its splits are {', '.join(splits)}.")
+                return splits[split]
             options = {"split": split, "revision": self.revision}
             rows: Any = datasets.load_dataset(str(folder), self.subset, **options)
-            if (
-                rows.builder_name == "csv"
-            ):  # as texts: pandas would read 0755 as 755, and NA as null
+            if rows.builder_name == "csv":
+                # As texts: pandas would read 0755 as 755, and NA as null.
                 text = datasets.Features(dict.fromkeys(rows.column_names, datasets.Value("string")))
                 options |= {"features": text, "keep_default_na": False}
                 rows = datasets.load_dataset(str(folder), self.subset, **options)
             return rows
         except (DatasetsError, OSError, ValueError) as error:
+            reason = " ".join(str(error).split()).rstrip(".") + "."
+            if isinstance(error, ConnectionError):
+                reason = (
+                    "the hub cannot be reached, and the local cache does not have it. Set data.path"
+                    " to a file or a folder on this machine."
+                )
             raise InputError(
                 f"data.path={self.path} (data.subset={self.subset or 'null'}, split {split}) "
-                f"cannot be loaded: {self.reason(error)}"
+                f"cannot be loaded: {reason}"
             ) from error
-
-    def saved_split(self, data: Any, split: str) -> Any:
-        """Returns a split of a data set that `save_to_disk` wrote."""
-        if self.subset is not None:
-            raise ValueError("the folder was written by save_to_disk and has no subsets.")
-        splits = data if hasattr(data, "keys") else {str(data.split or "train"): data}
-        if split not in splits:
-            raise ValueError(f"its splits are {', '.join(splits)}.")
-        return splits[split]
-
-    def reason(self, error: Exception) -> str:
-        """Returns why a data set cannot be loaded, as the end of a sentence."""
-        if isinstance(error, ConnectionError):
-            return (
-                "the hub cannot be reached, and the local cache does not have it. Set data.path to "
-                "a file or a folder on this machine."
-            )
-        return " ".join(str(error).split()).rstrip(".") + "."
 
 
 def use_cache_if_offline(path: str) -> None:

@@ -13,7 +13,7 @@ model families describe. No form is a part of another:
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rl4p.base.errors import InputError
@@ -237,27 +237,33 @@ class MalformedCall(NamedTuple):
 
 def tool_calls(text: str) -> list[ParsedCall | MalformedCall]:
     """Returns the calls of a message in order; empty if it calls no tool."""
-    return list(found_calls(text))
-
-
-def found_calls(text: str) -> Iterator[ParsedCall | MalformedCall]:
     if "<tool_call>" in text:
-        yield from map(call_in, BLOCK.findall(text))
-    elif "[TOOL_CALLS]" in text:
+        return list(map(call_in, BLOCK.findall(text)))
+    if "[TOOL_CALLS]" in text:
+        calls = []
         for part in text.split("[TOOL_CALLS]")[1:]:
             if (match := MISTRAL.fullmatch(part)) is not None:
-                yield call_of_json(part, name=match[1], arguments=match[2])
+                calls.append(call_of_json(part, name=match[1], arguments=match[2]))
+                continue
+            try:
+                values, _ = json.JSONDecoder().raw_decode(part.strip())
+            except (ValueError, RecursionError) as error:
+                calls.append(MalformedCall(f"the call is no JSON ({error})"))
             else:
-                yield from calls_of_list(part)
-    else:
-        part = text.replace("<|python_tag|>", "").strip()
-        if part.startswith("{") and '"name"' in part:
-            yield call_of_json(part)
+                calls += map(call_of_value, values if isinstance(values, list) else [values])
+        return calls
+    part = text.replace("<|python_tag|>", "").strip()
+    return [call_of_json(part)] if part.startswith("{") and '"name"' in part else []
 
 
 def call_in(block: str) -> ParsedCall | MalformedCall:
     """Returns the call between `<tool_call>` and `</tool_call>`."""
-    return call_of_function(block) if "<function=" in block else call_of_json(block)
+    if "<function=" not in block:
+        return call_of_json(block)
+    match = FUNCTION.fullmatch(block)
+    if match is None:
+        return MalformedCall("<function=NAME> is not closed")
+    return ParsedCall(match[1], dict(PARAMETER.findall(match[2])), texts=True)
 
 
 def call_of_json(
@@ -268,20 +274,10 @@ def call_of_json(
         value = json.loads(text if arguments is None else arguments)
     except (ValueError, RecursionError) as error:
         return MalformedCall(f"the call is no JSON ({error})")
-    return tool_calls_call_of(value if name is None else {"name": name, "arguments": value})
+    return call_of_value(value if name is None else {"name": name, "arguments": value})
 
 
-def calls_of_list(text: str) -> Iterator[ParsedCall | MalformedCall]:
-    try:
-        values, _ = json.JSONDecoder().raw_decode(text.strip())
-    except (ValueError, RecursionError) as error:
-        yield MalformedCall(f"the call is no JSON ({error})")
-        return
-    for value in values if isinstance(values, list) else [values]:
-        yield tool_calls_call_of(value)
-
-
-def tool_calls_call_of(value: Any) -> ParsedCall | MalformedCall:
+def call_of_value(value: Any) -> ParsedCall | MalformedCall:
     """Returns the call in a value of JSON. Arguments may be an object, or one as JSON text."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return MalformedCall('a call is an object with "name" and "arguments"')
@@ -291,11 +287,3 @@ def tool_calls_call_of(value: Any) -> ParsedCall | MalformedCall:
         )
     except ValueError as error:
         return MalformedCall(f"the arguments are wrong ({error})")
-
-
-def call_of_function(block: str) -> ParsedCall | MalformedCall:
-    """Returns the call of a block with `<function=NAME>`."""
-    match = FUNCTION.fullmatch(block)
-    if match is None:
-        return MalformedCall("<function=NAME> is not closed")
-    return ParsedCall(match[1], dict(PARAMETER.findall(match[2])), texts=True)

@@ -71,11 +71,11 @@ class Mixture:
                 raise InputError(f"data.sets.{name} has no training questions.")
         weights = {name: float(self.weights.get(name, 1.0)) for name in by_set}
         scale = max(len(by_set[name]) / weights[name] for name in by_set)
-        return [
-            question
-            for name, questions in by_set.items()
-            for question in repeated(questions, floor(scale * weights[name] + 0.5))
-        ]
+        epoch = []
+        for name, questions in by_set.items():
+            copies, more = divmod(floor(scale * weights[name] + 0.5), len(questions))
+            epoch += [*questions * copies, *questions[:more]]
+        return epoch
 
     def held_out(self) -> Sequence[Question]:
         return [q for questions in self.questions("held_out").values() for q in questions]
@@ -117,12 +117,6 @@ class Mixture:
                         f"name, {task}: rename a set."
                     )
         return by_set
-
-
-def repeated(questions: Sequence[Question], count: int) -> list[Question]:
-    """Returns `count` questions: whole copies of all, and then the first ones once more."""
-    copies, more = divmod(count, len(questions))
-    return [*list(questions) * copies, *questions[:more]]
 
 
 def content_of(question: Question) -> str:

@@ -55,7 +55,19 @@ class QuestionTemplate:
         """
         prompt, shots = getattr(data, "prompt", None), []
         if prompt is not None:
-            check_prompt(prompt, f"{key}.prompt")
+            try:
+                fields = [part[1:] for part in Formatter().parse(prompt) if part[1] is not None]
+            except ValueError as error:
+                reason = f"{error} (write {{{{ for a brace)"
+                raise InputError(f"{key}.prompt cannot be read: {reason}.") from None
+            for field in fields:
+                if field != ("question", "", None):
+                    raise InputError(
+                        f"{key}.prompt has the field {{{field[0]}}}, but only {{question}} exists: "
+                        "write {{ and }} for braces."
+                    )
+            if not fields:
+                raise InputError(f"{key}.prompt lacks the question: write {{question}} in it.")
         for number, example in enumerate(getattr(data, "examples", ())):
             if set(example) != {"question", "answer"}:
                 raise InputError(
@@ -110,26 +122,6 @@ def prompted(data: Any, questions: Sequence[Question], key: str = "data") -> lis
 
     by_id = {id(question): changed(question) for question in questions}  # a mixture repeats some
     return [by_id[id(question)] for question in questions]
-
-
-def check_prompt(template: str, key: str) -> None:
-    """Checks the fields of a template.
-
-    Raises:
-      InputError: it lacks the question, has another field, or has a single brace.
-    """
-    try:
-        fields = [part[1:] for part in Formatter().parse(template) if part[1] is not None]
-    except ValueError as error:
-        raise InputError(f"{key} cannot be read: {error} (write {{{{ for a brace).") from None
-    for field in fields:
-        if field != ("question", "", None):
-            raise InputError(
-                f"{key} has the field {{{field[0]}}}, but only {{question}} exists: write {{{{ and "
-                "}} for braces."
-            )
-    if not fields:
-        raise InputError(f"{key} lacks the question: write {{question}} in it.")
 
 
 def filled(template: str | None, question: str) -> str:

@@ -179,10 +179,24 @@ class Rows(Prompting, ABC):
             what = "questions skipped (data.several_answers=true keeps their other answers)"
         if len(distinct) < len(rows):
             log.warning("%s: %d repeated %s.", origin, len(rows) - len(distinct), what)
-        self.refuse_a_system_prompt_without_effect(distinct)
-        # The first answer of a question has the id that the question has without other answers.
+        if (
+            self.system_prompt
+            and distinct
+            and all(x.messages is not None and x.messages[0]["role"] == "system" for x in distinct)
+        ):
+            raise InputError(
+                "data.system_prompt has no effect, because every conversation has a system message "
+                "of its own: leave it out."
+            )
+        # The first answer of a question has the id that the question has without other answers. The
+        # ids of the others depend on their answers too.
         first = {row.id: row for row in reversed(distinct)}
-        return [row if row is first[row.id] else self.with_own_id(row) for row in distinct]
+        return [
+            row
+            if row is first[row.id]
+            else replace(row, id=self.id_of(row, f"{text_of(row)}\0{answers_of(row)}"))
+            for row in distinct
+        ]
 
     def selected(self, key: str) -> list[Question]:
         """Returns the questions that `where`, `skip` and `limit` select, in their order."""
@@ -216,15 +230,6 @@ class Rows(Prompting, ABC):
                 f"data.skip={skip} leaves none of the {matching:,} rows of {self.origin(key)}."
             )
         return questions
-
-    def refuse_a_system_prompt_without_effect(self, rows: Sequence[Question]) -> None:
-        if not self.system_prompt or not rows:
-            return
-        if all(row.messages is not None and row.messages[0]["role"] == "system" for row in rows):
-            raise InputError(
-                "data.system_prompt has no effect, because every conversation has a system message "
-                "of its own: leave it out."
-            )
 
     def matches(self, row: Any, place: str) -> bool:
         """Returns whether `where` selects a row."""
@@ -280,7 +285,9 @@ class Rows(Prompting, ABC):
         elif self.answer_key is not None:
             solution = self.text(row, self.answer_key, place, number=True)
         else:
-            solution = messages[-1]["content"] if messages and is_answered(messages) else None
+            last = messages[-1] if messages else {"role": "user"}
+            answered = last["role"] == "assistant" and bool(last["content"].strip())
+            solution = last["content"] if answered else None
         if self.reference_key is not None:
             reference = self.text(row, self.reference_key, place, number=True).strip()
         else:
@@ -292,7 +299,9 @@ class Rows(Prompting, ABC):
             id="",
             question=question,
             answer=reference,
-            task=self.task_of(row, place),
+            task=(
+                self.task if self.task_key is None else self.text(row, self.task_key, place).strip()
+            ),
             solution=solution,
             messages=messages,
             tools=tools,
@@ -301,16 +310,9 @@ class Rows(Prompting, ABC):
         )
         return replace(built, id=self.id_of(built, text_of(built)))
 
-    def task_of(self, row: Any, place: str) -> str:
-        return self.task if self.task_key is None else self.text(row, self.task_key, place).strip()
-
     def id_of(self, row: Question, text: str) -> str:
         """Returns the id of a row, which is a digest of a text, and its task where tasks differ."""
         return digest(text) if self.task_key is None else f"{row.task}/{digest(text)}"
-
-    def with_own_id(self, row: Question) -> Question:
-        """Returns the row with an id that depends on its answer too."""
-        return replace(row, id=self.id_of(row, f"{text_of(row)}\0{answers_of(row)}"))
 
     def value(self, row: Any, key: str, place: str) -> Any:
         """Returns the value of a field."""
@@ -357,10 +359,6 @@ class Rows(Prompting, ABC):
         named = [key for key in (*keys, self.reference_key, self.task_key) if key is not None]
         named += [key for key in optional if key in names]
         return check_columns([*named, *self.metadata_keys, *map(str, self.where)], names, place)
-
-
-def is_answered(messages: Sequence[Mapping[str, Any]]) -> bool:
-    return messages[-1]["role"] == "assistant" and bool(messages[-1]["content"].strip())
 
 
 def answers_of(row: Question) -> str | None:

@@ -12,7 +12,6 @@ from annotated_types import Ge, Le
 from rl4p.base.errors import InputError
 from rl4p.base.types import Question
 from rl4p.configuration.bounds import Natural, Positive
-from rl4p.data.prompts import Prompting
 from rl4p.data.rush_hour_board import (
     TARGET,
     Board,
@@ -23,6 +22,7 @@ from rl4p.data.rush_hour_board import (
     fewest_moves,
     written,
 )
+from rl4p.data.synthetic import Synthetic
 
 Size = Annotated[int, Ge(3), Le(6)]
 
@@ -33,7 +33,7 @@ LONG = 0.3  # the share of pieces of three cells; the others have two
 
 
 @dataclass(frozen=True, kw_only=True)
-class RushHour(Prompting):
+class RushHour(Synthetic):
     """A data set of Rush Hour boards with `size` rows and columns (`rush_hour_board.py`).
 
     Each board has a solution; the reference answer is one with the fewest moves, which are counted
@@ -41,15 +41,13 @@ class RushHour(Prompting):
     cells, so that equal boards have equal texts, and no board occurs twice.
 
     The data set has its own seed. No training board can be reached from a held-out board by moves.
-    The held-out boards do not depend on `train_size`.
+    The held-out boards do not depend on `train_size`. `Synthetic` explains the other options.
 
     Attributes:
       size: the number of rows and of columns.
       least_moves, most_moves: the range of the fewest moves that solve a board. Boards of 4 x 4
         have up to about 7, random boards of 6 x 6 seldom over 15.
       walls: the number of cells that no piece can enter.
-      train_size, held_out_size: the numbers of boards.
-      seed: the seed of the data set, independent of the run's.
     """
 
     size: Size = 6
@@ -58,7 +56,6 @@ class RushHour(Prompting):
     walls: Natural = 0
     train_size: Positive = 1024
     held_out_size: Positive = 64
-    seed: Natural = 0
 
     def __post_init__(self) -> None:
         if self.least_moves > self.most_moves:
@@ -71,14 +68,8 @@ class RushHour(Prompting):
                 f"walls={self.walls} is more than a quarter of the {self.size**2} cells: set fewer."
             )
 
-    def train(self) -> Sequence[Question]:
-        return self.questions[self.held_out_size :]
-
-    def held_out(self) -> Sequence[Question]:
-        return self.questions[: self.held_out_size]
-
     @cached_property
-    def questions(self) -> list[Question]:
+    def questions(self) -> Sequence[Question]:
         """The held-out boards, one of each layout, and then the training boards."""
         random = np.random.Generator(np.random.Philox(self.seed))
         boards: dict[str, Question] = {}

@@ -215,25 +215,20 @@ def board_of(text: str, size: int | None = None) -> Board:
         )
     if unknown := set(text) - {*ascii_uppercase, EMPTY, WALL}:
         raise ValueError(f"a board has the letters A-Z, {EMPTY} and {WALL}, not {min(unknown)!r}")
-    pieces = tuple(
-        piece_of(name, [i for i, cell in enumerate(text) if cell == name], size)
-        for name in sorted(set(text) - {EMPTY, WALL})
-    )
+    pieces: list[Piece] = []
+    for name in sorted(set(text) - {EMPTY, WALL}):
+        cells = [i for i, cell in enumerate(text) if cell == name]
+        row, column = divmod(cells[0], size)
+        across = Piece(name, True, row, column, len(cells))
+        down = Piece(name, False, column, row, len(cells))
+        piece = next((x for x in (across, down) if list(cells_of(x, size)) == cells), None)
+        if piece is None or len(cells) == 1 or piece.start + len(cells) > size:
+            raise ValueError(f"the cells of piece {name} are not two or more in one row or column")
+        pieces.append(piece)
     if not pieces or pieces[0].name != TARGET or not pieces[0].horizontal:
         raise ValueError(f"the board {text} has no horizontal piece {TARGET}")
     walls = frozenset(i for i, cell in enumerate(text) if cell == WALL)
-    return Board(size=size, pieces=pieces, walls=walls)
-
-
-def piece_of(name: str, cells: list[int], size: int) -> Piece:
-    row, column = divmod(cells[0], size)
-    for horizontal in (True, False):
-        line, start = (row, column) if horizontal else (column, row)
-        piece = Piece(name, horizontal, line, start, len(cells))
-        fits = start + len(cells) <= size
-        if len(cells) > 1 and fits and list(cells_of(piece, size)) == cells:
-            return piece
-    raise ValueError(f"the cells of piece {name} are not two or more in one row or column")
+    return Board(size=size, pieces=tuple(pieces), walls=walls)
 
 
 def play(board: Board, moves: Iterable[Move]) -> tuple[Board, int]:
@@ -274,9 +269,10 @@ class StateSpace:
 
     @property
     def start(self) -> int:
-        state = covered(self.board.walls)
+        state = sum(1 << cell for cell in self.board.walls)
         for piece, shift in zip(self.board.pieces, self.shifts, strict=True):
-            state |= covered(cells_of(piece, self.board.size)) | piece.start << shift
+            state += sum(1 << cell for cell in cells_of(piece, self.board.size))
+            state |= piece.start << shift
         return state
 
     def solved(self, state: int) -> bool:
@@ -310,17 +306,14 @@ class StateSpace:
         raise ValueError("the states are equal")
 
 
-def covered(cells: Iterable[int]) -> int:
-    return sum(1 << cell for cell in cells)
-
-
 def runs(
     piece: Piece, start: int, size: int, shift: int
 ) -> tuple[tuple[tuple[int, int], ...], ...]:
     """Returns the slides of a piece from `start` to either side, the shortest first."""
 
     def bits(at: int) -> int:
-        return covered(cells_of(piece._replace(start=at), size)) | at << shift
+        cells = cells_of(piece._replace(start=at), size)
+        return sum(1 << cell for cell in cells) | at << shift
 
     def slide(to: int) -> tuple[int, int]:
         entered = cells_of(piece._replace(start=to), size)[0 if to < start else -1]

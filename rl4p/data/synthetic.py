@@ -18,8 +18,8 @@ DRAWS = 30  # allowed for each requested question
 
 
 @dataclass(frozen=True, kw_only=True)
-class RandomQuestions(Prompting, ABC):
-    """A data set of different random questions: held-out ones, and then training questions.
+class Synthetic(Prompting, ABC):
+    """A data set that is made from a seed: held-out questions, and then training questions.
 
     Attributes:
       train_size, held_out_size: the numbers of questions.
@@ -29,6 +29,22 @@ class RandomQuestions(Prompting, ABC):
     train_size: Positive = 4096
     held_out_size: Positive = 256
     seed: Natural = 0
+
+    @cached_property
+    @abstractmethod
+    def questions(self) -> Sequence[Question]:
+        """The held-out questions, and after them the training questions."""
+
+    def train(self) -> Sequence[Question]:
+        return self.questions[self.held_out_size :]
+
+    def held_out(self) -> Sequence[Question]:
+        return self.questions[: self.held_out_size]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomQuestions(Synthetic):
+    """A data set of different random questions; `Synthetic` explains the options."""
 
     @abstractmethod
     def draw(self, random: np.random.Generator) -> Question | None:
@@ -56,19 +72,13 @@ class RandomQuestions(Prompting, ABC):
             "data that allow more questions."
         )
 
-    def train(self) -> Sequence[Question]:
-        return self.questions[self.held_out_size :]
-
-    def held_out(self) -> Sequence[Question]:
-        return self.questions[: self.held_out_size]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Sorting(RandomQuestions):
     """A data set of lists such as `sort 31 7 12`, answered by `7 12 31`.
 
     The numbers of a list may be equal. The reward term `correct` compares the answer as a text in
-    which only white space may differ. No list occurs twice. `RandomQuestions` explains the other
+    which only white space may differ. No list occurs twice. `Synthetic` explains the other
     options.
 
     A worked solution takes the smallest of the remaining numbers until one is left, and then gives
@@ -120,7 +130,7 @@ class LetterCounting(RandomQuestions):
     The words are random letters, so every model meets them for the first time. The letter is drawn
     first, and then each character of the word is that letter with probability `share`, so that
     large counts occur. The reward term `correct` grades the answers. No question occurs twice.
-    `RandomQuestions` explains the other options.
+    `Synthetic` explains the other options.
 
     A worked solution spells the word and counts on behind each occurrence:
     `straw` with `a` is `s t r a1 w #### 1`.
@@ -176,7 +186,7 @@ Digits = Annotated[int, Ge(1), Le(9)]  # the number of pairs must fit into 64 bi
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arithmetic(Prompting):
+class Arithmetic(Synthetic):
     """A data set of sums such as `347+585`, worked as `7+5=12 4+8+1=13 3+5+1=9 #### 932`.
 
     Pairs of numbers with exactly `digits` digits are drawn without replacement. The data set has
@@ -184,18 +194,14 @@ class Arithmetic(Prompting):
 
     Attributes:
       digits: the number of digits of both numbers.
-      train_size, held_out_size: the numbers of sums.
       carelessness: the probability that a worked solution forgets a carry, independently for each
         carry. The reference answer is always right. The shipped policy was trained on such careless
         solutions, which leaves something to learn from rewards.
-      seed: the seed of the data set, independent of the run's.
     """
 
     digits: Digits = 3
     train_size: Positive = 16_384
-    held_out_size: Positive = 256
     carelessness: Share = 0.0
-    seed: Natural = 0
 
     def __post_init__(self) -> None:
         if self.train_size + self.held_out_size > self.numbers**2:
@@ -209,7 +215,8 @@ class Arithmetic(Prompting):
         """The number of integers with `digits` digits."""
         return 9 * 10 ** (self.digits - 1)
 
-    def questions(self) -> list[Question]:
+    @cached_property
+    def questions(self) -> Sequence[Question]:
         # The order of the draws is part of the data set. If it changed, held-out sums would be
         # sums that the shipped policy was trained on.
         random = np.random.Generator(np.random.Philox(self.seed))
@@ -222,12 +229,6 @@ class Arithmetic(Prompting):
             addition(int(pair) // self.numbers + lowest, int(pair) % self.numbers + lowest, forget)
             for pair, forget in zip(pairs, forgets.tolist(), strict=True)
         ]
-
-    def train(self) -> Sequence[Question]:
-        return self.questions()[self.held_out_size :]
-
-    def held_out(self) -> Sequence[Question]:
-        return self.questions()[: self.held_out_size]
 
 
 def addition(first: int, second: int, forget: Sequence[bool]) -> Question:
@@ -324,15 +325,21 @@ class Islands(RandomQuestions):
     No model knows the answers, which are numbers; they are in the documents of
     `rl4p.rollout.environments.library`. One document answers the questions about an island. Those
     about the town at its harbour need a second document, which the first one names. There are 960
-    questions; no question occurs twice. A worked answer is the number alone. `RandomQuestions`
-    explains the options.
+    questions; no question occurs twice. A worked answer is the number alone. `Synthetic` explains
+    the options.
     """
 
     train_size: int = 640
 
     def draw(self, random: np.random.Generator) -> Question:
         island = islands()[random.integers(COUNT)]
-        question, answer = questions_about(island)[random.integers(4)]
+        name, town = island.name, f"the town at the harbour of {island.name}"
+        question, answer = (
+            (f"How many square kilometres has {name}?", island.area),
+            (f"How high is the lighthouse of {name}?", island.lighthouse),
+            (f"When was {town} founded?", island.founded),
+            (f"How many people live in {town}?", island.inhabitants),
+        )[random.integers(4)]
         return Question(
             id=f"islands/{question}",
             question=question,
@@ -340,14 +347,3 @@ class Islands(RandomQuestions):
             task="islands",
             solution=f"#### {answer}",
         )
-
-
-def questions_about(island: Island) -> list[tuple[str, int]]:
-    """Returns the questions about an island and the town at its harbour, with their answers."""
-    name, town = island.name, f"the town at the harbour of {island.name}"
-    return [
-        (f"How many square kilometres has {name}?", island.area),
-        (f"How high is the lighthouse of {name}?", island.lighthouse),
-        (f"When was {town} founded?", island.founded),
-        (f"How many people live in {town}?", island.inhabitants),
-    ]

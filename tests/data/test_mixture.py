@@ -4,7 +4,7 @@ import pytest
 
 from rl4p.base.errors import InputError
 from rl4p.configuration import compose, instantiate
-from rl4p.data.mixture import Mixture, repeated
+from rl4p.data.mixture import Mixture
 from rl4p.data.rows import Memory
 from rl4p.data.synthetic import Arithmetic
 from rl4p.loop.source.stream import PromptStream
@@ -119,6 +119,7 @@ def test_a_mixture_of_the_command_line():
     assert Counter(q.task for q in questions) == {"short": 64, "long": 128}
 
 
-@pytest.mark.parametrize(("count", "expected"), [(2, "ab"), (3, "abc"), (7, "abcabca")])
-def test_repetition(count, expected):
-    assert "".join(repeated(list("abc"), count)) == expected
+@pytest.mark.parametrize(("count", "expected"), [(3, "abc"), (4, "abca"), (7, "abcabca")])
+def test_a_smaller_set_is_repeated_up_to_its_share(count, expected):
+    mixture = Mixture(sets={"a": rows("abc"), "b": rows("opqrstu"[:count])})
+    assert "".join(name for task, name in asked(mixture) if task == "a") == expected
