@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from rl4p.compare import main
-from tests.runs import conftest as runs
+from tests.support import runs
 
 command, train = runs.command, runs.train
 METRIC = "eval/arithmetic/pass_at_1"

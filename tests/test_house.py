@@ -226,3 +226,20 @@ def test_a_public_class_has_a_name_of_its_own() -> None:
 
 def test_the_long_files_of_tests_exist() -> None:
     assert [relative(path) for path in LONG if not path.is_file()] == []
+
+
+def test_no_test_file_imports_another() -> None:
+    """What several of them share is in tests/support; only the environment is in a conftest."""
+    allowed = re.compile(r"tests\.(support|golden|mutants|house|conftest)\b")
+    wrong = []
+    for path in (ROOT / "tests").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+            wrong += [
+                (relative(path), name)
+                for name in names
+                if name.startswith("tests.") and not allowed.match(name)
+            ]
+    assert wrong == []

@@ -9,32 +9,22 @@ import itertools
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import yaml
 
 from rl4p.base.errors import InputError
 from rl4p.configuration import compose
 from rl4p.loop.loop import train
 from rl4p.model.scratch import Scratch
 from rl4p.runs.build import build
+from tests.support.pairs import COMPANIONS, GROUPS, MORE, PAIRS, TABLE, group_of, options
 
 pytestmark = [pytest.mark.slow, pytest.mark.mixed_dtypes]
 
-CONF = Path(__file__).resolve().parents[1] / "conf"
-# From each pair to the error that refuses it; the file contains each error once.
-TABLE = {
-    pair: sentence
-    for sentence, pairs in yaml.safe_load(
-        (Path(__file__).parent / "refused_pairs.yaml").read_text()
-    ).items()
-    for pair in pairs
-}
 
 BASE = (
     *("model=scratch", "data.train_size=40", "data.held_out_size=4", "tracker=none", "steps=2"),
@@ -49,76 +39,10 @@ BASE = (
     "+reward.terms.small.pattern='.*[a-m].*'",
     "+reward.terms.small.weight=-0.75",  # makes rewards of both signs
 )
-SHAPE = {"width": 16, "layers": 1, "heads": 2, "num_kv_heads": 1, "feed_forward_width": 32}
-TEACHER = (
-    "+model@teacher=scratch",
-    *(f"teacher.{name}={n}" for name, n in SHAPE.items()),
-)
-SMALL = tuple(f"model.{name}={n}" for name, n in SHAPE.items())
-WHOLE_ANSWERS = ("max_response_tokens=40",)  # a policy that can add differs in results only
-LARGE = (*SMALL, "model.vocabulary=264", "model.dtype=float32", "model.attention=xla")
 
-# From each option to further keys that make it have an effect in such a small run.
-MORE = {
-    "advantage=distill": TEACHER,
-    "correction=sequence_mask": ("correction.low=0.9", "correction.weighted=true"),
-    "entropy=adaptive": ("entropy.alpha=0.05", "entropy.target=10"),
-    "entropy=bonus": ("entropy.alpha=0.05",),
-    "kl=fixed": ("kl.beta=0.5",),
-    "kl=adaptive": ("kl.beta=0.5",),
-    "kl=fixed in_reward": ("kl.beta=20", "kl.estimator=k1", "kl.placement=in_reward"),
-    "kl=fixed weighted": ("kl.beta=0.5", "kl.importance_weight=true"),
-    "model=scratch": SMALL,
-    "model=pretrained": ("model.path=rl4p/tiny", *WHOLE_ANSWERS),
-    "model=tiny": WHOLE_ANSWERS,
-    "model=llama3_1_8b": LARGE,
-    "model=qwen2_5_7b": LARGE,
-    "model=tiny lora": ("model.lora.rank=2", *WHOLE_ANSWERS),
-    "update=ppo constant": (
-        *("update.aggregation=constant", "update.aggregation_length=8"),
-        "update.minibatches=2",
-    ),
-}
-# Options that an option needs in other groups, unless the pair itself chooses there.
-COMPANIONS = {
-    "advantage=gae": {"critic": "shared"},
-    "critic=shared": {"advantage": "gae"},
-    "critic=separate": {"advantage": "gae"},
-    "update=sft": {"advantage": "constant"},
-    "rollout=demonstrations": {"advantage": "constant", "update": "reinforce"},
-}
-GROUPS = ("critic", "advantage", "update", "kl", "entropy", "correction", "rollout", "model")
 # `OTHERWISE` has the options to compare with, `PLAIN` the defaults of a run. No pair contains a
 # default, since such a pair would test one option alone.
 OTHERWISE = {"advantage": "constant", "kl": "none", "entropy": "none", "correction": "none"}
-PLAIN = {
-    *("critic=none", "kl=none", "entropy=none", "correction=none"),
-    *("rollout=continuous", "model=scratch"),
-}
-
-
-# Options that need a server or data of their own; tests/rollout and tests/runs train with them.
-REMOTE = {"rollout=openai", "rollout=sglang", "rollout=vllm", "rollout=preferences"}
-# Options that need an environment; tests/loop/test_turns.py trains with them.
-TURNS = {"rollout=environment", "rollout=agent", "advantage=gigpo", "advantage=turn_returns"}
-
-
-def options(group: str) -> list[str]:
-    names = [f"{group}={path.stem}" for path in sorted((CONF / group).glob("*.yaml"))]
-    names = [name for name in names if name not in REMOTE | TURNS]
-    return names + [name for name in MORE if name.startswith(f"{group}=") and name not in names]
-
-
-def group_of(option: str) -> str:
-    return option.partition("=")[0]
-
-
-PAIRS = [
-    (a, b)
-    for one, other in itertools.combinations(GROUPS, 2)
-    for a, b in itertools.product(options(one), options(other))
-    if not PLAIN & {a, b}
-]
 
 
 @dataclass(frozen=True, kw_only=True)

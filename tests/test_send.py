@@ -4,8 +4,8 @@ import dataclasses
 
 from rl4p.runs.tracker.view import ALL_RUNS, page, where_to_look
 from rl4p.send import main
-from tests.runs.tracker import conftest as tracker
-from tests.runs.tracker.conftest import MLFLOW, only_run, set_tracker
+from tests.support import trackers as tracker
+from tests.support.trackers import MLFLOW, only_run, set_tracker
 
 template, store, record, dead = tracker.template, tracker.store, tracker.record, tracker.dead
 impatient, run = tracker._impatient, tracker.ended

@@ -451,7 +451,7 @@ def test_a_token_is_needed_once_there_is_one_and_signals_end_the_server(folder):
 
 @pytest.mark.slow
 def test_the_policy_of_a_run_is_served(tmp_path):
-    from tests.runs.conftest import SMALL
+    from tests.support.runs import SMALL
 
     line = [sys.executable, "-m", "rl4p.train", *SMALL, "steps=2", "hydra.run.dir=run"]
     subprocess.run(line, cwd=tmp_path, check=True, capture_output=True)

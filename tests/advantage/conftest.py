@@ -73,26 +73,3 @@ def make_turns(make_trajectories, make_rewards):
         return trajectories, rewards, turns
 
     return make
-
-
-def rewards_of_turns(rewards, turns):
-    """Returns the reward of each turn of each row, in float64; the last gets what is left."""
-    total = np.asarray(rewards.total_B, np.float64)
-    own = np.zeros((len(turns), 0)) if rewards.tokens_BT is None else rewards.tokens_BT
-    own = np.asarray(own, np.float64)
-    sums = [
-        [own[row, turn].sum() if own.size else 0.0 for turn in x] for row, x in enumerate(turns)
-    ]
-    return [[*x[:-1], total[row] - sum(x[:-1])] for row, x in enumerate(sums)]
-
-
-def returns_of_turns(rewards, turns, gamma):
-    """Returns G_k = r_k + gamma G_{k+1} of each turn of each row, in float64."""
-    returns = []
-    for own in rewards_of_turns(rewards, turns):
-        later, reverse = 0.0, []
-        for reward in own[::-1]:
-            later = reward + gamma * later
-            reverse.append(later)
-        returns.append(reverse[::-1])
-    return returns

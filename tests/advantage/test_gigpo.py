@@ -5,7 +5,7 @@ import pytest
 
 from rl4p.advantage.gigpo import GiGPO
 from rl4p.advantage.grpo import GRPO
-from tests.advantage.conftest import returns_of_turns
+from tests.support.turns import returns_of_turns
 
 
 def states_of(trajectories, turns, seed):

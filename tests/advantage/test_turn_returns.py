@@ -4,7 +4,7 @@ import pytest
 
 from rl4p.advantage.reinforce import Reinforce
 from rl4p.advantage.turn_returns import TurnReturns
-from tests.advantage.conftest import returns_of_turns
+from tests.support.turns import returns_of_turns
 
 
 @pytest.mark.parametrize("seed", range(5))

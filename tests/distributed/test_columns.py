@@ -285,7 +285,9 @@ def test_scores_and_gradients_are_those_of_one_device(on_devices, family, shapes
 
 # The compiled update of rows that are longer than a microbatch.
 MEMORY = """
-from tests.tools.planning.test_estimate import CPU, cost, estimate_of, update
+from rl4p.tools.planning.costs import cost
+from rl4p.tools.planning.programs import update
+from tests.support.estimates import CPU, estimate_of
 
 def planned(shape, *more):
     words = (f"mesh.shape='{shape}'", "model.layers=2", "model.remat=layer")

@@ -1,20 +1,18 @@
 """The compiled program that decodes the sequences in slots."""
 
-from dataclasses import dataclass
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from rl4p.base.types import Sampling
-from rl4p.distributed.mesh import Mesh
 from rl4p.engine.cache import place, prefill
 from rl4p.engine.decode import MOST_STEPS, Outcome, SlotState, decode, packed, without
 from rl4p.engine.distributions import SharedDistribution
 from rl4p.engine.sequence import TokenSequence
 from rl4p.engine.slots import Slots
 from rl4p.model.sampling import Draws
+from tests.support.streams import MeshOf
 
 
 @pytest.fixture
@@ -60,17 +58,6 @@ def test_a_call_ends_by_its_steps_by_its_sequences_or_with_its_cache(call):
         for slot, count in enumerate(outcome.drawn_n):
             tokens = outcome.tokens_nM[slot, :count].tolist()
             assert tokens == whole.tokens_nM[slot, :count].tolist()
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeshOf(Mesh):
-    """One device, and the name of a platform in place of the CPU's."""
-
-    name: str
-
-    @property
-    def platform(self):
-        return self.name
 
 
 @pytest.mark.parametrize(("platform", "kernels", "scatters"), [("tpu", 4, 0), ("cpu", 0, 6)])

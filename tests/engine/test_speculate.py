@@ -23,8 +23,7 @@ from rl4p.engine.speculate import speculate
 from rl4p.protocols.engine import Request
 from rl4p.rollout.continuous import Continuous
 from rl4p.rollout.naive_sampler import NaiveSampler
-from tests.engine.test_decode import MeshOf
-from tests.engine.test_streams import MOST, Conversations
+from tests.support.streams import MOST, Conversations, MeshOf
 
 R = 72
 LOW = 0.2  # a temperature at which the random policy repeats itself, and leaves it again

@@ -6,7 +6,6 @@ import sys
 from collections import Counter
 
 import jax
-import numpy as np
 import pytest
 
 from rl4p.distributed.mesh import Mesh
@@ -14,44 +13,8 @@ from rl4p.engine import cache as programs
 from rl4p.engine.layout import WIDE
 from rl4p.loop.compilation import compilation
 from rl4p.model.scratch import Scratch
-from rl4p.protocols.engine import Request
 from rl4p.rollout.continuous import Continuous
-
-TURNS, DRAWN, ADDED = 3, 24, (70, 71, 72)
-MOST = 12
-
-
-class Conversations:
-    """A source of conversations that all have TURNS turns of DRAWN tokens."""
-
-    longest = 256
-
-    def __init__(self, count: int, most: int) -> None:
-        self.most = most
-        self.requests = [self.request((5, 6, number), number, 0) for number in range(count)]
-        self.tokens: dict[int, tuple[int, ...]] = {}
-
-    def request(self, tokens, number, turn):
-        key = np.asarray(jax.random.key_data(jax.random.key(number)))
-        return Request(
-            tokens=tokens,
-            keys_N=key[None],
-            max_tokens=DRAWN,
-            drawn=turn * DRAWN,
-            keep=turn < TURNS - 1,
-            task=f"{number} {turn}",
-        )
-
-    def take(self, *, wait):
-        taken, self.requests = self.requests, []
-        return taken
-
-    def give(self, request, completion):
-        number, turn = map(int, request.task.split())
-        tokens = *request.tokens, *completion.tokens.tolist(), *ADDED
-        self.tokens[number] = tokens
-        if turn < TURNS - 1:
-            self.requests.append(self.request(tokens, number, turn + 1))
+from tests.support.streams import MOST, TURNS, Conversations
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +101,7 @@ from rl4p.distributed import placement
 from rl4p.distributed.mesh import Mesh
 from rl4p.model.scratch import Scratch
 from rl4p.rollout.continuous import Continuous
-from tests.engine.test_streams import Conversations
+from tests.support.streams import Conversations
 
 model = Scratch(width=48, layers=2, heads=6, num_kv_heads=2, feed_forward_width=32)
 policy, _ = model.build(Mesh(dp=1), jax.random.key(0))

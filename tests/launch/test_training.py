@@ -11,10 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs.conftest import SMALL, assert_same_checkpoint, assert_trains, lines, summary
-from tests.runs.test_processes import free_port
 from tests.support.documents import ROOT
 from tests.support.launch import LAUNCH, RESTARTING, Place, write
+from tests.support.runs import (
+    SMALL,
+    assert_same_checkpoint,
+    assert_trains,
+    free_port,
+    lines,
+    summary,
+)
 
 EVERY = 4
 STEPS = ("steps=24", "prompts_per_step=8", "optimizer.learning_rate=1e-5", "debug=off")

@@ -13,20 +13,9 @@ from openai import AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
 
 from rl4p.base.errors import InputError
 from rl4p.base.types import Finish
-from rl4p.engine.serving.agent_server import AgentServer
 from rl4p.engine.serving.choice import Choice
 from rl4p.loop.checks import check_trajectories
-from rl4p.rollout.agent import Agent
-from rl4p.rollout.continuous import Continuous
-from tests.rollout.test_environment import (
-    ENDS,
-    REWRITES,
-    TEMPLATE,
-    logprobs_of,
-    words,
-)
-
-R = 160
+from tests.support.episodes import ENDS, REWRITES, TEMPLATE, logprobs_of, rollout, words
 
 
 @pytest.fixture(scope="module")
@@ -35,15 +24,6 @@ def ending(policy):
     tokenizer = copy.deepcopy(policy.tokenizer)
     tokenizer.chat_template = TEMPLATE
     return dataclasses.replace(policy, end_ids=ENDS, tokenizer=tokenizer)
-
-
-def rollout(agent, **options):
-    return Agent(
-        engine=Continuous(max_response_tokens=R, temperature=1.0),
-        agent=agent,
-        server=AgentServer(),
-        **{"max_response_tokens": R, "max_call_tokens": 10} | options,
-    )
 
 
 def client(episode):

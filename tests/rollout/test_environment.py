@@ -13,30 +13,16 @@ import pytest
 
 import rl4p.rollout.episodes
 from rl4p.base.errors import InputError, RunError
-from rl4p.base.types import Finish, Microbatching, Sampling
-from rl4p.learner.logprobs import ScoreOptions, score_tokens
+from rl4p.base.types import Finish
 from rl4p.loop.checks import check_trajectories
 from rl4p.protocols.environment import StepResult
 from rl4p.rollout import episode_loop
 from rl4p.rollout.continuous import Continuous
 from rl4p.rollout.environment import Environment
 from rl4p.rollout.naive_sampler import NaiveSampler
+from tests.support.episodes import ENDS, REWRITES, TEMPLATE, logprobs_of, words
 
 R = 96
-# The tokens of the bytes C0, C1 and F5 to FF, which are in no UTF-8 text: each is decoded to one
-# U+FFFD, whatever is before it.
-ENDS = (124, 125, *range(177, 188))
-TEMPLATE = (
-    "{% for message in messages %}"
-    "{{ '<|' + message['role'] + '|>' + message['content'] }}"
-    "{{ '\ufffd' if message['role'] == 'assistant' else '<|end|>' }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
-)
-REWRITES = TEMPLATE.replace(
-    "message['content'] }}",
-    "(message['content'] if loop.last or message['role'] != 'assistant' else 'cut') }}",
-)
 
 
 @pytest.fixture(scope="module")
@@ -95,18 +81,6 @@ def rollout(environment, engine=Continuous, **options):
     )
 
 
-def words(trajectories, row):
-    """Returns the tokens of each segment of a row, and which of them the policy chose."""
-    tokens, mask, segments = (
-        np.asarray(getattr(trajectories, name))[row]
-        for name in ("tokens_BT", "response_mask_BT", "segment_ids_BT")
-    )
-    return [
-        (tokens[segments == number].tolist(), mask[segments == number].tolist())
-        for number in range(1, segments.max() + 1)
-    ]
-
-
 @pytest.mark.parametrize("template", [TEMPLATE, REWRITES])
 def test_trained_tokens_are_those_sampled_after_the_context_that_was_read(
     sample, ending, params, requests, template, monkeypatch
@@ -133,16 +107,6 @@ def test_trained_tokens_are_those_sampled_after_the_context_that_was_read(
     ours = logprobs_of(ending, params, trajectories)
     behaviour = np.asarray(trajectories.behaviour_logprobs_BT)
     np.testing.assert_allclose(ours[mask], behaviour[mask], atol=2e-5)
-
-
-def logprobs_of(policy, params, trajectories):
-    options = ScoreOptions(
-        decoder=policy.decoder,
-        sampling=Sampling(),
-        microbatching=Microbatching(tokens=4096),
-        mesh=policy.mesh,
-    )
-    return np.asarray(score_tokens(options, params, trajectories)["logprobs"])
 
 
 def test_both_samplers_hold_the_same_episodes(sample):

@@ -5,26 +5,9 @@ import pytest
 
 from rl4p.base.types import Finish, Turn
 from rl4p.loop.checks import check_trajectories
-from rl4p.protocols.engine import Completion
 from rl4p.rollout.episode_rows import FinishedEpisode, divided, rows_on_host
-from rl4p.rollout.exact_conversation import Segment, conversation_of
-
-
-def completion(*tokens):
-    return Completion(
-        tokens=np.array(tokens, np.int32),
-        logprobs=np.full(len(tokens), -1.0, np.float32),
-        versions=np.zeros(len(tokens), np.int32),
-        finish=Finish.STOP,
-    )
-
-
-def segment(*parts):
-    """Returns a segment of parts: lists are read, tuples are chosen."""
-    made = Segment()
-    for part in parts:
-        made.choose(completion(*part)) if isinstance(part, tuple) else made.read(part)
-    return made
+from rl4p.rollout.exact_conversation import conversation_of
+from tests.support.episodes import completion, segment
 
 
 def test_the_first_context_and_the_rest():

@@ -20,7 +20,7 @@ from rl4p.rollout.naive_sampler import NaiveSampler
 from rl4p.runs.build import instantiate_phases
 from rl4p.runs.compatibility import refuse_what_cannot_act
 from rl4p.runs.evaluation import check_own_sampling
-from tests.engine.serving.test_scheduler import Client
+from tests.support.scheduler import Client
 
 R = 24
 ALL = {

@@ -6,7 +6,7 @@ import numpy as np
 
 from rl4p.rollout.episode_rows import FinishedEpisode, rows_on_host
 from rl4p.rollout.training_trace import training_traces
-from tests.rollout.test_episode_rows import segment
+from tests.support.episodes import segment
 
 
 def test_each_turn_has_what_was_read_and_chosen(policy, make_prompt):

@@ -20,7 +20,7 @@ from rl4p.runs.checkpoint import Orbax
 from rl4p.runs.folder import save_config
 from rl4p.runs.record import Record
 from rl4p.runs.saved_steps import chosen_step, steps_of
-from tests.runs.conftest import assert_trains, lines, summary
+from tests.support.runs import assert_trains, lines, summary
 
 METRIC = "eval/arithmetic/pass_at_1"
 BEST = f"checkpoint.best={METRIC}"

@@ -9,12 +9,7 @@ from rl4p.configuration import compose
 from rl4p.rollout.continuous import Continuous
 from rl4p.rollout.naive_sampler import NaiveSampler
 from rl4p.runs.build import build
-
-SMALL = (
-    *("model=scratch", "model.width=32", "model.layers=1", "model.heads=2"),
-    *("data.train_size=20", "data.held_out_size=4", "prompts_per_step=4", "group_size=2"),
-)
-
+from tests.support.build_words import SMALL
 
 TRUNCATE = "+transform@transforms.a=truncate"
 DROP = "+transform@transforms.a=drop +filter@transforms.a.filters.b=deviation"

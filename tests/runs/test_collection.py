@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs.conftest import assert_trains, lines
-from tests.runs.test_resume import assert_gone_on, kill, resume
+from tests.support.runs import assert_gone_on, assert_trains, kill, lines, resume
 
 pytestmark = pytest.mark.slow
 

@@ -25,7 +25,7 @@ from rl4p.runs.compatibility import (
     refuse_what_cannot_act,
 )
 from tests.support.options import keys_of
-from tests.test_pairs import COMPANIONS, CONF, MORE, PAIRS, TABLE, group_of, options
+from tests.support.pairs import COMPANIONS, CONF, MORE, PAIRS, TABLE, group_of, options
 
 SFT = ("advantage=constant", "update=sft")
 OF_PHASES = ("critic", "advantage", "update", "kl", "entropy", "correction", "rollout")

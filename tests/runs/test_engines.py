@@ -11,7 +11,7 @@ from collections import Counter
 import httpx2
 import pytest
 
-from tests.runs.conftest import SMALL, lines, summary
+from tests.support.runs import SMALL, lines, summary
 
 pytestmark = pytest.mark.slow
 

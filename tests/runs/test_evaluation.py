@@ -10,7 +10,7 @@ from rl4p.configuration import compose
 from rl4p.data.synthetic import Arithmetic
 from rl4p.runs.build import build
 from rl4p.runs.evaluation import held_out_questions, pass_at_k, repeated
-from tests.runs.test_build import SMALL
+from tests.support.build_words import SMALL
 
 
 def built(*overrides):

@@ -24,7 +24,7 @@ from rl4p.runs.folder import (
     save_config,
 )
 from rl4p.runs.saved_steps import chosen_step, steps_of
-from tests.runs.test_run_mirror import go_on, opened
+from tests.support.mirrors import go_on, opened
 
 SHARED = fcntl.LOCK_SH
 

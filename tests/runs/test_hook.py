@@ -13,7 +13,7 @@ import pytest
 
 from rl4p.model.pretrained import Pretrained
 from rl4p.runs.hook import Export, Profiler
-from tests.runs.conftest import lines, summary
+from tests.support.runs import lines, summary
 
 
 class Hub:

@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import rl4p
-from tests.runs.conftest import assert_trains, lines, params, summary
+from tests.support.runs import assert_trains, lines, params, summary
 
 MODEL = ("model.heads=8", "model.num_kv_heads=4", "model.feed_forward_width=64")
 PHASES = ("advantage=gae", "critic=separate", "kl=fixed", "ema.decay=0.5", "prompts_per_step=8")

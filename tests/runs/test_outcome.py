@@ -24,7 +24,7 @@ from rl4p.runs.outcome import (
 )
 from rl4p.runs.run_mirror import RunMirror
 from rl4p.runs.saved_steps import chosen_step
-from tests.runs.conftest import assert_trains, lines, summary
+from tests.support.runs import assert_trains, lines, summary
 
 METRIC = "eval/arithmetic/pass_at_1"
 CHECKPOINTS = SimpleNamespace(save_seconds=lambda: 0.0)

@@ -10,7 +10,7 @@ from rl4p.base.errors import InputError
 from rl4p.configuration import compose
 from rl4p.loop.loop import train
 from rl4p.runs.build import build
-from tests.runs.test_build import SMALL
+from tests.support.build_words import SMALL
 
 pytestmark = pytest.mark.mixed_dtypes
 

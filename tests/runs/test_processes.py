@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from rl4p.runs.grading import DIGITS
-from tests.runs.conftest import assert_same_checkpoint, assert_trains, lines, params, summary
+from tests.support.runs import assert_same_checkpoint, assert_trains, lines, params, summary
 
 # Records every response of every step.
 KEPT = ("steps=3", "prompts_per_step=8", "samples.every=1", "samples.count=16")

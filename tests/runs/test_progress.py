@@ -4,7 +4,6 @@ import io
 import re
 from contextlib import ExitStack
 from itertools import pairwise
-from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -23,19 +22,9 @@ from rl4p.runs.progress import (
 )
 from rl4p.runs.remaining_time import RemainingTime
 from tests.support.clock import Clock
+from tests.support.logs import info
 
 BEAT = progress.BEAT
-METRICS = {"reward/mean": 0.25, "rollout/tokens_per_second": 1234.4, "time/step": 2.0}
-
-
-def info(step, *, response="#### 3", **metrics):
-    prompt = SimpleNamespace(question="1+2?", answer="3")
-    return SimpleNamespace(
-        step=step,
-        metrics=METRICS | metrics,
-        episodes=(SimpleNamespace(prompt=prompt, response=response), None),
-        rewards=SimpleNamespace(total_B=[1.5, 0.0]),
-    )
 
 
 @pytest.fixture

@@ -5,12 +5,19 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.runs.conftest import assert_same_checkpoint, assert_trains, lines, summary
+from tests.support.runs import (
+    assert_gone_on,
+    assert_trains,
+    interrupt,
+    kill,
+    lines,
+    resume,
+    summary,
+)
 
 # With all kinds of memory: a critic, two controllers, a moving average of the weights.
 MEMORY = ("advantage=gae", "critic=shared", "kl=adaptive", "entropy=adaptive", "ema.decay=0.5")
@@ -24,39 +31,6 @@ def whole(train, tmp_path_factory) -> Path:
     assert train(*STEPS, f"hydra.run.dir={folder}").returncode == 0
     assert_trains(lines(folder))
     return folder
-
-
-def interrupt(command: list[str], awaited: Path, number: signal.Signals) -> int:
-    """Starts a run, sends it a signal once a file exists, and returns its exit code."""
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    while process.poll() is None:
-        if awaited.exists():
-            process.send_signal(number)
-            break
-        time.sleep(0.002)
-    process.communicate()
-    return process.returncode
-
-
-def kill(command, folder: Path, options: tuple[str, ...], **others) -> None:
-    """Starts a run, and kills it in some step after the first checkpoint exists."""
-    every = next(x.partition("=")[2] for x in options if x.startswith("checkpoint.every="))
-    killed = command(*options, f"hydra.run.dir={folder}", **others)
-    interrupt(killed, folder / "checkpoints" / every, signal.SIGKILL)
-    assert not (folder / "summary.json").exists()
-
-
-def resume(train, folder: Path) -> None:
-    process = train(f"resume={folder}", small=())
-    assert process.returncode == 0, process.stderr
-
-
-def assert_gone_on(folder: Path, whole: Path) -> None:
-    """Checks that an interrupted run equals an uninterrupted one in every digit."""
-    assert lines(folder) == lines(whole)
-    assert (folder / "samples.jsonl").read_text() == (whole / "samples.jsonl").read_text()
-    assert summary(folder)["params_sha256"] == summary(whole)["params_sha256"]
-    assert_same_checkpoint(folder, whole)
 
 
 @pytest.mark.slow

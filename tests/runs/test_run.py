@@ -25,7 +25,7 @@ from rl4p.runs.run import (
     may_start_again,
     refuse_what_only_a_plan_reads,
 )
-from tests.runs.conftest import summary
+from tests.support.runs import summary
 
 pytestmark = pytest.mark.mixed_dtypes
 

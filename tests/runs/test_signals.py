@@ -18,7 +18,7 @@ import pytest
 from rl4p.base.errors import InputError, RunError
 from rl4p.runs.progress import ProgressBar, ResponseBar
 from rl4p.runs.signals import SIGNALS, StopRequest, Terminal, Tolerance, Tolerated
-from tests.runs.test_progress import info
+from tests.support.logs import info
 
 
 @pytest.fixture

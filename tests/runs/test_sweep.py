@@ -28,7 +28,7 @@ from rl4p.runs.sweep import (
     write_failure,
     write_jobs,
 )
-from tests.runs.conftest import assert_same_checkpoint, lines, summary
+from tests.support.runs import assert_same_checkpoint, lines, summary
 
 JOBLIB = ("hydra/launcher=joblib",)
 SUBMITIT = ("hydra/launcher=submitit_local",)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs.conftest import assert_same_checkpoint, assert_trains, lines, summary
 from tests.support.documents import DOCS, write_files
+from tests.support.runs import assert_same_checkpoint, assert_trains, lines, summary
 
 METRICS = {
     "reward/mean", "reward/std", "reward/correct", "reward/format", "reward/capital",

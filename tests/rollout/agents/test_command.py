@@ -16,8 +16,7 @@ from rl4p.loop.checks import check_trajectories
 from rl4p.protocols.environment import AgentEpisode
 from rl4p.rollout.agents.command import Command, CommandFailed
 from rl4p.rollout.episode_loop import within
-from tests.rollout.test_agent import rollout
-from tests.rollout.test_environment import ENDS, TEMPLATE
+from tests.support.episodes import ENDS, TEMPLATE, rollout
 
 TALKS = """
 import json, os, sys, urllib.request

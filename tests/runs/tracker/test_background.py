@@ -8,7 +8,7 @@ import pytest
 from rl4p.protocols.hook import Mirror
 from rl4p.runs.tracker import background
 from rl4p.runs.tracker.background import BackgroundMirror, TimedSteps, reason
-from tests.runs.tracker.conftest import wait_for
+from tests.support.trackers import wait_for
 
 
 class Memory(Mirror):

@@ -23,7 +23,7 @@ from rl4p.runs.tracker import mlflow as databases
 from rl4p.runs.tracker import mlflow as tracking
 from rl4p.runs.tracker.mirror import COMMIT, IDENTITY, PARENT, mlflow_key
 from rl4p.runs.tracker.mlflow import ID, KIND, NAME, TRAINING, URI, MLflow, complete, lock_of
-from tests.runs.tracker.conftest import only_run, wait_for
+from tests.support.trackers import only_run, wait_for
 
 # Ends as kill -9 does, before the n-th statement that the program sends to a database.
 INTERRUPTED = """

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from rl4p.runs.tracker.sending import Destination, send
-from tests.runs.tracker.conftest import MLFLOW, only_run, set_tracker
+from tests.support.trackers import MLFLOW, only_run, set_tracker
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from rl4p.runs.tracker import sweep as sweeps
 from rl4p.runs.tracker.mirror import NOTE, PARENT
 from rl4p.runs.tracker.mlflow import PARENT_VARIABLE, MLflow
 from rl4p.runs.tracker.sweep import ParentRun, attach_comparison
-from tests.runs.tracker.conftest import MLFLOW, only_run
+from tests.support.trackers import MLFLOW, only_run
 
 APP = """
 import pathlib, sys

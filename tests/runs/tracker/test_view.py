@@ -7,7 +7,7 @@ import pytest
 from rl4p.runs.tracker.mirror import mlflow_key
 from rl4p.runs.tracker.sweep import links, view_of_sweep
 from rl4p.runs.tracker.view import ALL_RUNS, FIRST, VIEW, page, view, where_to_look
-from tests.runs.tracker.conftest import only_run
+from tests.support.trackers import only_run
 
 PASS = "eval/sums/pass_at_1"
 

@@ -10,7 +10,7 @@ from rl4p.base.errors import InputError
 from rl4p.runs.tracker import wandb as tracking
 from rl4p.runs.tracker.description import Description
 from rl4p.runs.tracker.wandb import WandB
-from tests.runs.tracker.conftest import wait_for
+from tests.support.trackers import wait_for
 
 HEADER, BLOCK = 7, 32768  # bytes, of the file and of a part in it
 

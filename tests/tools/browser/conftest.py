@@ -5,8 +5,7 @@ import json
 import pytest
 
 from rl4p.tools.browser.samples import samples_in
-
-HOSTILE = "</script><img src=x onerror=alert(1)><!-- [red]x[/red] \x1b[2J\x00 \u202e &amp; ${1}"
+from tests.support.hostile_samples import HOSTILE
 
 
 @pytest.fixture

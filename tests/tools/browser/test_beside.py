@@ -10,7 +10,7 @@ from rl4p.runs.sample import Sample
 from rl4p.tools.browser.beside import chosen, key_of, page, side_by_side
 from rl4p.tools.browser.job import browse
 from rl4p.tools.browser.samples import SampleFilter
-from tests.tools.browser.conftest import HOSTILE
+from tests.support.hostile_samples import HOSTILE
 
 
 def sample(number, correct, **others):

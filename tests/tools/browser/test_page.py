@@ -9,7 +9,7 @@ import pytest
 
 from rl4p.tools.browser.page import embedded, page
 from tests.support.elements import Elements
-from tests.tools.browser.conftest import HOSTILE
+from tests.support.hostile_samples import HOSTILE
 
 
 @pytest.fixture

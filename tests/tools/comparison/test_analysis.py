@@ -6,32 +6,8 @@ from pathlib import Path
 import pytest
 
 from rl4p.base.errors import InputError
-from rl4p.tools.comparison.analysis import analysed
-from rl4p.tools.comparison.runs import LeftOut, Run
-
-METRIC = "eval/sums/pass_at_1"
-
-
-def run(algorithm, seed, value, **rows):
-    return Run(
-        name=f"{algorithm}-{seed}",
-        seed=seed,
-        config={"advantage": algorithm},
-        overrides=[f"advantage={algorithm}"],
-        rows=[{"step": 0, "eval/sums/prompts": 256.0} | ({METRIC: value} | rows)],
-    )
-
-
-def runs(**algorithms):
-    return [
-        run(name, seed, value)
-        for name, values in algorithms.items()
-        for seed, value in enumerate(values)
-    ]
-
-
-def compare(members, left_out=(), metric=None, **options):
-    return analysed(members, left_out, Path("out"), metric, **options)
+from rl4p.tools.comparison.runs import LeftOut
+from tests.support.compared_runs import SUMS, compare, run, runs
 
 
 def test_groups_are_in_the_order_of_their_interquartile_means_and_every_two_are_compared_once():
@@ -78,7 +54,7 @@ def test_a_run_without_a_finite_value_is_left_out_and_named(value, word):
     found = compare([*runs(a=[0.1, 0.2]), run("a", 2, value)], [LeftOut(name="x", reason="y")])
     assert [(each.name, each.reason) for each in found.left_out] == [
         ("x", "y"),
-        ("a-2", f"its last {METRIC} is {word}"),
+        ("a-2", f"its last {SUMS} is {word}"),
     ]
     assert list(found.results[0].values) == [0, 1]
 

@@ -20,7 +20,7 @@ from rl4p.tools.comparison.charts import (
     style,
 )
 from rl4p.tools.comparison.curves import AXES, Curve
-from tests.tools.comparison.test_analysis import compare, run, runs
+from tests.support.compared_runs import compare, run, runs
 
 
 def curve(values, spread=0.0):

@@ -11,8 +11,8 @@ from rl4p.tools.comparison.mlflow import read_experiment
 from rl4p.tools.comparison.report import document
 from rl4p.tools.comparison.runs import find, read_folders
 from rl4p.tools.comparison.samples import side_by_side
-from tests.runs.tracker import conftest as tracker
-from tests.tools.comparison.conftest import METRIC, write_run
+from tests.support import trackers as tracker
+from tests.support.compared_runs import METRIC, write_run
 
 template, store, dead = tracker.template, tracker.store, tracker.dead
 impatient = tracker._impatient

@@ -7,8 +7,8 @@ import pytest
 from rl4p.tools.comparison.page import page
 from rl4p.tools.comparison.report import compare
 from rl4p.tools.comparison.runs import read_folders
+from tests.support.compared_runs import sample, write_run
 from tests.support.elements import Elements
-from tests.tools.comparison.conftest import sample, write_run
 
 HOSTILE = (
     "</script><img src=x onerror=alert(1)><svg/onload=alert(2)> \u202e \x1b[31m \x00 \ud800 &lt;"

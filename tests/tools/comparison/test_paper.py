@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from rl4p.tools.comparison import paper
-from tests.tools.comparison.test_analysis import compare, runs
+from tests.support.compared_runs import compare, runs
 
 NAMES = {f"{name}.{suffix}" for name in ("curve", "intervals") for suffix in ("pdf", "svg")}
 

@@ -9,7 +9,7 @@ import pytest
 from rl4p.base.errors import InputError, RunError
 from rl4p.tools.comparison.report import best_values, compare, print_comparison
 from rl4p.tools.comparison.runs import read_folders
-from tests.tools.comparison.conftest import METRIC, write_run
+from tests.support.compared_runs import METRIC, write_run
 
 
 def document(folder):

@@ -4,7 +4,7 @@ import pytest
 
 from rl4p.base.errors import InputError
 from rl4p.tools.comparison.runs import find, read, read_folders
-from tests.tools.comparison.conftest import METRIC, write_run
+from tests.support.compared_runs import METRIC, write_run
 
 
 def names(folders):

@@ -4,7 +4,7 @@ from rl4p.runs.sample import Sample
 from rl4p.tools.comparison.groups import RunGroup
 from rl4p.tools.comparison.runs import Run
 from rl4p.tools.comparison.samples import LETTERS, PROMPTS, side_by_side
-from tests.tools.comparison.conftest import sample
+from tests.support.compared_runs import sample
 
 
 def group(*samples, seed=0):

@@ -8,7 +8,7 @@ import pytest
 from rl4p.base.errors import InputError
 from rl4p.tools.comparison import sources
 from rl4p.tools.comparison.sources import CompareOptions, Store, read, read_options
-from tests.tools.comparison.conftest import write_run
+from tests.support.compared_runs import write_run
 
 
 def test_each_source_has_its_words():

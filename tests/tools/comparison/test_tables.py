@@ -5,7 +5,7 @@ import csv
 import pytest
 
 from rl4p.tools.comparison.tables import tables
-from tests.tools.comparison.test_analysis import METRIC, compare, run, runs
+from tests.support.compared_runs import SUMS, compare, run, runs
 
 
 def test_each_run_group_and_point_has_a_row():
@@ -24,7 +24,7 @@ def test_each_run_group_and_point_has_a_row():
     assert (one["seeds"], one["interval_low"]) == ("1", "")
     assert float(three["interval_high"]) == comparison.results[1].interval[1]
     points = [row for row in read["curves.csv"] if row["group"] == "advantage=a, b"]
-    assert {row["metric"] for row in points} == {METRIC}
+    assert {row["metric"] for row in points} == {SUMS}
     last = points[-1]
     assert [float(last[name]) for name in ("iqm", "lowest", "highest")] == pytest.approx(
         [0.2, 0.1, 0.3]

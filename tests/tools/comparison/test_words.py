@@ -11,8 +11,8 @@ from rl4p.tools.comparison import words
 from rl4p.tools.comparison.measures import Value
 from rl4p.tools.comparison.runs import LeftOut
 from rl4p.tools.comparison.words import amount, duration, number, share, span
+from tests.support.compared_runs import SUMS, compare, runs
 from tests.support.documents import ROOT
-from tests.tools.comparison.test_analysis import METRIC, compare, runs
 
 
 def said(*left_out, **algorithms):
@@ -21,7 +21,7 @@ def said(*left_out, **algorithms):
 
 def test_a_supported_difference_is_claimed_with_its_figures():
     best, claim, *rest = said(a=[0.70, 0.72, 0.71], b=[0.90, 0.91, 0.92])
-    assert best.startswith(f"advantage=b has the highest {METRIC}: 0.910, 95% interval [0.8")
+    assert best.startswith(f"advantage=b has the highest {SUMS}: 0.910, 95% interval [0.8")
     assert best.endswith("the interquartile mean of 3 seeds.")
     assert claim.startswith(
         "The seeds support that advantage=b is better than advantage=a: +0.200 over 3 seeds that "
@@ -62,7 +62,7 @@ def test_too_few_seeds_are_told_and_nothing_is_claimed(count):
 
 
 def test_equal_values_are_told():
-    comparison = compare([*runs(a=[0.5, 0.5, 0.5], b=[0.1, 0.2, 0.3])], metric=METRIC)
+    comparison = compare([*runs(a=[0.5, 0.5, 0.5], b=[0.1, 0.2, 0.3])], metric=SUMS)
     assert comparison.results[0].interval is not None  # pass@1 counts prompts
     rows = [{"step": 0, "other": 1.0}]
     members = [type(run)(**(vars(run) | {"rows": rows})) for run in runs(a=[1, 1, 1], b=[1, 1, 1])]
@@ -70,13 +70,13 @@ def test_equal_values_are_told():
     assert "All seeds of advantage=a and advantage=b have equal values" in text
     assert "advantage=a and advantage=b have the highest other: 1.000" in text
     text = said(a=[0.1 + 0.2] * 3, b=[0.3] * 3)[0]  # equal up to rounding
-    assert text.startswith(f"advantage=a and advantage=b have the highest {METRIC}: 0.300")
+    assert text.startswith(f"advantage=a and advantage=b have the highest {SUMS}: 0.300")
 
 
 def test_a_single_configuration_is_described_and_runs_that_are_left_out_are_counted():
     left_out = [LeftOut(name="x", reason="y")] * 2
     text, last = said(*left_out, a=[0.5, 0.6, 0.7])
-    assert text.startswith(f"All runs have one configuration. Its {METRIC} is 0.600, 95% interval")
+    assert text.startswith(f"All runs have one configuration. Its {SUMS} is 0.600, 95% interval")
     assert last == "2 runs are left out."
     assert said(left_out[0], a=[0.5])[-1] == "1 run is left out."
 
@@ -114,11 +114,11 @@ def test_what_is_unknown_is_a_dash():
 
 def test_the_number_that_counts_and_tasks_that_are_left_out_are_named():
     members = runs(a=[0.5, 0.6, 0.7])
-    rows = [*members[0].rows, {"step": 9, METRIC: 1.0, "eval/words/pass_at_1": 1.0}]
+    rows = [*members[0].rows, {"step": 9, SUMS: 1.0, "eval/words/pass_at_1": 1.0}]
     members[0] = type(members[0])(**(vars(members[0]) | {"rows": rows}))
     said = words.sentences(compare(members, value=Value("area")))
     assert said[0].startswith(
-        f"All runs have one configuration. Its area under the curve of {METRIC}"
+        f"All runs have one configuration. Its area under the curve of {SUMS}"
     )
     assert "Not every run has eval/words/pass_at_1, so the others are compared." in said
 

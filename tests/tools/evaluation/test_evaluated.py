@@ -15,7 +15,7 @@ from rl4p.tools.evaluation.evaluated import (
     identity_of,
     samples_of_chunk,
 )
-from tests.runs.conftest import checkpoint
+from tests.support.runs import checkpoint
 
 
 def parameters(evaluated):

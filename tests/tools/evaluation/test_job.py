@@ -11,8 +11,7 @@ import pytest
 
 from rl4p.export import main as export
 from rl4p.tools.evaluation import job
-from tests.runs.conftest import lines
-from tests.runs.test_processes import ended, free_port
+from tests.support.runs import ended, free_port, lines
 
 FILES = {
     "request.json", "responses.jsonl", "evaluation.json", "config.yaml", "environment.json",

@@ -1,31 +1,10 @@
 """A small server that answers like OpenAI's, and questions for it."""
 
-import json
-from typing import Any
-
 import pytest
 
 from rl4p.data.synthetic import addition
 from rl4p.runs.sample import Sample, SampleFile, Status
 from rl4p.tools.generation.responses import ResponseSet
-
-Answer = tuple[int, dict[str, str], bytes]
-
-
-def completion(text: str, **choice: Any) -> Answer:
-    """Returns the answer with one response."""
-    message = {"role": "assistant", "content": text}
-    body = {
-        "choices": [{"index": 0, "message": message, "finish_reason": "stop"} | choice],
-        "usage": {"prompt_tokens": 5, "completion_tokens": 7},
-    }
-    return 200, {"Content-Type": "application/json"}, json.dumps(body).encode()
-
-
-def worked(body: dict[str, Any]) -> str:
-    """Returns the right answer to the sum in a request."""
-    a, b = body["messages"][-1]["content"].split("+")
-    return f"{a} and {b} #### {int(a) + int(b)}"
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from rl4p.base.errors import InputError
 from rl4p.base.http import InvalidResponseError
 from rl4p.base.types import Sampling
 from rl4p.tools.generation.chat import Chat, read_answer
-from tests.tools.generation.conftest import completion
+from tests.support.answers import completion
 
 
 @pytest.fixture

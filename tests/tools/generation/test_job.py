@@ -13,8 +13,8 @@ import pytest
 from rl4p.base.errors import InputError, RunError, Stopped
 from rl4p.tools.generation import local
 from rl4p.tools.generation.job import generate, refuse_equal_ids
-from tests.runs.conftest import assert_trains, lines
-from tests.tools.generation.conftest import completion, worked
+from tests.support.answers import completion, worked
+from tests.support.runs import assert_trains, lines
 
 POLICY = ("group_size=4", "prompts_per_step=8", "mesh=single")
 

@@ -9,7 +9,7 @@ from rl4p.base.types import Sampling
 from rl4p.tools.generation.chat import Chat
 from rl4p.tools.generation.options import Server
 from rl4p.tools.generation.server import Client
-from tests.tools.generation.conftest import completion, worked
+from tests.support.answers import completion, worked
 
 KEY = "sk-secret-123"
 

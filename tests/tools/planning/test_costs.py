@@ -24,7 +24,7 @@ from rl4p.tools.planning.costs import (
 )
 from rl4p.tools.planning.hlo import Collective
 from rl4p.tools.planning.programs import Program, program
-from tests.tools.planning.conftest import FSDP, INNER, KERNELS, MICROBATCHES, TP, WIDTH
+from tests.support.plans import FSDP, INNER, KERNELS, MICROBATCHES, TP, WIDTH
 
 # The small run on eight devices.
 

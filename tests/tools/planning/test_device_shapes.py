@@ -9,7 +9,7 @@ import pytest
 from rl4p.model import scratch
 from rl4p.model.decoder import DecoderConfig
 from rl4p.tools.planning.device_shapes import decoder_of_device, local
-from tests.tools.planning.test_estimate import estimate_of
+from tests.support.estimates import estimate_of
 
 
 @pytest.fixture

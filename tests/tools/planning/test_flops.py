@@ -14,7 +14,7 @@ from rl4p.learner.microbatches import fold
 from rl4p.model.decoder_config import DecoderConfig
 from rl4p.model.experts import Experts
 from rl4p.tools.planning.flops import product_flops
-from tests.tools.planning.conftest import KERNELS, LAYERS, WIDTH
+from tests.support.plans import KERNELS, LAYERS, WIDTH
 
 A, B = jnp.ones((3, 4)), jnp.ones((4, 5))
 PRODUCT = 2 * 3 * 4 * 5

@@ -9,7 +9,7 @@ import pytest
 from rl4p.rollout.demonstrations import Demonstrations
 from rl4p.tools.planning import programs as planning
 from rl4p.tools.planning.programs import Program, bytes_refused, program, rollout
-from tests.tools.planning.conftest import FSDP, KERNELS, KEYS, LAYERS, TP, WIDTH
+from tests.support.plans import FSDP, KERNELS, KEYS, LAYERS, TP, WIDTH
 
 # The small run on eight devices.
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rl4p.configuration.chips import GIB
-from tests.tools.planning.conftest import PROGRAMS, SMALL
+from tests.support.plans import PROGRAMS, SMALL
 
 EXPERIMENTS = Path(__file__).resolve().parents[3] / "experiments"
 README = (EXPERIMENTS / "launch" / "README.md").read_text()

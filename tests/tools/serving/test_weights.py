@@ -22,8 +22,8 @@ from rl4p.engine.serving.scheduler import Scheduler
 from rl4p.model.decoder import Decoder
 from rl4p.model.lora import LoRA
 from rl4p.tools.serving.weights import Sleep, checksums, replacement
-from tests.engine.serving.test_scheduler import Client, sequences
 from tests.golden.cases import CASES, decoder_config, make_tensors, to_params
+from tests.support.scheduler import Client, sequences
 
 FAST = ("qwen2", "gemma3", "qwen3_moe")
 

@@ -1,0 +1,78 @@
+"""Conversations of agents in a small environment."""
+
+import numpy as np
+
+from rl4p.base.types import Finish, Microbatching, Sampling
+from rl4p.engine.serving.agent_server import AgentServer
+from rl4p.learner.logprobs import ScoreOptions, score_tokens
+from rl4p.protocols.engine import Completion
+from rl4p.rollout.agent import Agent
+from rl4p.rollout.continuous import Continuous
+from rl4p.rollout.exact_conversation import Segment
+
+# The tokens of the bytes C0, C1 and F5 to FF, which are in no UTF-8 text: each is decoded to one
+# U+FFFD, whatever is before it.
+ENDS = (124, 125, *range(177, 188))
+TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|' + message['role'] + '|>' + message['content'] }}"
+    "{{ '\ufffd' if message['role'] == 'assistant' else '<|end|>' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+R = 160
+
+
+def rollout(agent, **options):
+    return Agent(
+        engine=Continuous(max_response_tokens=R, temperature=1.0),
+        agent=agent,
+        server=AgentServer(),
+        **{"max_response_tokens": R, "max_call_tokens": 10} | options,
+    )
+
+
+def completion(*tokens):
+    return Completion(
+        tokens=np.array(tokens, np.int32),
+        logprobs=np.full(len(tokens), -1.0, np.float32),
+        versions=np.zeros(len(tokens), np.int32),
+        finish=Finish.STOP,
+    )
+
+
+def segment(*parts):
+    """Returns a segment of parts: lists are read, tuples are chosen."""
+    made = Segment()
+    for part in parts:
+        made.choose(completion(*part)) if isinstance(part, tuple) else made.read(part)
+    return made
+
+
+REWRITES = TEMPLATE.replace(
+    "message['content'] }}",
+    "(message['content'] if loop.last or message['role'] != 'assistant' else 'cut') }}",
+)
+
+
+def words(trajectories, row):
+    """Returns the tokens of each segment of a row, and which of them the policy chose."""
+    tokens, mask, segments = (
+        np.asarray(getattr(trajectories, name))[row]
+        for name in ("tokens_BT", "response_mask_BT", "segment_ids_BT")
+    )
+    return [
+        (tokens[segments == number].tolist(), mask[segments == number].tolist())
+        for number in range(1, segments.max() + 1)
+    ]
+
+
+def logprobs_of(policy, params, trajectories):
+    options = ScoreOptions(
+        decoder=policy.decoder,
+        sampling=Sampling(),
+        microbatching=Microbatching(tokens=4096),
+        mesh=policy.mesh,
+    )
+    return np.asarray(score_tokens(options, params, trajectories)["logprobs"])
