@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -14,7 +13,15 @@ import numpy as np
 import pytest
 
 from rl4p.runs.grading import DIGITS
-from tests.support.runs import assert_same_checkpoint, assert_trains, lines, params, summary
+from tests.support.runs import (
+    assert_same_checkpoint,
+    assert_trains,
+    ended,
+    free_port,
+    lines,
+    params,
+    summary,
+)
 
 # Records every response of every step.
 KEPT = ("steps=3", "prompts_per_step=8", "samples.every=1", "samples.count=16")
@@ -47,22 +54,6 @@ def start(command, on_devices):
             return started
 
         yield run
-
-
-def free_port() -> int:
-    """Returns a free port whose lower neighbour is free too."""
-    while True:
-        with socket.socket() as one, socket.socket() as below, contextlib.suppress(OSError):
-            one.bind(("", 0))
-            below.bind(("", one.getsockname()[1] - 1))
-            return one.getsockname()[1]
-
-
-def ended(processes, codes, seconds=600) -> list[str]:
-    """Waits for all processes, checks their exit codes, and returns their standard error."""
-    spoken = [process.communicate(timeout=seconds)[1] for process in processes]
-    assert [process.returncode for process in processes] == list(codes), "\n".join(spoken)
-    return spoken
 
 
 def wait_for_step(folder: Path, step: int) -> None:
