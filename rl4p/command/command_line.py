@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,8 @@ log = logging.getLogger(__name__)
 
 Job = Callable[[DictConfig], Any]
 Join = Callable[[DictConfig], AbstractContextManager[bool]]
+
+EXPERIMENTAL = "# Experimental:"  # begins a comment line at the head of a YAML file
 
 # Only the first process of a run creates and writes the run folder.
 OTHER_PROCESS = ("hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=terminal")
@@ -231,6 +234,8 @@ def launch(
                 if args.shell_completion:
                     shell_completion(name, args.overrides, conf=conf)
                 else:
+                    listed = hydra.format_config_groups
+                    hydra.format_config_groups = lambda *wanted: marked(listed(*wanted), conf)
                     help_of = hydra.app_help if args.help else hydra.hydra_help
                     help_of(CONFIG, parser, args)
         else:
@@ -263,6 +268,24 @@ def launch(
                     hydra.run(CONFIG, reporting(job), [*lines, f"hydra.mode={RunMode.RUN.name}"])
     except BrokenPipeError:  # the reader closed the pipe, as in `--help | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def marked(groups: str, conf: Path) -> str:
+    """Returns the lines `GROUP: OPTION, OPTION` of the help with a * after experimental options.
+
+    An option is experimental if the comment at the head of its YAML file says so.
+    """
+    lines = []
+    for line in groups.splitlines():
+        group, _, options = line.partition(": ")
+        names = options.split(", ")
+        for index, name in enumerate(names):
+            path = conf / group / f"{name}.yaml"
+            head = path.read_text("utf-8") if path.is_file() else ""
+            head = takewhile(lambda text: text.startswith("#"), head.splitlines())
+            names[index] += "*" * any(text.startswith(EXPERIMENTAL) for text in head)
+        lines.append(f"{group}: {', '.join(names)}\n")
+    return "".join(lines)
 
 
 def with_resume(

@@ -12,6 +12,7 @@ import yaml
 
 from rl4p import command
 from rl4p.base.errors import InputError, RunError, Stopped
+from rl4p.command.command_line import marked
 from rl4p.configuration import schema
 from rl4p.configuration.loader import Loader
 from rl4p.runs.folder import only_run_in
@@ -36,7 +37,21 @@ def test_help_is_a_screen_that_names_every_group_and_key(tmp_path):
         assert f"\n{group}: " in shown.stdout
     for field in schema.Root.__dataclass_fields__:
         assert field in shown.stdout
+    assert "; * experimental: no recipe measures it, " in shown.stdout
+    assert "\nupdate: cispo*, clip_cov*, dpo, " in shown.stdout
     assert not list(tmp_path.iterdir())
+
+
+def test_help_marks_options_whose_head_says_that_they_are_experimental(toy_folder):
+    conf = toy_folder / "conf"
+    path = conf / "advantage/tried.yaml"
+    path.write_text("# @package _global_\n# About it.\n# Experimental: no recipe.\nsize: 1\n")
+    assert marked("advantage: other, tried\nmesh: v5e_8\n", conf) == (
+        "advantage: other, tried*\nmesh: v5e_8\n"
+    )
+    path.write_text("size: 1\n# Experimental: a comment below the head\n")
+    assert marked("advantage: tried\n", conf) == "advantage: tried\n"
+    path.unlink()
 
 
 def test_printing_a_configuration_imports_nothing_heavy(tmp_path):
