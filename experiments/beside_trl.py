@@ -26,7 +26,7 @@ from omegaconf import DictConfig, OmegaConf
 from rl4p.base.types import Episode, Prompt
 from rl4p.configuration import instantiate
 from rl4p.data.prompts import encode_prompts
-from rl4p.loop.source.stream import PromptStream
+from rl4p.loop.source import PromptStream
 from rl4p.model.tokenizer import load_tokenizer
 from rl4p.protocols.hook import StepInfo
 from rl4p.runs.pictures import COLOURS, legend, panels, save

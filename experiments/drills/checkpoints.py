@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from rl4p.base.types import Prompt, TrainState
-from rl4p.loop.source.stream import PromptStream
+from rl4p.loop.source import PromptStream
 from rl4p.runs.checkpoint import Checkpoints, Orbax
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from rl4p.base.errors import InputError
 from rl4p.base.types import Finish, Group, Prompt
-from rl4p.loop.source.quota import most_repeated
+from rl4p.loop.prompts import most_repeated
 from rl4p.protocols.collection import REPLAYED, OpenSource
 from rl4p.protocols.engine import Completion
 

@@ -1,19 +1,24 @@
-"""A buffer of prompts with statistics of their rewards, for draws by upper confidence bounds."""
+"""A buffer of prompts with statistics of their rewards, and the source that repeats some."""
 
 import hashlib
 import json
 import math
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
+from math import inf
 from typing import Any
 
 import numpy as np
 
-from rl4p.base.types import Question
-from rl4p.loop.digest import as_json
+from rl4p.base.types import Episode, Prompt, Question, Rewards
+from rl4p.loop.prompts import as_json, rewards_by_prompt, rounded, take
+from rl4p.protocols.collection import REPLAYED, OpenSource
 
+REPLAY_SALT = 0x7265706C6179  # makes the draws independent of other sources
 SPACES = re.compile(r"\s+")
 
 
@@ -162,3 +167,81 @@ def normalised(content: Any) -> Any:
     if not isinstance(content, str):
         return content
     return SPACES.sub(" ", unicodedata.normalize("NFKC", content)).strip().lower()
+
+
+class OpenReplay:
+    """An `OpenSource` with a buffer of prompts."""
+
+    def __init__(
+        self,
+        source: OpenSource,
+        buffer: ReplayBuffer,
+        *,
+        ids: Collection[str],
+        seed: int,
+        share: float,
+        least: int,
+        exploit: float,
+    ) -> None:
+        self.source = source
+        self.buffer = buffer
+        self.ids = ids
+        self.seed = seed
+        self.share = share
+        self.least = least
+        self.exploit = exploit
+        self.takes = 0
+        self.pending = Counter[str]()  # groups without rewards so far, by the content of a prompt
+
+    @property
+    def repeated_share(self) -> float:
+        return self.share
+
+    def take(self, count: int, step: int, *, repeated: float = inf) -> list[Prompt]:
+        random = np.random.Generator(np.random.Philox([self.seed, REPLAY_SALT, self.takes]))
+        self.takes += 1
+        most = 0
+        if len(self.buffer) >= self.least:
+            most = rounded(min(self.share * count, repeated), self.seed, REPLAY_SALT, self.takes)
+        new = self.next(count - most, step)
+        # Each new prompt may be one of the buffer's, which then has one fewer to replay.
+        while (missing := count - len(new) - self.buffer.count(without=self.pending)) > 0:
+            new += self.next(missing, step)
+        drawn = self.buffer.draw(count - len(new), self.exploit, random, without=self.pending)
+        replayed = [replace(self.source.find(id), drawn_by=REPLAYED) for id in drawn]
+        self.pending.update(map(content_key, replayed))
+        return new[: count - most] + replayed + new[count - most :]
+
+    def next(self, count: int, step: int) -> list[Prompt]:
+        """Returns prompts of the other source."""
+        prompts = take(self.source, count, step, repeated=0)
+        self.pending.update(map(content_key, prompts))
+        return prompts
+
+    def credit(self, step: int, episodes: Sequence[Episode], rewards: Rewards) -> None:
+        runs = [len(list(run)) for _, run in groupby(each.prompt.id for each in episodes)]
+        samples = Counter(episode.prompt.id for episode in episodes)
+        for prompt, rewards_G in rewards_by_prompt(episodes, rewards):
+            if prompt.id in self.ids:
+                # A prompt may have several groups, of the same size as any other group.
+                self.pending[content_key(prompt)] -= samples[prompt.id] // min(runs)
+                self.buffer.update(prompt, rewards_G.tolist())
+        self.pending = +self.pending  # without what is 0
+        self.source.credit(step, episodes, rewards)
+
+    def find(self, id: str) -> Prompt:
+        return self.source.find(id)
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "source": self.source.state(),
+            "takes": self.takes,
+            "pending": dict(sorted(self.pending.items())),
+            "buffer": self.buffer.state(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.source.restore(state["source"])
+        self.takes = state["takes"]
+        self.pending = Counter(state["pending"])
+        self.buffer.restore(state["buffer"])

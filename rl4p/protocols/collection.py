@@ -90,7 +90,7 @@ class Repeats(Protocol):
 
     Attributes:
       repeated_share: the largest share of repeated prompts in a step. Collectors that reject groups
-        keep to it with `loop/source/quota.py`.
+        keep to it with `loop/prompts.py`.
     """
 
     @property

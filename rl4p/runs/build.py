@@ -24,7 +24,7 @@ from rl4p.loop.groups import check_filters
 from rl4p.loop.parts import Loop
 from rl4p.loop.phases import Phases
 from rl4p.loop.scoring import Scoring
-from rl4p.loop.source.opening import open_source
+from rl4p.loop.source import open_source
 from rl4p.loop.transform import Drop, Relabel, Truncate
 from rl4p.model.policy import Policy
 from rl4p.protocols.collection import Collector, OpenCollector, Transform

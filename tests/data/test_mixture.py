@@ -7,7 +7,7 @@ from rl4p.configuration import compose, instantiate
 from rl4p.data.mixture import Mixture
 from rl4p.data.rows import Memory
 from rl4p.data.synthetic import Arithmetic
-from rl4p.loop.source.stream import PromptStream
+from rl4p.loop.source import PromptStream
 
 
 def rows(names, **options):

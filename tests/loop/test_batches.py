@@ -16,7 +16,7 @@ from rl4p.loop.collector.synchronous import Synchronous
 from rl4p.loop.evaluation import Evaluation
 from rl4p.loop.filter import Deviation
 from rl4p.loop.loop import Loop, train
-from rl4p.loop.source.stream import Stream
+from rl4p.loop.source import Stream
 from rl4p.loop.transform import Drop, Truncate
 from rl4p.reward.weighted import Weighted
 from rl4p.rollout.naive_sampler import NaiveSampler

@@ -20,7 +20,7 @@ from rl4p.loop.collector.synchronous import Synchronous
 from rl4p.loop.evaluation import Evaluation
 from rl4p.loop.loop import Loop, run_hooks, train
 from rl4p.loop.scoring import Scoring
-from rl4p.loop.source.stream import Stream
+from rl4p.loop.source import Stream
 from rl4p.protocols.hook import StepInfo
 from rl4p.reward.weighted import Weighted
 from rl4p.rollout.annealing.linear import Linear

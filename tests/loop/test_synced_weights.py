@@ -13,7 +13,7 @@ from rl4p.loop.collector.dynamic_sampling import DynamicSampling
 from rl4p.loop.collector.lagged import Lagged
 from rl4p.loop.collector.synchronous import Synchronous
 from rl4p.loop.filter import LeastReward
-from rl4p.loop.source.stream import PromptStream
+from rl4p.loop.source import PromptStream
 from rl4p.reward.answers import Correct
 from rl4p.reward.weighted import Weighted
 from rl4p.rollout.continuous import Continuous

@@ -6,7 +6,7 @@ import pytest
 
 from rl4p.loop.collector.synchronous import OpenSynchronous
 from rl4p.loop.phases import Phases
-from rl4p.loop.source.stream import PromptStream
+from rl4p.loop.source import PromptStream
 from rl4p.protocols.collection import CollectorPhases, OpenCollector, OpenSource
 
 PARTS = {OpenSource: PromptStream, OpenCollector: OpenSynchronous, CollectorPhases: Phases}

@@ -6,7 +6,7 @@ import pytest
 
 from rl4p.base.errors import InputError
 from rl4p.learner.update_options import UpdateOptions
-from rl4p.loop.source.stream import PromptStream
+from rl4p.loop.source import PromptStream
 from rl4p.protocols.collection import OpenSource
 from rl4p.protocols.hook import Hook
 from rl4p.protocols.phases import Rollout

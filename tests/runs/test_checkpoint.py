@@ -15,7 +15,7 @@ import pytest
 from rl4p.base.errors import InputError, RunError
 from rl4p.base.types import TrainState
 from rl4p.learner.optimizer import AdamW
-from rl4p.loop.source.stream import PromptStream
+from rl4p.loop.source import PromptStream
 from rl4p.protocols.hook import StepInfo
 from rl4p.runs.checkpoint import Orbax, as_saved, restore_params, without_closed_loops
 from rl4p.runs.saved_steps import DIGESTS, damage

@@ -24,7 +24,7 @@ from rl4p.distributed.placement import init_beside
 from rl4p.loop.collector.synchronous import Synchronous
 from rl4p.learner import correction
 from rl4p.learner import critic
-from rl4p.loop.source.stream import Stream
+from rl4p.loop.source import Stream
 from rl4p.learner import entropy
 from rl4p.learner import kl
 from rl4p.loop.loop import Loop, train

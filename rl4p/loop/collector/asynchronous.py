@@ -23,7 +23,7 @@ from rl4p.loop.group_requests import finished_groups, held, keys_of, requests_fo
 from rl4p.loop.groups import check_filters, divided, joined, newest_only
 from rl4p.loop.metrics import drawn_shares, staleness_shares
 from rl4p.loop.pending_groups import PendingGroup, PendingGroups, limits_of
-from rl4p.loop.source.quota import take
+from rl4p.loop.prompts import take
 from rl4p.loop.stopwatch import doing
 from rl4p.loop.synced_weights import SyncedWeights
 from rl4p.model.policy import Policy

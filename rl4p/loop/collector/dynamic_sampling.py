@@ -16,7 +16,7 @@ from rl4p.loop.cache import SuccessCache
 from rl4p.loop.grading import graded as grade
 from rl4p.loop.groups import check_filters, divided, joined
 from rl4p.loop.metrics import drawn_shares, rollout_metrics
-from rl4p.loop.source.quota import Quota
+from rl4p.loop.prompts import Quota
 from rl4p.loop.stopwatch import Stopwatch
 from rl4p.loop.synced_weights import SyncedWeights
 from rl4p.model.policy import Policy

@@ -21,7 +21,7 @@ from rl4p.loop.collector.asynchronous import Asynchronous
 from rl4p.loop.collector.synchronous import Synchronous
 from rl4p.loop.filter import Deviation
 from rl4p.loop.loop import Loop, train
-from rl4p.loop.source.stream import PromptStream
+from rl4p.loop.source import PromptStream
 from rl4p.reward.weighted import Weighted
 from rl4p.rollout.continuous import Continuous
 from rl4p.rollout.naive_sampler import NaiveSampler

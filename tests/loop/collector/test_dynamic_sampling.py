@@ -12,7 +12,7 @@ from rl4p.loop.checks import check_trajectories
 from rl4p.loop.collector.dynamic_sampling import DynamicSampling
 from rl4p.loop.collector.synchronous import Synchronous
 from rl4p.loop.filter import Deviation
-from rl4p.loop.source.stream import PromptStream
+from rl4p.loop.source import PromptStream
 from rl4p.reward.weighted import Weighted
 from rl4p.rollout.naive_sampler import NaiveSampler
 

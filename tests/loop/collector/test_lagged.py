@@ -9,7 +9,7 @@ import pytest
 from rl4p.base.types import TrainState
 from rl4p.loop.collector.lagged import Lagged
 from rl4p.loop.collector.synchronous import Synchronous
-from rl4p.loop.source.stream import PromptStream
+from rl4p.loop.source import PromptStream
 from rl4p.reward.answers import Correct
 from rl4p.reward.weighted import Weighted
 from rl4p.rollout.naive_sampler import NaiveSampler

@@ -5,7 +5,7 @@ import numpy as np
 
 from rl4p.base.types import TrainState
 from rl4p.loop.collector.synchronous import Synchronous
-from rl4p.loop.source.stream import PromptStream
+from rl4p.loop.source import PromptStream
 from rl4p.reward.weighted import Weighted
 from rl4p.rollout.continuous import Continuous
 from rl4p.rollout.demonstrations import Demonstrations

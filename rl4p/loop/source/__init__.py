@@ -1,1 +1,0 @@
-"""Sources, which select the next prompts."""
