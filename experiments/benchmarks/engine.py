@@ -44,8 +44,8 @@ from rl4p.learner import correction, critic, entropy, kl
 from rl4p.learner.gradient_step import gradient_step
 from rl4p.learner.objective import Objective
 from rl4p.learner.optimizer import AdamW
+from rl4p.model.attention import Kernel
 from rl4p.model.decoder import Decoder, DecoderConfig
-from rl4p.model.kernels import Kernel
 from rl4p.model.policy import Policy
 from rl4p.model.tokenizer import byte_tokenizer
 from rl4p.protocols.engine import Completion

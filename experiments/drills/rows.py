@@ -286,7 +286,7 @@ ROWS: dict[str, list[dict[str, str]]] = {
         },
         {
             "what": "weights are never unpickled, and a wrong header is refused",
-            "tests": "tests/model/test_tensor_files.py tests/model/test_hub.py",
+            "tests": "tests/model/test_tensor_files.py tests/model/test_folder.py",
             "mutant": "a device without an end is read",
         },
         {

@@ -11,7 +11,7 @@ from typing import Any
 from rl4p.base.errors import InputError
 
 ADAPTERS = ("lora_a", "lora_b")  # siblings of the kernel that they adapt
-PACKED = ("codes", "scales")  # of a kernel in 4 bits (`rl4p.model.nf4`)
+PACKED = ("codes", "scales")  # of a kernel in 4 bits (`rl4p.model.quantization`)
 
 
 @dataclass(frozen=True)

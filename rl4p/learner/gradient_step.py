@@ -34,7 +34,6 @@ from rl4p.protocols.phases import Optimizer, Prepares
 from rl4p.protocols.traits import UpdateTraits
 
 P = ParamSpec("P")
-
 R = TypeVar("R")
 
 

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from rl4p.base.types import Array, Trajectories
 from rl4p.distributed.partition import in_step
 from rl4p.learner.microbatches import MicrobatchLoop, MicrobatchRows, cost_of, extents
-from rl4p.model.kernels import MOST_SEQUENCES
+from rl4p.model.attention import MOST_SEQUENCES
 
 
 class Packing(NamedTuple):

@@ -20,13 +20,12 @@ from rl4p.base.types import Array, Microbatching, Params, Trajectories
 from rl4p.distributed.mesh import Mesh
 from rl4p.learner.microbatches import MicrobatchRows, fold, loops
 from rl4p.learner.packing import Packing
+from rl4p.model.attention import SHARED_PROMPT
 from rl4p.model.decoder import Decoder, Prefix
-from rl4p.model.kernels import SHARED_PROMPT
 
 FEWEST_COLUMNS = 64  # a shorter prompt saves little and adds programs to compile
 FEWEST_RESPONSES = 4  # of a group whose responses share rows
 ATTENTION_COST = 4  # the time of an operation of attention / of another product, on two CPU cores
-
 KeysAndValues = tuple[Array, ...]  # stacked over layers: [L, P, K, h, S], [L, P, K, S, h]; or ()
 
 

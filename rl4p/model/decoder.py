@@ -16,17 +16,15 @@ from rl4p.base.types import Array, Params
 from rl4p.distributed import columns
 from rl4p.distributed.mesh import Mesh
 from rl4p.distributed.partition import GATHERED, gather, gathering
-from rl4p.model.attention import AttentionInputs, softcapped, views
+from rl4p.model.attention import AttentionInputs, Kernel, softcapped, views
 from rl4p.model.cache import Cache, Prefix, Writer
 from rl4p.model.decoder_config import DecoderConfig
-from rl4p.model.kernels import Kernel
 from rl4p.model.layer import Layer, RMSNorm
 from rl4p.model.lora import LoRA
 from rl4p.model.products import PRODUCT
 from rl4p.model.vocabulary import Head, head_product, rows_of_table
 
 __all__ = ["Cache", "Decoder", "DecoderConfig", "Prefix", "Remat"]
-
 Remat = Literal["none", "elementwise", "layer"]
 
 PRODUCTS = jax.checkpoint_policies.save_from_both_policies(

@@ -18,22 +18,27 @@ from rl4p.base.errors import InputError, RunError
 from rl4p.base.types import Params
 from rl4p.distributed.mesh import Mesh
 from rl4p.distributed.placement import param_shardings
-from rl4p.model import mxfp4
 from rl4p.model.decoder import Decoder, DecoderConfig
 from rl4p.model.families import FAMILIES, Tensor, TensorPart, family_of
 from rl4p.model.families.harmless import check_keys
-from rl4p.model.families.keys import Config
-from rl4p.model.families.labels import read_labels, write_labels
-from rl4p.model.fit import check_fit
+from rl4p.model.families.keys import Config, read_labels, write_labels
 from rl4p.model.folder import check_files
 from rl4p.model.model_tensors import (
     AssembledTensor,
     ParameterTensor,
+    check_fit,
     model_tensors,
     stacked_index,
 )
-from rl4p.model.nf4 import BLOCK, NF4Kernel, quantized, quantized_shapes
 from rl4p.model.policy import Policy
+from rl4p.model.quantization import (
+    BLOCK,
+    MXFP4,
+    NF4Kernel,
+    dequantize_mxfp4,
+    quantize_nf4,
+    quantized_shapes,
+)
 from rl4p.model.tensor_files import (
     DTYPES,
     NewTensor,
@@ -89,8 +94,8 @@ def read_params(
     """
     family = FAMILIES[decoder.config.family]
     stored = stored_tensors(folder)
-    if family.quantization == mxfp4.METHOD:
-        stored = mxfp4.dequantized(stored)
+    if family.quantization == MXFP4:
+        stored = dequantize_mxfp4(stored)
     shapes = jax.eval_shape(decoder.init, jax.random.key(0))
     held, rest = (quantized_shapes(shapes), "bfloat16") if dtype == "nf4" else (shapes, dtype)
     alone = SingleDeviceSharding(jax.local_devices()[0])
@@ -135,7 +140,7 @@ def read_nf4(read: Callable[..., np.ndarray], shape: NF4Kernel, place: NF4Kernel
     def codes_of(index: Any) -> np.ndarray:
         first, last, *columns = own = bounds(index, 2)
         layers = [
-            quantized(read((slice(layer, layer + 1), slice(first, last), slice(*columns))))
+            quantize_nf4(read((slice(layer, layer + 1), slice(first, last), slice(*columns))))
             for layer in range(shape.shape[0])
         ]
         scales[own] = np.concatenate([layer.scales for layer in layers])

@@ -10,11 +10,10 @@ import jax.numpy as jnp
 from rl4p.base.types import Array
 from rl4p.distributed import columns
 from rl4p.distributed.mesh import Mesh
-from rl4p.model.attention import AttentionInputs, attend
+from rl4p.model.attention import AttentionInputs, Kernel, attend
 from rl4p.model.cache import Writer
 from rl4p.model.decoder_config import DecoderConfig
 from rl4p.model.experts import Experts, gated
-from rl4p.model.kernels import Kernel
 from rl4p.model.products import INIT, Projection, projected
 from rl4p.model.rope import rotate
 

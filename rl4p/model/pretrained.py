@@ -13,17 +13,15 @@ from rl4p.base.types import Array, Params
 from rl4p.configuration.capability import ReadPath
 from rl4p.distributed import placement
 from rl4p.distributed.mesh import Mesh
-from rl4p.model.chat_templates import Key, chat_template
-from rl4p.model.clock import date_of, set_clock
+from rl4p.model.attention import Kernel, check_kernel
+from rl4p.model.chat_templates import Key, chat_template, date_of, set_clock
 from rl4p.model.decoder import Decoder, Remat
 from rl4p.model.families.harmless import check_keys
-from rl4p.model.folder import refuse_adapter
-from rl4p.model.hub import lasting_name, model_folder
+from rl4p.model.folder import lasting_name, model_folder, refuse_adapter
 from rl4p.model.huggingface import read_config, read_params
-from rl4p.model.kernels import Kernel, check_kernel
 from rl4p.model.lora import LoRA
-from rl4p.model.nf4 import quantized_shapes
 from rl4p.model.policy import Policy
+from rl4p.model.quantization import quantized_shapes
 from rl4p.model.tensor_files import read_json
 from rl4p.model.tokenizer import check_template, load_tokenizer
 

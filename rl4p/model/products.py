@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from rl4p.base.types import Array
-from rl4p.model.nf4 import NF4Kernel
+from rl4p.model.quantization import NF4Kernel
 
 INIT = nn.initializers.normal(0.02)
 PRODUCT = "product of a projection"  # checkpoint policies do not see that `product` is a dot

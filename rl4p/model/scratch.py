@@ -11,8 +11,8 @@ from rl4p.base.types import Array, Params
 from rl4p.configuration.bounds import AboveZero, Positive
 from rl4p.distributed import placement
 from rl4p.distributed.mesh import Mesh
+from rl4p.model.attention import Kernel, check_kernel
 from rl4p.model.decoder import Decoder, DecoderConfig, Remat
-from rl4p.model.kernels import Kernel, check_kernel
 from rl4p.model.policy import Policy
 from rl4p.model.rope import Scaling
 from rl4p.model.tokenizer import byte_tokenizer

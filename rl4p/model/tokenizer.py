@@ -5,7 +5,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,19 +25,21 @@ if TYPE_CHECKING:  # imported where it is used, because the import takes half a 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 log = logging.getLogger(__name__)
-
 CONFIG = "tokenizer_config.json"
+
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
+
 # What a chat template can raise: it is a program, and may come from anyone.
 TEMPLATE_ERRORS = (
     *(TemplateError, ArithmeticError, AttributeError, LookupError, MemoryError),
     *(RecursionError, TypeError, ValueError),
 )
+
 GIVEN = ("messages", "add_generation_prompt", "tokenize", "return_dict", "strftime_now")
 SPECIAL_TOKENS = ("<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
 
@@ -174,3 +176,34 @@ def byte_tokenizer() -> "PreTrainedTokenizerFast":
     )
     fast.chat_template = CHAT_TEMPLATE
     return fast
+
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+LONGEST = 4  # tokens of one character: UTF-8 has at most four bytes
+
+
+def token_texts(tokenizer: "PreTrainedTokenizerFast", tokens: Sequence[int]) -> list[str]:
+    """Returns one text for each token, special tokens included.
+
+    A token may hold a part of a character, so tokens cannot be decoded one by one. The last token
+    of a character gets its whole text, the tokens before it get "". Each text is decoded after the
+    token before it, because some tokenizers drop a space at the beginning of a text.
+    """
+
+    def decoded(part: Sequence[int]) -> str:
+        text: Any = tokenizer.decode(list(part), skip_special_tokens=False)
+        return text
+
+    texts: list[str] = []
+    before = begin = 0  # the tokens from `before` to `begin` are the context
+    for end in range(1, len(tokens) + 1):
+        text = decoded(tokens[before:end])
+        if text.endswith(UNFINISHED) and end < len(tokens) and end - begin < LONGEST:
+            texts.append("")
+            continue
+        texts.append(text[len(decoded(tokens[before:begin])) :])
+        before, begin = begin, end
+    return texts

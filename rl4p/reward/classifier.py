@@ -16,10 +16,10 @@ from rl4p.configuration.bounds import AboveZero, Natural, Positive
 from rl4p.configuration.capability import ReadPath
 from rl4p.distributed.mesh import Mesh, OwnMesh
 from rl4p.learner.microbatches import MicrobatchRows, fold, spread
-from rl4p.model.clock import date_of, set_clock, uses_clock
+from rl4p.model.chat_templates import date_of, set_clock, uses_clock
 from rl4p.model.decoder import Decoder
+from rl4p.model.folder import model_folder
 from rl4p.model.heads import scores
-from rl4p.model.hub import model_folder
 from rl4p.model.huggingface import read_config, read_params
 from rl4p.model.policy import padded_width
 from rl4p.model.tensor_files import read_json

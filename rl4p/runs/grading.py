@@ -13,7 +13,7 @@ from rl4p.base.types import Episode, Finish, Prompt, Rewards, Turn
 from rl4p.data.messages import ParsedCall, tool_calls
 from rl4p.distributed.processes import to_host
 from rl4p.loop.grading import without_failures
-from rl4p.model.token_texts import token_texts
+from rl4p.model.tokenizer import token_texts
 from rl4p.protocols.hook import StepInfo, TrackedRun
 from rl4p.protocols.phases import Remembers
 from rl4p.protocols.reward import TextReward

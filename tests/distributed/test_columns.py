@@ -106,7 +106,7 @@ from functools import partial
 from rl4p.distributed import columns
 from rl4p.distributed.collectives import REPLICATED, on_rows
 from rl4p.distributed.mesh import Mesh
-from rl4p.model.kernels import splash
+from rl4p.model.attention import splash
 
 B, T, H, K, h = 1, 48, 4, 2, 16
 random = np.random.default_rng(0)

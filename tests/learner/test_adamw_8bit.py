@@ -15,7 +15,6 @@ from rl4p.learner.adamw_8bit import (
 from rl4p.learner.optimizer import AdamW
 
 pytestmark = [pytest.mark.mixed_dtypes, pytest.mark.usefixtures("toys")]
-
 OPTIONS = {"b1": 0.9, "b2": 0.99, "epsilon": 1e-8, "max_grad_norm": 0}
 WIDE = {"kernel": jnp.ones((3, 512))}
 

@@ -12,11 +12,8 @@ from omegaconf import OmegaConf
 from rl4p.learner.correction import NONE, SequenceMask, SequenceTruncate, TokenMask, TokenTruncate
 
 CONF = Path(__file__).resolve().parents[2] / "conf" / "correction"
-
 CORRECTIONS = {path.stem: instantiate(OmegaConf.load(path)) for path in sorted(CONF.glob("*.yaml"))}
-
 MASK = jnp.asarray([[1, 1, 0], [1, 1, 1], [0, 0, 0]], bool)
-
 each = pytest.mark.parametrize("name", CORRECTIONS)
 
 
@@ -115,7 +112,6 @@ def test_every_token_weighs_the_product_up_to_the_cap():
 
 # Geometric means: 1 (of 2 and 1/2), 1.2 (of 1.44 and 1), 0.7 (one token), and no token.
 W = jnp.asarray([[2.0, 0.5], [1.44, 1.0], [0.7, 9.0], [9.0, 9.0]])
-
 KEPT = jnp.asarray([[1, 1], [1, 1], [1, 0], [0, 0]], bool)
 
 

@@ -78,7 +78,6 @@ def test_before_the_first_step_the_entropy_counts_as_below_the_target():
 
 
 ENTROPIES = jnp.asarray([[0.1, 2.0, 0.5, 9.0], [0.5, 1.0, 9.0, np.nan]])
-
 MASK = jnp.asarray([[1, 1, 1, 0], [1, 1, 0, 0]], bool)
 
 

@@ -88,9 +88,7 @@ def test_a_program_is_traced_and_lowered_from_shapes():
 
 
 B, T = 8, 16
-
 SAMPLING = Sampling(temperature=0.7)
-
 UPDATE = PPO(clip_high=0.28, tokens_per_microbatch=B * T)
 
 

@@ -182,7 +182,6 @@ def test_a_softmax_leaves_the_invalid_out_of_the_sum():
 
 
 VALUES = jnp.asarray([[3.0, 1.0, 2.0], [2.0, np.nan, 9.0]])
-
 CANDIDATES = jnp.asarray([[1, 1, 1], [1, 0, 0]], bool)
 
 

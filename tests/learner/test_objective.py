@@ -27,7 +27,6 @@ def test_an_objective_is_compared_by_its_options(make_objective):
 
 
 B, T = 8, 16
-
 SAMPLING = Sampling(temperature=0.7)
 
 

@@ -14,7 +14,7 @@ from rl4p.learner.gradient_step import gradient_step
 from rl4p.learner.logprobs import ScoreOptions, score_tokens
 from rl4p.learner.microbatches import MicrobatchRows, cost_of, extents, loops
 from rl4p.learner.packing import Packing, packed
-from rl4p.model.kernels import MOST_SEQUENCES
+from rl4p.model.attention import MOST_SEQUENCES
 from rl4p.update.sft import SFT
 
 B, T = 8, 16

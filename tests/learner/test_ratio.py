@@ -78,11 +78,8 @@ def test_both_are_centred(make_batch):
 
 
 WITH_RATIO = sorted(name for name, x in LOSSES.items() if isinstance(x, RatioOptions))
-
 LOGPROBS = np.log([[0.5, 0.3, 0.2], [0.4, 0.6, 0.9]])
-
 PROXIMAL = np.log([[0.45, 0.35, 0.25], [0.4, 0.5, 0.8]])
-
 BEHAVIOUR = np.log([[0.3, 0.5, 0.4], [0.5, 0.7, 0.95]])
 
 

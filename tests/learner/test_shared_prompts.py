@@ -12,13 +12,12 @@ from rl4p.learner.critic import Separate, Shared
 from rl4p.learner.gradient_step import gradient_step, shares_prompts
 from rl4p.learner.logprobs import ScoreOptions, score_tokens
 from rl4p.learner.shared_prompts import SharedPrompts, keys_of_equal_cost, pays
-from rl4p.model.kernels import SHARED_PROMPT
+from rl4p.model.attention import SHARED_PROMPT
 from rl4p.model.lora import LoRA
 from rl4p.rollout.answers import answers
 from rl4p.update.ppo import PPO
 
 pytestmark = pytest.mark.slow  # continuous integration runs this file
-
 PROMPTS, G, R = (40, 17, 60, 1), 4, 8
 B, W, T = len(PROMPTS) * G, 64, 64 + R
 LENGTHS = (8, 1, 5, 2, 3, 3, 3, 3, 8, 8, 2, 4, 6, 1, 4, 7)

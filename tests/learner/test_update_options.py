@@ -49,7 +49,6 @@ def test_what_a_loss_needs_is_added_to_it():
 
 # Three sequences with 1, 3 and no loss tokens. The third does not count as a sequence.
 MASK = jnp.asarray([[0, 1, 0, 0], [0, 1, 1, 1], [0, 0, 0, 0]], bool)
-
 ALL = ("token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "constant")
 
 

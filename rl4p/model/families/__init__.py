@@ -4,29 +4,20 @@ from difflib import get_close_matches
 from typing import Any
 
 from rl4p.base.errors import InputError
-from rl4p.model.families import (
-    gemma2,
-    gemma3,
-    glm4,
-    gpt_oss,
-    llama,
-    mistral,
-    olmo3,
-    phi3,
-    qwen2,
-    qwen3,
-    qwen3_moe,
-    smollm3,
-)
 from rl4p.model.families.family import Family, Tensor, TensorPart
+from rl4p.model.families.gemma import GEMMA2, GEMMA3
+from rl4p.model.families.gpt_oss import GPT_OSS
+from rl4p.model.families.llama import LLAMA, MISTRAL, OLMO3, SMOLLM3
+from rl4p.model.families.phi import GLM4, PHI3
+from rl4p.model.families.qwen import QWEN2, QWEN3, QWEN3_MOE
 
 __all__ = ["FAMILIES", "Family", "Tensor", "TensorPart", "family_of"]
 
 FAMILIES = {
-    module.FAMILY.model_type: module.FAMILY
-    for module in (
-        *(qwen2, qwen3, qwen3_moe, llama, smollm3, mistral, gemma2, gemma3, olmo3, gpt_oss),
-        *(phi3, glm4),
+    family.model_type: family
+    for family in (
+        *(QWEN2, QWEN3, QWEN3_MOE, LLAMA, SMOLLM3, MISTRAL, GEMMA2, GEMMA3, OLMO3, GPT_OSS),
+        *(PHI3, GLM4),
     )
 }
 

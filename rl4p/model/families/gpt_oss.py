@@ -1,21 +1,23 @@
 """GPT-OSS: attention sinks, alternate sliding layers, experts with biases (2508.10925).
 
-The weights of experts may be in MXFP4 (`mxfp4.py`), and are written in the dtype of an export.
+The weights of experts may be in MXFP4 (`quantization.py`), and are written in the dtype of an
+export.
 """
 
 from collections.abc import Iterator
 from typing import Any
 
 from rl4p.base.errors import InputError
-from rl4p.model import mxfp4
 from rl4p.model.decoder import DecoderConfig
 from rl4p.model.experts import LIMIT, SLOPE
-from rl4p.model.families import qwen2
-from rl4p.model.families.family import Family, Tensor, TensorPart
+from rl4p.model.families.family import Family, Tensor, TensorPart, names
 from rl4p.model.families.keys import Keys, write_layer_types, write_shape
-from rl4p.model.families.names import names
+from rl4p.model.families.qwen import QWEN2_NAMES
+from rl4p.model.quantization import MXFP4
 
-NAMES = {path: name for path, name in qwen2.NAMES.items() if not name.startswith("mlp.")} | {
+GPT_OSS_NAMES = {
+    path: name for path, name in QWEN2_NAMES.items() if not name.startswith("mlp.")
+} | {
     ("output", "bias"): "self_attn.o_proj.bias",
     ("sinks",): "self_attn.sinks",
     ("experts", "router_bias"): "mlp.router.bias",
@@ -37,7 +39,7 @@ ROPE = {
 }
 
 
-def read_config(config: dict[str, Any], where: str) -> DecoderConfig:
+def read_gpt_oss(config: dict[str, Any], where: str) -> DecoderConfig:
     keys = Keys(config, where)
     keys.must_be("hidden_act", "silu", "activation")
     keys.must_be("attention_bias", True)
@@ -53,7 +55,7 @@ def read_config(config: dict[str, Any], where: str) -> DecoderConfig:
     slides = [i % 2 == 0 for i in range(shape["layers"])]
     return DecoderConfig(
         family="gpt_oss",
-        **read_rope(keys),
+        **read_gpt_oss_rope(keys),
         **shape,
         **keys.sliding(keys.window(128), slides),
         tied_embedding=keys.get("tie_word_embeddings", bool, False),
@@ -67,7 +69,7 @@ def read_config(config: dict[str, Any], where: str) -> DecoderConfig:
     )
 
 
-def read_rope(keys: Keys) -> dict[str, Any]:
+def read_gpt_oss_rope(keys: Keys) -> dict[str, Any]:
     """Returns the rope options; a file without a rope section has the one of the first models."""
     # The same as original_max_position_embeddings, in files from before transformers knew the key.
     original = keys.get("initial_context_length", int, 0)
@@ -81,7 +83,7 @@ def read_rope(keys: Keys) -> dict[str, Any]:
     return rope
 
 
-def write_config(c: DecoderConfig) -> dict[str, Any]:
+def write_gpt_oss(c: DecoderConfig) -> dict[str, Any]:
     keys = write_shape(c) | {
         "hidden_act": "silu",
         "attention_bias": True,
@@ -96,8 +98,8 @@ def write_config(c: DecoderConfig) -> dict[str, Any]:
     return keys
 
 
-def tensors(c: DecoderConfig) -> Iterator[Tensor]:
-    yield from names(c, NAMES)
+def gpt_oss_tensors(c: DecoderConfig) -> Iterator[Tensor]:
+    yield from names(c, GPT_OSS_NAMES)
     for layer in range(c.layers):
         start = f"model.layers.{layer}."
         router = ("layers", "experts", "router")
@@ -109,12 +111,12 @@ def tensors(c: DecoderConfig) -> Iterator[Tensor]:
                 yield Tensor(path, layer, None, start + name, False, part)
 
 
-FAMILY = Family(
+GPT_OSS = Family(
     model_type="gpt_oss",
     architecture="GptOssForCausalLM",
     classifier="GptOssForSequenceClassification",
-    read_config=read_config,
-    write_config=write_config,
-    names=tensors,
-    quantization=mxfp4.METHOD,
+    read_config=read_gpt_oss,
+    write_config=write_gpt_oss,
+    names=gpt_oss_tensors,
+    quantization=MXFP4,
 )

@@ -1,15 +1,25 @@
-"""Llama 3.x and models of its shape: no biases, scaled positions since 3.1 (2407.21783)."""
+"""Llama 3.x, and models of its shape: Mistral, SmolLM3 and OLMo 3.
+
+* Llama: no biases, scaled positions since 3.1 (2407.21783).
+* Mistral: no biases; if there is a window, every layer is a sliding layer (2310.06825).
+* SmolLM3: every fourth layer has no rotary embeddings (2501.18795).
+* OLMo 3: norms after each block and none before, norms over all heads, sliding layers. By default
+  every fourth layer has full attention, and only these are scaled. Formulas: 2501.00656 (OLMo 2),
+  2512.13961.
+"""
 
 from functools import partial
 from typing import Any
 
+from rl4p.base.errors import InputError
 from rl4p.model.decoder import DecoderConfig
-from rl4p.model.families.family import Family
-from rl4p.model.families.keys import Keys, write_shape
-from rl4p.model.families.names import LAYER_NAMES, names
+from rl4p.model.families.family import LAYER_NAMES, Family, names
+from rl4p.model.families.gemma import read_gemma3_rope
+from rl4p.model.families.keys import Keys, write_layer_types, write_scaling, write_shape
+from rl4p.model.rope import YarnScaling
 
 
-def read_config(config: dict[str, Any], where: str) -> DecoderConfig:
+def read_llama(config: dict[str, Any], where: str) -> DecoderConfig:
     keys = Keys(config, where)
     keys.must_be("hidden_act", "silu", "activation")
     keys.must_be("attention_bias", False)
@@ -25,15 +35,176 @@ def read_config(config: dict[str, Any], where: str) -> DecoderConfig:
     )
 
 
-def write_config(c: DecoderConfig) -> dict[str, Any]:
+def write_llama(c: DecoderConfig) -> dict[str, Any]:
     return write_shape(c) | {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
 
 
-FAMILY = Family(
+LLAMA = Family(
     model_type="llama",
     architecture="LlamaForCausalLM",
     classifier="LlamaForSequenceClassification",
-    read_config=read_config,
-    write_config=write_config,
+    read_config=read_llama,
+    write_config=write_llama,
     names=partial(names, layer_names=LAYER_NAMES),
+)
+
+
+def read_mistral(config: dict[str, Any], where: str) -> DecoderConfig:
+    """Reads config.json; sliding_window is off if null, and 4096 (Mistral 7B) if absent."""
+    keys = Keys(config, where)
+    keys.must_be("hidden_act", "silu", "activation")
+    keys.must_be("layer_types", None)
+    shape = keys.shape()
+    no_window = "sliding_window" in config and config["sliding_window"] is None
+    window = None if no_window else keys.get("sliding_window", int, 4096)
+    return DecoderConfig(
+        family="mistral",
+        **keys.rope(),
+        **shape,
+        **keys.sliding(window, [True] * shape["layers"]),
+        tied_embedding=keys.get("tie_word_embeddings", bool, False),
+        attention_bias=False,
+    )
+
+
+def write_mistral(c: DecoderConfig) -> dict[str, Any]:
+    return write_shape(c) | {"hidden_act": "silu", "sliding_window": c.window}
+
+
+MISTRAL = Family(
+    model_type="mistral",
+    architecture="MistralForCausalLM",
+    classifier="MistralForSequenceClassification",
+    read_config=read_mistral,
+    write_config=write_mistral,
+    names=partial(names, layer_names=LAYER_NAMES),
+)
+
+
+def read_smollm3(config: dict[str, Any], where: str) -> DecoderConfig:
+    keys = Keys(config, where)
+    keys.must_be("hidden_act", "silu", "activation")
+    keys.must_be("attention_bias", False)
+    keys.must_be("mlp_bias", False)
+    shape = keys.shape()
+    unrotated = read_unrotated(keys, shape["layers"])
+    window = None
+    if keys.get("use_sliding_window", bool, False) and config.get("sliding_window") is not None:
+        window = keys.size("sliding_window")
+    return DecoderConfig(
+        family="smollm3",
+        **keys.rope(theta=2_000_000.0),
+        **shape,
+        **keys.sliding(window, list(unrotated)),
+        unrotated=unrotated if any(unrotated) else (),
+        tied_embedding=keys.get("tie_word_embeddings", bool, True),
+        attention_bias=False,
+    )
+
+
+def read_unrotated(keys: Keys, layers: int) -> tuple[bool, ...]:
+    """Returns for each layer whether it has no rotary embeddings.
+
+    no_rope_layers has a 1 for each layer that has them. In its place, no_rope_layer_interval=n
+    means that every n-th layer has none.
+    """
+    interval = keys.size("no_rope_layer_interval", 4)
+    rotated = keys.get(
+        "no_rope_layers", list, [int((i + 1) % interval != 0) for i in range(layers)]
+    )
+    if len(rotated) < layers or any(type(x) is not int or x not in (0, 1) for x in rotated):
+        raise InputError(
+            f"{keys.where}: no_rope_layers must have a 0 or a 1 for each of the {layers} layers, "
+            f"not {rotated!r}."
+        )
+    return tuple(x == 0 for x in rotated[:layers])
+
+
+def write_smollm3(c: DecoderConfig) -> dict[str, Any]:
+    return write_shape(c) | {
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "no_rope_layers": [int(not kind.unrotated) for kind in c.kinds],
+        "use_sliding_window": c.window is not None,
+        "sliding_window": c.window,
+        "layer_types": write_layer_types(c),
+    }
+
+
+SMOLLM3 = Family(
+    model_type="smollm3",
+    architecture="SmolLM3ForCausalLM",
+    classifier="SmolLM3ForSequenceClassification",
+    read_config=read_smollm3,
+    write_config=write_smollm3,
+    names=partial(names, layer_names=LAYER_NAMES),
+)
+
+OLMO3_THETA = 500_000.0
+
+OLMO3_NAMES = {path: name for path, name in LAYER_NAMES.items() if path[1] != "scale"} | {
+    ("attention_post_norm", "scale"): "post_attention_layernorm.weight",
+    ("feed_forward_post_norm", "scale"): "post_feedforward_layernorm.weight",
+    ("query_norm", "scale"): "self_attn.q_norm.weight",
+    ("key_norm", "scale"): "self_attn.k_norm.weight",
+}
+
+
+def read_olmo3(config: dict[str, Any], where: str) -> DecoderConfig:
+    keys = Keys(config, where)
+    keys.must_be("hidden_act", "silu", "activation")
+    keys.must_be("attention_bias", False)
+    shape = keys.shape()
+    slides = [(i + 1) % 4 != 0 for i in range(shape["layers"])]
+    return DecoderConfig(
+        family="olmo3",
+        **read_olmo3_rope(keys),
+        **shape,
+        **keys.sliding(keys.window(4096), slides),
+        pre_norms=False,
+        post_norms=True,
+        query_key_norm="whole",
+        tied_embedding=keys.get("tie_word_embeddings", bool, False),
+        attention_bias=False,
+    )
+
+
+def read_olmo3_rope(keys: Keys) -> dict[str, Any]:
+    """Returns the rope options: sliding layers are not scaled, and all layers have one base."""
+    theta = keys.get("rope_theta", float, OLMO3_THETA)
+    rope = read_gemma3_rope(keys, theta, "rope_theta", theta)
+    sliding = keys.section("rope_parameters").get("sliding_attention") or {}
+    if rope["rope_theta"] != rope["local_rope_theta"] or (
+        theta != OLMO3_THETA and "rope_theta" not in sliding
+    ):  # transformers 5 gives sliding layers that name no base the default one
+        raise keys.two_ropes("the bases of its full-attention and sliding layers")
+    scaling = rope["rope_scaling"]
+    if isinstance(scaling, YarnScaling) and not scaling.truncated:
+        raise keys.refuse("truncate false")  # transformers looks for it in another place
+    return rope
+
+
+def write_olmo3(c: DecoderConfig) -> dict[str, Any]:
+    """Writes the rope options twice: versions 4 and 5 of transformers look in two places."""
+    plain = {"rope_theta": c.rope_theta, "rope_type": "default"}
+    return write_shape(c) | {
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "sliding_window": c.window or 4096,
+        "layer_types": write_layer_types(c),
+        "rope_parameters": {
+            "full_attention": plain | write_scaling(c.rope_scaling),
+            "sliding_attention": plain,
+        },
+    }
+
+
+OLMO3 = Family(
+    model_type="olmo3",
+    architecture="Olmo3ForCausalLM",
+    classifier="Olmo3ForSequenceClassification",
+    read_config=read_olmo3,
+    write_config=write_olmo3,
+    names=partial(names, layer_names=OLMO3_NAMES),
 )

@@ -14,7 +14,7 @@ from rl4p.command.evaluation import EvaluationRequest
 from rl4p.configuration import instantiate
 from rl4p.distributed.processes import to_host
 from rl4p.loop.evaluation import Answered, Evaluation
-from rl4p.model.hub import lasting_name
+from rl4p.model.folder import lasting_name
 from rl4p.runs.build import check_lengths, instantiate_phases
 from rl4p.runs.evaluation import (
     build_evaluation,

@@ -21,10 +21,9 @@ from rl4p.base.types import Params
 from rl4p.distributed.placement import like_of
 from rl4p.engine.serving.scheduler import Scheduler
 from rl4p.model.families import FAMILIES, Tensor
-from rl4p.model.fit import check_fit
 from rl4p.model.folder import check_files
 from rl4p.model.huggingface import read_config, read_part
-from rl4p.model.model_tensors import held_tensors, model_tensors, stacked_index
+from rl4p.model.model_tensors import check_fit, held_tensors, model_tensors, stacked_index
 from rl4p.model.policy import Policy
 from rl4p.model.tensor_files import INDEX, SINGLE, StoredTensor, stored_tensors
 

@@ -8,27 +8,26 @@ import pytest
 from rl4p.base.errors import InputError
 from rl4p.model.families.keys import (
     Keys,
+    read_labels,
+    write_labels,
     write_layer_types,
     write_rope,
     write_scaling,
     write_shape,
 )
-from rl4p.model.rope import (
-    DynamicScaling,
-    LinearScaling,
-    Llama3Scaling,
-    LongScaling,
-    YarnScaling,
-)
+from rl4p.model.rope import DynamicScaling, LinearScaling, Llama3Scaling, LongScaling, YarnScaling
 from tests.golden.cases import LLAMA3, SHAPE, YARN, decoder_config
 
 LLAMA3_SCALING = Llama3Scaling(
     factor=8.0, low_frequency_factor=1.0, high_frequency_factor=4.0, original_max_positions=64
 )
+
 YARN_SCALING = YarnScaling(
     factor=8.0, original_max_positions=64, fast_turns=4.0, slow_turns=0.5, magnitude=1.25
 )
+
 LONG = {"rope_type": "longrope", "short_factor": [1, 2.5], "long_factor": [3, 4]}
+
 LONG_SCALING = LongScaling(
     factors=(1.0, 2.5),
     long_factors=(3.0, 4.0),
@@ -286,3 +285,41 @@ def test_rope_options_are_written_as_they_are_read(scaling):
 
 def test_the_scaling_of_llama_is_written_in_its_own_keys():
     assert write_rope(5.0, LLAMA3_SCALING) == {"rope_theta": 5.0, "rope_scaling": LLAMA3}
+
+
+CLASSIFIER = {"architectures": ["LlamaForSequenceClassification"]}
+
+
+@pytest.mark.parametrize(
+    ("config", "labels"),
+    [
+        ({}, 0),
+        ({"architectures": None, "num_labels": 3}, 0),
+        ({"architectures": ["LlamaForCausalLM"], "id2label": {"0": "a"}}, 0),
+        ({"architectures": ["ForSequenceClassificationOfLlama"]}, 0),
+        ({"architectures": [7]}, 0),
+        (CLASSIFIER, 2),
+        (CLASSIFIER | {"num_labels": 5}, 5),
+        (CLASSIFIER | {"id2label": {"0": "a"}}, 1),
+        (CLASSIFIER | {"id2label": {"0": "a", "1": "b", "2": "c"}, "num_labels": 5}, 3),
+        ({"architectures": ["Other", "Qwen2ForSequenceClassification"]}, 2),
+    ],
+)
+def test_labels_are_counted(config, labels):
+    assert read_labels(config, "here") == labels
+
+
+def test_a_number_that_is_none_is_refused():
+    with pytest.raises(InputError, match=r"^here: num_labels must be int, not '5'"):
+        read_labels(CLASSIFIER | {"num_labels": "5"}, "here")
+
+
+@pytest.mark.parametrize("labels", [1, 2, 3])
+def test_what_is_written_is_read(labels):
+    written = write_labels(labels)
+    assert read_labels(CLASSIFIER | written, "here") == labels
+    assert written["label2id"] == {name: int(i) for i, name in written["id2label"].items()}
+
+
+def test_a_language_model_has_none():
+    assert write_labels(0) == {}

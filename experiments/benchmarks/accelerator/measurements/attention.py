@@ -14,7 +14,7 @@ from experiments.benchmarks.accelerator.shapes import shape_of
 from experiments.benchmarks.engine import Engine, update
 from experiments.benchmarks.timing import median_seconds
 from rl4p.distributed.mesh import Mesh
-from rl4p.model.kernels import Kernel
+from rl4p.model.attention import Kernel
 from tests.golden import forward
 
 KERNELS: tuple[Kernel, ...] = ("xla", "cudnn")

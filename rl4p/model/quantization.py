@@ -1,5 +1,9 @@
-"""Kernels that are held in 4 bits: the base of adapters in QLoRA (2305.14314)."""
+"""Weights of 4 bits: NF4, in which a base of adapters is held, and MXFP4, which files may have.
 
+NF4 is from QLoRA (2305.14314). MXFP4 is that of the Open Compute Project; it is only read.
+"""
+
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,11 +13,12 @@ import numpy as np
 
 from rl4p.base.errors import InputError
 from rl4p.base.types import Array, Params
+from rl4p.model.tensor_files import StoredTensor
 
 BLOCK = 64  # numbers that share a scale
 
 # The 16 numbers of NF4: quantiles of the normal distribution, from -1 to 1 and with 0 among them.
-VALUES = np.array(
+NF4_VALUES = np.array(
     [
         *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
         *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
@@ -22,7 +27,8 @@ VALUES = np.array(
     ],
     np.float32,
 )
-BETWEEN = (VALUES[1:] + VALUES[:-1]) / 2
+
+BETWEEN = (NF4_VALUES[1:] + NF4_VALUES[:-1]) / 2
 
 
 @jax.tree_util.register_dataclass
@@ -30,7 +36,7 @@ BETWEEN = (VALUES[1:] + VALUES[:-1]) / 2
 class NF4Kernel:
     """A kernel [..., D, F] in 4 bits a number, with one scale for each 64 inputs of an output.
 
-        W[d, f] = VALUES[code[d, f]] * scales[d // 64, f]
+        W[d, f] = NF4_VALUES[code[d, f]] * scales[d // 64, f]
 
     Attributes:
       codes: uint8 [..., D / 2, F]; the lower four bits are for even d.
@@ -57,13 +63,13 @@ class NF4Kernel:
     def astype(self, dtype: Any) -> Array:
         """Returns the numbers: the products are rounded once, from float32."""
         codes = jnp.stack([self.codes & 15, self.codes >> 4], axis=-2)
-        numbers = jnp.asarray(VALUES)[codes.reshape(self.shape)]
+        numbers = jnp.asarray(NF4_VALUES)[codes.reshape(self.shape)]
         blocks = numbers.reshape(*self.scales.shape[:-1], BLOCK, self.shape[-1])
         scaled = blocks * jnp.broadcast_to(self.scales[..., None, :], blocks.shape)
         return scaled.reshape(self.shape).astype(dtype)
 
 
-def quantized(kernel: np.ndarray) -> NF4Kernel:
+def quantize_nf4(kernel: np.ndarray) -> NF4Kernel:
     """Returns the kernel with each number rounded to the nearest of its block."""
     *leading, D, F = kernel.shape
     blocks = np.asarray(kernel, np.float32).reshape(*leading, D // BLOCK, BLOCK, F)
@@ -100,3 +106,62 @@ def quantized_shapes(shapes: Params) -> Params:
 def is_projection(path: tuple) -> bool:
     """Returns whether a parameter is the kernel of a projection in a layer."""
     return path[0].key == "layers" and path[-1].key == "kernel"
+
+
+MXFP4 = "mxfp4"
+BLOCKS, SCALES = "_blocks", "_scales"
+POSITIVE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+MXFP4_VALUES = np.array([*POSITIVE, *(-x for x in POSITIVE)], np.float32)
+BIAS = 127  # of the exponent in a scale
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mxfp4Tensor(StoredTensor):
+    """A tensor [N, I, O] that is stored as blocks [N, O, I/32, 16] and scales [N, O, I/32].
+
+    Each byte of a block has two numbers, the first in its lower bits.
+    """
+
+    blocks: StoredTensor
+    scales: StoredTensor
+
+    def pieces(self, rows: slice) -> Iterator[tuple[int, np.ndarray]]:
+        """Yields each of the N matrices, with its index."""
+        for row in range(rows.start, rows.stop):
+            one = slice(row, row + 1)
+            codes, scales = (
+                np.concatenate([piece for _, piece in stored.pieces(one)])[0]
+                for stored in (self.blocks, self.scales)
+            )
+            pairs = np.stack([MXFP4_VALUES[codes & 15], MXFP4_VALUES[codes >> 4]], axis=-1)
+            numbers = np.ldexp(
+                pairs.reshape(*scales.shape, 32), scales.astype(np.int32)[..., None] - BIAS
+            )
+            yield row, numbers.reshape(1, len(scales), -1).swapaxes(1, 2).astype(jnp.bfloat16)
+
+
+def dequantize_mxfp4(stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Returns the tensors with each pair of blocks and scales in place of one of bfloat16.
+
+    A pair whose shapes do not fit is left as it is.
+    """
+    result = dict(stored)
+    for name, blocks in stored.items():
+        base = name.removesuffix(BLOCKS)
+        scales = stored.get(base + SCALES)
+        if base == name or scales is None or (blocks.kind, scales.kind) != ("U8", "U8"):
+            continue
+        if len(blocks.shape) != 4 or blocks.shape != (*scales.shape, 16):
+            continue
+        count, out, groups, _ = blocks.shape
+        del result[name], result[base + SCALES]
+        result[base] = Mxfp4Tensor(
+            file=blocks.file,
+            kind="BF16",
+            shape=(count, groups * 32, out),
+            start=blocks.start,
+            bytes=count * groups * 32 * out * 2,
+            blocks=blocks,
+            scales=scales,
+        )
+    return result

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from rl4p.base.errors import InputError
 from rl4p.base.types import Microbatching, Prompt, Sampling, TrainingBatch
@@ -16,13 +17,23 @@ from rl4p.learner.gradient_step import gradient_step
 from rl4p.learner.logprobs import ScoreOptions, score_tokens
 from rl4p.learner.optimizer import AdamW
 from rl4p.model import pretrained
+from rl4p.model.decoder import Decoder
 from rl4p.model.huggingface import read_params, write_model, write_policy
 from rl4p.model.lora import LoRA
-from rl4p.model.nf4 import BLOCK, VALUES, NF4Kernel, is_projection, quantized
 from rl4p.model.pretrained import Pretrained
+from rl4p.model.quantization import (
+    BLOCK,
+    NF4_VALUES,
+    NF4Kernel,
+    dequantize_mxfp4,
+    is_projection,
+    quantize_nf4,
+)
 from rl4p.model.scratch import Scratch
+from rl4p.model.tensor_files import stored_tensors
 from rl4p.rollout.naive_sampler import NaiveSampler
 from rl4p.update.reinforce import Reinforce
+from tests.golden.cases import decoder_config, make_tensors
 
 RANK = 2
 
@@ -61,7 +72,7 @@ def test_numbers_are_rounded_to_the_nearest_of_their_block():
     random = np.random.default_rng(0)
     kernel_LDF = np.float32(random.normal(0, 1, (2, 3 * BLOCK, 5)))
     kernel_LDF[1, :BLOCK, 2] = 0
-    packed = quantized(kernel_LDF)
+    packed = quantize_nf4(kernel_LDF)
     assert packed.shape == kernel_LDF.shape
     assert packed.codes.dtype == np.uint8
     got_LDF = np.asarray(packed.astype(jnp.float32))
@@ -69,7 +80,7 @@ def test_numbers_are_rounded_to_the_nearest_of_their_block():
         rows = slice(block * BLOCK, (block + 1) * BLOCK)
         numbers = kernel_LDF[layer, rows, column]
         largest = np.abs(numbers).max()
-        choices = VALUES * largest
+        choices = NF4_VALUES * largest
         nearest = choices[np.abs(numbers[:, None] - choices).argmin(axis=1)]
         np.testing.assert_array_equal(got_LDF[layer, rows, column], nearest)
     assert np.abs(got_LDF - kernel_LDF).mean() < 0.1  # of a normal distribution
@@ -83,7 +94,7 @@ def test_the_values_are_quantiles_of_the_normal_distribution():
     upper = [NormalDist().inv_cdf(x) for x in np.linspace(edge, 0.5, 9)[:-1]]
     lower = [-NormalDist().inv_cdf(x) for x in np.linspace(edge, 0.5, 8)[:-1]]
     expected = np.array(sorted([*upper, 0.0, *lower]))
-    np.testing.assert_allclose(VALUES, expected / expected.max(), atol=1e-6)
+    np.testing.assert_allclose(NF4_VALUES, expected / expected.max(), atol=1e-6)
 
 
 def test_a_kernel_of_4_bits_takes_little_memory(folder):
@@ -110,7 +121,7 @@ def test_the_base_is_that_of_the_folder(folder):
 
     def check(path, x, kernel):
         if is_projection(path):
-            wanted = quantized(np.asarray(kernel))
+            wanted = quantize_nf4(np.asarray(kernel))
             np.testing.assert_array_equal(x.codes, wanted.codes)
             np.testing.assert_array_equal(x.scales, wanted.scales)
         else:
@@ -292,3 +303,56 @@ def test_projections_without_whole_blocks_are_refused(policy, params, tmp_path):
     policy.tokenizer.save_pretrained(tmp_path)
     with pytest.raises(InputError, match=r"a multiple of 64 inputs, but .* has"):
         build(tmp_path)
+
+
+def random_blocks(count, groups, out):
+    """Returns random blocks and scales, and the numbers that they stand for, [count, in, out]."""
+    random = np.random.default_rng(0)
+    blocks = random.integers(0, 256, (count, out, groups, 16), np.uint8)
+    scales = random.integers(120, 130, (count, out, groups), np.uint8)
+    numbers = np.zeros((count, groups * 32, out))
+    for place in np.ndindex(blocks.shape):
+        n, o, group, byte = place
+        code = int(blocks[place])
+        for i, four in enumerate((code & 15, code >> 4)):
+            exponent, mantissa = (four >> 1) & 3, four & 1
+            size = mantissa / 2 if exponent == 0 else (1 + mantissa / 2) * 2.0 ** (exponent - 1)
+            size *= 2.0 ** (int(scales[n, o, group]) - 127)
+            numbers[n, group * 32 + 2 * byte + i, o] = -size if four & 8 else size
+    return {"blocks": blocks, "scales": scales}, numbers
+
+
+def test_a_byte_is_two_numbers_of_a_shared_scale(tmp_path):
+    """Codes 0 to 7 are 0, 1/2, 1, 3/2, 2, 3, 4 and 6, and 8 to 15 the same below 0."""
+    stored, numbers = random_blocks(2, 3, 5)
+    other = {"plain": np.ones(3, np.float32), "alone_blocks": stored["blocks"]}
+    save_file(other | {f"a_{x}": y for x, y in stored.items()}, tmp_path / "model.safetensors")
+    tensors = dequantize_mxfp4(stored_tensors(tmp_path))
+    assert sorted(tensors) == ["a", "alone_blocks", "plain"]
+    assert (tensors["a"].kind, tensors["a"].shape) == ("BF16", (2, 96, 5))
+    assert len(np.unique(np.abs(numbers[0, :32, 0] / numbers[0, :32, 0].max()))) > 4
+    for rows in (slice(0, 2), slice(1, 2)):
+        pieces = list(tensors["a"].pieces(rows))
+        assert [first for first, _ in pieces] == [*range(rows.start, rows.stop)]
+        ours = np.concatenate([piece for _, piece in pieces])
+        assert ours.dtype == jnp.bfloat16
+        np.testing.assert_array_equal(ours.astype(np.float64), numbers[rows])
+
+
+@pytest.mark.parametrize("dtype", [None, "float32"])
+def test_a_folder_with_such_weights_is_read(tmp_path, dtype):
+    """Neighbours in the last axis are a gate and an up projection."""
+    config = replace(decoder_config("gpt_oss"), feed_forward_width=32)
+    decoder, tensors = Decoder(config=config), make_tensors(config)
+    name, (stored, numbers) = "model.layers.1.mlp.experts.gate_up_proj", random_blocks(6, 1, 64)
+    del tensors[name]
+    tensors |= {f"{name}_{x}": y for x, y in stored.items()}
+    save_file(tensors, tmp_path / "model.safetensors")
+    experts = read_params(tmp_path, decoder, dtype)["layers"]["experts"]
+    for i, kernel in enumerate(("gate", "up")):
+        np.testing.assert_array_equal(np.float64(experts[kernel][1]), numbers[..., i::2])
+        assert experts[kernel].dtype == jnp.float32  # the other layers are not quantized
+    tensors[f"{name}_scales"] = stored["scales"][:, :5]
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(InputError, match="quantized"):
+        read_params(tmp_path, decoder, dtype)

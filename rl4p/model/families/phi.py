@@ -1,0 +1,119 @@
+"""Phi-3, Phi-4 and GLM-4, whose files have several kernels in one matrix.
+
+* Phi-3 and Phi-4: queries, keys and values in one matrix, gate and up in another (2412.08905).
+  A part of each head may be rotated, and LongRoPE may scale it; every layer slides if one does.
+  Sequences longer than original_max_position_embeddings are refused with LongRoPE (`LongScaling`).
+* GLM-4 of 2025: norms before and after each block, neighbours of half a head are rotated.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from rl4p.base.errors import InputError
+from rl4p.model.decoder import DecoderConfig
+from rl4p.model.families.family import LAYER_NAMES, Family, Tensor, names, rows
+from rl4p.model.families.keys import Keys, write_shape
+from rl4p.model.families.qwen import QWEN2_NAMES
+from rl4p.model.rope import LongScaling
+
+QUERY_KEY_VALUE, GATE_UP = "self_attn.qkv_proj.weight", "mlp.gate_up_proj.weight"
+
+PHI3_NAMES = LAYER_NAMES | {
+    **{(name, "kernel"): QUERY_KEY_VALUE for name in ("query", "key", "value")},
+    **{(name, "kernel"): GATE_UP for name in ("gate", "up")},
+}
+
+
+def read_phi3(config: dict[str, Any], where: str) -> DecoderConfig:
+    keys = Keys(config, where)
+    keys.must_be("hidden_act", "silu", "activation")
+    keys.must_be("layer_types", None)
+    shape = keys.shape()
+    window = None if config.get("sliding_window") is None else keys.size("sliding_window")
+    rope = keys.rope(head_width=shape["head_width"], long=True)
+    if isinstance(scaling := rope["rope_scaling"], LongScaling):
+        keys.get("original_max_position_embeddings", int)
+        if {len(scaling.factors), len(scaling.long_factors)} != {rope["rotary_width"] // 2}:
+            raise InputError(
+                f"{where}: short_factor and long_factor must have {rope['rotary_width'] // 2} "
+                "numbers, one for each pair of elements that is rotated."
+            )
+        shape["max_positions"] = min(shape["max_positions"], scaling.original_max_positions)
+    return DecoderConfig(
+        family="phi3",
+        **rope,
+        **shape,
+        **keys.sliding(window, [True] * shape["layers"]),
+        tied_embedding=keys.get("tie_word_embeddings", bool, False),
+        attention_bias=False,
+    )
+
+
+def write_phi3(c: DecoderConfig) -> dict[str, Any]:
+    keys = write_shape(c) | {"hidden_act": "silu", "sliding_window": c.window}
+    if isinstance(scaling := c.rope_scaling, LongScaling):
+        keys["max_position_embeddings"] = scaling.max_positions
+        keys["original_max_position_embeddings"] = scaling.original_max_positions
+    return keys
+
+
+def phi3_tensors(c: DecoderConfig) -> Iterator[Tensor]:
+    heads, kv_heads = c.heads * c.head_width, c.num_kv_heads * c.head_width
+    kernels = {"query": heads, "key": kv_heads, "value": kv_heads}
+    parts = rows({(name, "kernel"): size for name, size in kernels.items()})
+    parts |= rows({(name, "kernel"): c.feed_forward_width for name in ("gate", "up")})
+    return names(c, PHI3_NAMES, parts)
+
+
+PHI3 = Family(
+    model_type="phi3",
+    architecture="Phi3ForCausalLM",
+    classifier="Phi3ForSequenceClassification",
+    read_config=read_phi3,
+    write_config=write_phi3,
+    names=phi3_tensors,
+)
+
+GLM4_NAMES = QWEN2_NAMES | {
+    ("attention_post_norm", "scale"): "post_self_attn_layernorm.weight",
+    ("feed_forward_post_norm", "scale"): "post_mlp_layernorm.weight",
+    **{(name, "kernel"): GATE_UP for name in ("gate", "up")},
+}
+
+
+def read_glm4(config: dict[str, Any], where: str) -> DecoderConfig:
+    keys = Keys(config, where)
+    keys.must_be("hidden_act", "silu", "activation")
+    keys.must_be("layer_types", None)
+    shape = keys.shape(head_width=128)
+    return DecoderConfig(
+        family="glm4",
+        **keys.rope(head_width=shape["head_width"], rotated=0.5),
+        **shape,
+        interleaved_rope=True,
+        post_norms=True,
+        tied_embedding=keys.get("tie_word_embeddings", bool, False),
+        attention_bias=keys.get("attention_bias", bool, True),
+    )
+
+
+def write_glm4(c: DecoderConfig) -> dict[str, Any]:
+    return write_shape(c) | {"hidden_act": "silu", "attention_bias": c.attention_bias}
+
+
+def glm4_tensors(c: DecoderConfig) -> Iterator[Tensor]:
+    parts = rows({(name, "kernel"): c.feed_forward_width for name in ("gate", "up")})
+    biases = (
+        GLM4_NAMES if c.attention_bias else {k: v for k, v in GLM4_NAMES.items() if k[1] != "bias"}
+    )
+    return names(c, biases, parts)
+
+
+GLM4 = Family(
+    model_type="glm4",
+    architecture="Glm4ForCausalLM",
+    classifier="Glm4ForSequenceClassification",
+    read_config=read_glm4,
+    write_config=write_glm4,
+    names=glm4_tensors,
+)
