@@ -21,8 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from rl4p.rollout.environments.grid import Grid
-from rl4p.rollout.environments.guess import Guess
+from rl4p.rollout.environments.games import Grid, Guess
 
 HERE = Path(__file__).parent
 ROWS = 8192  # conversations, and questions

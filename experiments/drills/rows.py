@@ -73,7 +73,7 @@ ROWS: dict[str, list[dict[str, str]]] = {
         },
         {
             "what": "new weights are used from the next completion on, in process and by servers",
-            "tests": "tests/engine/test_in_process.py tests/engine/remote/test_probe.py",
+            "tests": "tests/engine/test_in_process.py tests/engine/remote/test_weights.py",
             "mutant": "a stale server that claims to be new gets requests",
         },
     ],

@@ -1,7 +1,7 @@
 """The contracts of environments, which answer what the policy says, and of agents.
 
 An environment sees messages, as chat templates take them; it never sees tokens. The rollout alone
-turns messages into tokens (`rollout/exact_conversation.py`), so that the policy is trained on
+turns messages into tokens (`rollout/recorder.py`), so that the policy is trained on
 exactly the tokens that it chose. An agent is a program that talks to the policy over HTTP, through
 a server whose contract is here too.
 """

@@ -16,11 +16,9 @@ from rl4p.distributed.daemon_threads import in_thread
 from rl4p.model.policy import Policy
 from rl4p.protocols.environment import AgentEpisode, OpenAgentServer, ServesAgents
 from rl4p.protocols.traits import require
-from rl4p.rollout.agent_calls import CallLimits, RecordedCalls
 from rl4p.rollout.episode_loop import EpisodeLoop, within
-from rl4p.rollout.episode_rows import FinishedEpisode
 from rl4p.rollout.episodes import EpisodeFailure, EpisodeKey, EpisodeRollout
-from rl4p.rollout.exact_conversation import Segment
+from rl4p.rollout.recorder import CallLimits, FinishedEpisode, RecordedCalls, Segment, text_of
 
 
 class AgentServerOfCall:
@@ -37,7 +35,7 @@ class Agent(EpisodeRollout):
     Each episode has an address of its own, so that concurrent episodes never mix. The server
     records what the policy read and chose. All calls of an episode are one row of the trajectories;
     a call that does not go on with the tokens of an earlier one begins a new segment
-    (`agent_calls.py`).
+    (`recorder.py`).
 
     The function may be `async`; others run in threads. It returns the reward of the episode, a
     number, or None to leave the reward to terms that grade the last response. An exception of the
@@ -92,12 +90,11 @@ class Agent(EpisodeRollout):
         sample: EpisodeKey,
     ) -> FinishedEpisode:
         """Runs the function with an address of its own, until it returns."""
-        tokenizer: Any = policy.tokenizer
         episode = FinishedEpisode(prompt=prompt, segments=[], finish=Finish.STOP)
         calls = RecordedCalls(
-            loop,
+            loop.complete,
             episode,
-            sample,
+            sample.key,
             CallLimits(
                 tokens=self.max_response_tokens,
                 calls=self.max_calls,
@@ -105,9 +102,7 @@ class Agent(EpisodeRollout):
                 positions=loop.longest,
             ),
             self.sampling,
-            partial(
-                tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False
-            ),
+            partial(text_of, policy.tokenizer),
             policy.end_ids,
         )
         address = server.opened.register(calls)

@@ -16,9 +16,8 @@ from rl4p.protocols.engine import Request
 from rl4p.protocols.environment import Message, OpensEnvironment, StepResult
 from rl4p.protocols.traits import require
 from rl4p.rollout.episode_loop import EpisodeLoop, within
-from rl4p.rollout.episode_rows import FinishedEpisode
 from rl4p.rollout.episodes import EpisodeFailure, EpisodeKey, EpisodeRollout
-from rl4p.rollout.exact_conversation import ExactConversation, conversation_of
+from rl4p.rollout.recorder import ExactConversation, FinishedEpisode, conversation_of
 
 Result = TypeVar("Result")
 
@@ -30,7 +29,7 @@ class Environment(EpisodeRollout):
     The episodes of a call run at the same time. The policy is trained on the tokens that it chose,
     in all turns; messages of the environment are context. An episode is one row of the
     trajectories, whatever its turns. Where the chat template rewrites earlier messages, the row
-    goes on in a new segment (`exact_conversation.py`).
+    goes on in a new segment (`recorder.py`).
 
     An episode ends when the environment says so. It is cut (`Finish.LENGTH`) after `max_turns`
     turns, after a message without an end token, and where no token of another turn has room. An

@@ -21,7 +21,7 @@ from rl4p.protocols.engine import Engine, Frees, OpensEngine, complete_all
 from rl4p.protocols.phases import Anneals
 from rl4p.protocols.traits import CacheSize, Planned, RolloutTraits
 from rl4p.rollout.episode_loop import EpisodeLoop, ForwardedRequests
-from rl4p.rollout.episode_rows import FinishedEpisode, rows_on_host
+from rl4p.rollout.recorder import FinishedEpisode, rows_on_host
 from rl4p.rollout.sampler import Sampler, sequence_keys
 
 Result = TypeVar("Result")

@@ -8,9 +8,13 @@ from rl4p.base.errors import InputError
 from rl4p.base.http import InvalidResponseError
 from rl4p.base.types import Finish
 from rl4p.data.messages import for_request
-from rl4p.engine.remote.protocol import RemoteServer, ServerProtocol
-from rl4p.engine.remote.response import ServerRequest, only_choice
-from rl4p.engine.remote.response import field as at
+from rl4p.engine.remote.protocol import (
+    RemoteServer,
+    ServerProtocol,
+    ServerRequest,
+    only_choice,
+    value_at,
+)
 from rl4p.protocols.engine import Completion
 from rl4p.rollout.remote_sampler import RemoteSampler
 
@@ -65,12 +69,14 @@ class OpenAIProtocol(ServerProtocol):
         body = {name: value for name, value in body.items() if value is not None}
         path = "/v1/chat/completions"
         choice = only_choice(await server.send("POST", path, body, seconds=seconds))
-        text = at(choice, "message", "content")
+        text = value_at(choice, "message", "content")
         if not isinstance(text, str | None):
             raise InvalidResponseError("the content of its message is no text")
         # JSON allows lone surrogates, which UTF-8 does not.
         text = (text or "").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        return tokenized(request, server.url, text, ended=at(choice, "finish_reason") != "length")
+        return tokenized(
+            request, server.url, text, ended=value_at(choice, "finish_reason") != "length"
+        )
 
 
 def tokenized(request: ServerRequest, engine: str, text: str, *, ended: bool) -> Completion:

@@ -24,14 +24,13 @@ from rl4p.configuration.bounds import AboveZero, Natural, NonNegative, Positive,
 from rl4p.configuration.capability import WrittenPath
 from rl4p.distributed.processes import to_host
 from rl4p.engine.remote.engine import RemoteEngine, SharedServers, WeightTransfer
-from rl4p.engine.remote.probe import Probe
 from rl4p.engine.remote.protocol import PoolOptions, ServerProtocol
-from rl4p.engine.remote.weights_folder import WeightsFolder
+from rl4p.engine.remote.weights import Probe, WeightsFolder
 from rl4p.learner.logprobs import ScoreOptions, score_tokens
 from rl4p.model.policy import Policy
 from rl4p.protocols.engine import Request
 from rl4p.protocols.traits import RolloutTraits
-from rl4p.rollout.annealing.linear import Linear
+from rl4p.rollout.annealing import Linear
 from rl4p.rollout.answers import answers
 from rl4p.rollout.sampler import sequence_keys
 

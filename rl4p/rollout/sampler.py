@@ -27,7 +27,7 @@ from rl4p.engine.in_process import InProcess, RowOptions
 from rl4p.model.policy import Policy
 from rl4p.protocols.engine import Request
 from rl4p.protocols.traits import RolloutTraits
-from rl4p.rollout.annealing.linear import Linear
+from rl4p.rollout.annealing import Linear
 from rl4p.rollout.answers import answers
 
 # The options that a task may have of its own, with their types.

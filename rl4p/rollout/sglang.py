@@ -14,11 +14,14 @@ from rl4p.engine.remote.protocol import (
     Deadline,
     NewWeights,
     RemoteServer,
+    ServerRequest,
     WeightsProtocol,
     check_checksums,
+    checked,
+    number,
     short_pause,
+    value_at,
 )
-from rl4p.engine.remote.response import ServerRequest, checked, field, number
 from rl4p.protocols.engine import Completion
 from rl4p.rollout.remote_sampler import SyncedSampler
 
@@ -71,23 +74,23 @@ class SGLangProtocol(WeightsProtocol):
             "stream": False,
         }
         response = await server.send("POST", "/generate", body, seconds=seconds)
-        meta = field(response, "meta_info")
+        meta = value_at(response, "meta_info")
         if meta.get("prompt_tokens", len(request.tokens)) != len(request.tokens):
             raise InvalidResponseError(
                 f"it read {meta['prompt_tokens']} tokens of {len(request.tokens)}"
             )
-        triples = field(meta, "output_token_logprobs")
+        triples = value_at(meta, "output_token_logprobs")
         if not isinstance(triples, list):
             raise InvalidResponseError("output_token_logprobs is no list")
-        tokens = field(response, "output_ids")
-        if tokens != [field(triple, 1) for triple in triples]:
+        tokens = value_at(response, "output_ids")
+        if tokens != [value_at(triple, 1) for triple in triples]:
             raise InvalidResponseError("output_ids and output_token_logprobs have different tokens")
         return checked(
             request,
             server.url,
             tokens,
-            [field(triple, 0) for triple in triples],
-            field(meta, "finish_reason", "type"),
+            [value_at(triple, 0) for triple in triples],
+            value_at(meta, "finish_reason", "type"),
             versions=[meta["weight_version"]] if "weight_version" in meta else (),
         )
 
@@ -163,9 +166,9 @@ class SGLangProtocol(WeightsProtocol):
             "logprob_start_len": 0,
         }
         response = await server.send("POST", "/generate", body, seconds=deadline.left)
-        triples = field(response, "meta_info", "input_token_logprobs")
+        triples = value_at(response, "meta_info", "input_token_logprobs")
         if not isinstance(triples, list):
             raise InvalidResponseError("it did not return the log-probabilities of a prompt")
-        if [field(triple, 1) for triple in triples] != list(tokens):
+        if [value_at(triple, 1) for triple in triples] != list(tokens):
             raise InvalidResponseError("it returned the log-probabilities of another prompt")
-        return [number(field(triple, 0)) for triple in triples[1:]]
+        return [number(value_at(triple, 0)) for triple in triples[1:]]

@@ -13,10 +13,14 @@ from rl4p.engine.remote.protocol import (
     Deadline,
     NewWeights,
     RemoteServer,
+    ServerRequest,
     WeightsProtocol,
     check_checksums,
+    checked,
+    number,
+    only_choice,
+    value_at,
 )
-from rl4p.engine.remote.response import ServerRequest, checked, field, number, only_choice
 from rl4p.protocols.engine import Completion
 from rl4p.rollout.remote_sampler import SyncedSampler
 
@@ -58,7 +62,7 @@ class VLLMProtocol(WeightsProtocol):
         await super().check(server, deadline)
         if self.model is None:
             models = await server.send("GET", "/v1/models", seconds=deadline.left)
-            server.features["model"] = field(models, "data", 0, "id")
+            server.features["model"] = value_at(models, "data", 0, "id")
         offered, state = await server.offered("GET", "/is_sleeping", seconds=deadline.left)
         if offered and isinstance(state, dict):  # also of a run that was killed
             server.asleep = state.get("is_sleeping") is True
@@ -72,15 +76,15 @@ class VLLMProtocol(WeightsProtocol):
         if prompt is not None and prompt != list(request.tokens):
             raise InvalidResponseError("it continued another prompt")
         spans = choice.get("weight_versions") if isinstance(choice, dict) else None
-        tokens = field(choice, "token_ids")
-        logprobs = field(choice, "logprobs", "token_logprobs") if tokens else []
+        tokens = value_at(choice, "token_ids")
+        logprobs = value_at(choice, "logprobs", "token_logprobs") if tokens else []
         return checked(
             request,
             server.url,
             tokens,
             logprobs,
-            field(choice, "finish_reason"),
-            versions=[field(span, "version") for span in spans or ()],
+            value_at(choice, "finish_reason"),
+            versions=[value_at(span, "version") for span in spans or ()],
         )
 
     def body(self, server: RemoteServer, request: ServerRequest) -> dict[str, Any]:
@@ -184,7 +188,7 @@ class VLLMProtocol(WeightsProtocol):
     async def verify(self, server: RemoteServer, weights: NewWeights, deadline: Deadline) -> None:
         """Compares the version and the checksums that a server reports."""
         offered, info = await server.offered("GET", "/weight_info", seconds=deadline.left)
-        if offered and (version := field(info, "weight_version")) != weights.label:
+        if offered and (version := value_at(info, "weight_version")) != weights.label:
             raise InvalidResponseError(
                 f"it reports the weights {version!r} after an update to {weights.label}"
             )
@@ -199,7 +203,7 @@ class VLLMProtocol(WeightsProtocol):
             return
         body = self.body(server, ServerRequest(tokens=[0])) | {"top_k": 1, "temperature": 1.0}
         response = await server.send("POST", "/v1/completions", body, seconds=deadline.left)
-        logprob = field(only_choice(response), "logprobs", "token_logprobs", 0)
+        logprob = value_at(only_choice(response), "logprobs", "token_logprobs", 0)
         if not isinstance(logprob, float | int) or abs(logprob) > 1e-4:
             raise InvalidResponseError(
                 "its log-probabilities do not describe the distribution that it draws from: start "
@@ -211,8 +215,8 @@ class VLLMProtocol(WeightsProtocol):
     ) -> list[float | None]:
         body = self.body(server, ServerRequest(tokens=tokens)) | {"prompt_logprobs": 0}
         response = await server.send("POST", "/v1/completions", body, seconds=deadline.left)
-        by_token = field(only_choice(response), "prompt_logprobs")
+        by_token = value_at(only_choice(response), "prompt_logprobs")
         if not isinstance(by_token, list) or len(by_token) != len(tokens):
             raise InvalidResponseError("it did not return the log-probabilities of a prompt")
         pairs = zip(tokens[1:], by_token[1:], strict=True)
-        return [number(field(logprobs, str(token), "logprob")) for token, logprobs in pairs]
+        return [number(value_at(logprobs, str(token), "logprob")) for token, logprobs in pairs]

@@ -14,7 +14,7 @@ from rl4p.engine.cache import prefill
 from rl4p.engine.decode import decode
 from rl4p.loop.compilation import compilation
 from rl4p.protocols.engine import Request
-from rl4p.rollout.annealing.linear import Linear
+from rl4p.rollout.annealing import Linear
 from rl4p.rollout.continuous import Continuous
 from rl4p.rollout.naive_sampler import NaiveSampler
 

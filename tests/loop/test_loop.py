@@ -23,7 +23,7 @@ from rl4p.loop.scoring import Scoring
 from rl4p.loop.source import Stream
 from rl4p.protocols.hook import StepInfo
 from rl4p.reward.weighted import Weighted
-from rl4p.rollout.annealing.linear import Linear
+from rl4p.rollout.annealing import Linear
 from rl4p.rollout.naive_sampler import NaiveSampler
 from rl4p.update.ppo import PPO
 from rl4p.update.reinforce import Reinforce

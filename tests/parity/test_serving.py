@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rl4p.distributed.mesh import Mesh
-from rl4p.engine.remote.weights_folder import WeightsFolder
+from rl4p.engine.remote.weights import WeightsFolder
 from rl4p.model.pretrained import Pretrained
 from rl4p.model.tokenizer import byte_tokenizer
 from tests.support.random_models import random_model

@@ -7,7 +7,7 @@ import pytest
 from rl4p.base.errors import InputError
 from rl4p.base.types import Sampling
 from rl4p.configuration import compose, instantiate
-from rl4p.rollout.annealing.linear import Linear
+from rl4p.rollout.annealing import Linear
 from rl4p.rollout.continuous import Continuous
 from rl4p.rollout.naive_sampler import NaiveSampler
 from rl4p.rollout.sampler import Sampler, without_annealing

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 
-from rl4p.rollout.episode_rows import FinishedEpisode, rows_on_host
+from rl4p.rollout.recorder import FinishedEpisode, rows_on_host
 from rl4p.rollout.training_trace import training_traces
 from tests.support.episodes import segment
 

@@ -3,7 +3,7 @@
 import pytest
 
 from rl4p.base.errors import RunError
-from rl4p.rollout.annealing.linear import Linear
+from rl4p.rollout.annealing import Linear
 from rl4p.rollout.vllm import VLLM
 from tests.support.remote_doubles import rescored
 from tests.support.remote_engines import engine_on, of_step, requests_of

@@ -8,7 +8,7 @@ from rl4p.learner.logprobs import ScoreOptions, score_tokens
 from rl4p.protocols.engine import Completion
 from rl4p.rollout.agent import Agent
 from rl4p.rollout.continuous import Continuous
-from rl4p.rollout.exact_conversation import Segment
+from rl4p.rollout.recorder import Segment
 
 # The tokens of the bytes C0, C1 and F5 to FF, which are in no UTF-8 text: each is decoded to one
 # U+FFFD, whatever is before it.

@@ -19,10 +19,16 @@ from rl4p.base.errors import InputError, RunError
 from rl4p.base.types import Params, Sampling
 from rl4p.distributed.counting import counted, newest
 from rl4p.engine.remote.pool import RequestBatch, ServerPool
-from rl4p.engine.remote.probe import Probe
-from rl4p.engine.remote.protocol import NewWeights, PoolOptions, ServerProtocol, Weights
-from rl4p.engine.remote.response import GREEDY, ServerRequest, seed_of
-from rl4p.engine.remote.weights_folder import WeightsFolder
+from rl4p.engine.remote.protocol import (
+    GREEDY,
+    NewWeights,
+    PoolOptions,
+    ServerProtocol,
+    ServerRequest,
+    Weights,
+    seed_of,
+)
+from rl4p.engine.remote.weights import Probe, WeightsFolder
 from rl4p.model.policy import Policy
 from rl4p.protocols.engine import Completion, Request, RequestSource
 

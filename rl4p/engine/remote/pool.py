@@ -28,12 +28,12 @@ from rl4p.engine.remote.protocol import (
     PoolOptions,
     RemoteServer,
     ServerProtocol,
+    ServerRequest,
     Weights,
     WeightsProtocol,
     put_to_sleep,
     short_pause,
 )
-from rl4p.engine.remote.response import ServerRequest
 from rl4p.protocols.engine import Completion
 
 log = logging.getLogger(__name__)

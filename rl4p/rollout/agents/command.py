@@ -3,21 +3,46 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rl4p.base.errors import InputError
 from rl4p.configuration.capability import ReadPath, Variable, Word
 from rl4p.protocols.environment import AgentEpisode, columns_of
-from rl4p.rollout.program import check_program
 
 PASSED_ON = ("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "TZ")  # hold no secrets
 LONGEST_END = 2**16  # bytes that are kept of an output
 DRAIN_SECONDS = 1.0  # for what a program wrote before it ended
+
+
+def check_program(
+    key: str, command: Sequence[str], folder: str | None, variables: Sequence[str]
+) -> None:
+    """Checks that a program can be started.
+
+    Args:
+      key: the configuration key that has `command`, `folder` and `variables`.
+      command: the program and its arguments.
+      folder: the folder that it runs in; None for the current one.
+      variables: names of environment variables that it gets.
+
+    Raises:
+      InputError: there is no such program or folder, or a variable is not set.
+    """
+    if folder is not None and not Path(folder).is_dir():
+        raise InputError(f"{key}.folder={folder} is not a folder.")
+    program = command[0]
+    place = str(Path(folder or ".").resolve() / program) if "/" in program else program
+    if shutil.which(place) is None:
+        raise InputError(f"{key}.command: there is no program {program}.")
+    if missing := [name for name in variables if name not in os.environ]:
+        raise InputError(f"{key}.variables: {missing[0]} is not set.")
 
 
 class CommandFailed(Exception):

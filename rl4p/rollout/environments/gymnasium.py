@@ -14,7 +14,7 @@ from rl4p.base.types import Prompt
 from rl4p.data.messages import MalformedCall
 from rl4p.distributed.daemon_threads import in_thread
 from rl4p.protocols.environment import Message, StepResult
-from rl4p.rollout.environments.text_actions import TextActions
+from rl4p.rollout.environments.actions import TextActions
 
 log = logging.getLogger(__name__)
 

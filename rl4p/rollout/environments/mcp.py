@@ -18,9 +18,14 @@ from rl4p.configuration.bounds import Positive
 from rl4p.configuration.capability import Address, ReadPath, Variable, Word
 from rl4p.data.messages import ParsedCall
 from rl4p.protocols.environment import Message, StepResult
-from rl4p.rollout.environments.mcp_tools import ServerTools, schema_of, text_of_result
-from rl4p.rollout.environments.tool_results import results_of_calls, typed_arguments
-from rl4p.rollout.program import check_program
+from rl4p.rollout.agents.command import check_program
+from rl4p.rollout.environments.actions import (
+    ServerTools,
+    results_of_calls,
+    schema_of,
+    text_of_result,
+    typed_arguments,
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,9 +16,14 @@ from rl4p.configuration.bounds import Positive
 from rl4p.configuration.capability import Address, Variable
 from rl4p.data.messages import MalformedCall, ParsedCall
 from rl4p.protocols.environment import Message, StepResult, columns_of
-from rl4p.rollout.environments.mcp_tools import ServerTools, schema_of, text_of_result
-from rl4p.rollout.environments.text_actions import TextActions
-from rl4p.rollout.environments.tool_results import results_of_calls, typed_arguments
+from rl4p.rollout.environments.actions import (
+    ServerTools,
+    TextActions,
+    results_of_calls,
+    schema_of,
+    text_of_result,
+    typed_arguments,
+)
 
 CLOSING_SECONDS = 5.0  # for the server to end a session
 CONFIGURED = {"missing", "extra_forbidden"}  # errors of an action that are not the policy's

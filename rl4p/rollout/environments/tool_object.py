@@ -15,7 +15,7 @@ from rl4p.configuration.bounds import Positive
 from rl4p.data.messages import ParsedCall
 from rl4p.distributed.daemon_threads import in_thread
 from rl4p.protocols.environment import Message, StepResult, columns_of
-from rl4p.rollout.environments.tool_results import results_of_calls
+from rl4p.rollout.environments.actions import results_of_calls
 
 OWN = ("reset", "get_reward", "close")  # public methods that are no tools
 

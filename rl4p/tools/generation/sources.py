@@ -16,11 +16,10 @@ from rl4p.runs.build import check_lengths
 from rl4p.runs.evaluation import encoder
 from rl4p.runs.folder import run_folder
 from rl4p.runs.policy import load_policy, run_sampler
-from rl4p.tools.generation.chat import Chat
 from rl4p.tools.generation.local import sample_locally
 from rl4p.tools.generation.options import GenerateOptions
 from rl4p.tools.generation.responses import ResponseSet
-from rl4p.tools.generation.server import Client
+from rl4p.tools.generation.server import Chat, Client
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -175,7 +175,7 @@ def test_a_sampling_layout_reads_fewer_parameters_and_divides_the_cache():
 
 
 def test_a_rollout_with_environments_is_estimated_and_named_in_a_compiled_plan():
-    guess = "rl4p.rollout.environments.guess.Guess"
+    guess = "rl4p.rollout.environments.games.Guess"
     run = estimate_of(
         "rollout=environment",
         "+environment@rollout.environment=gymnasium",

@@ -17,7 +17,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from rl4p.base.errors import InputError, RunError
-from rl4p.engine.remote.weights_folder import WeightsFolder
+from rl4p.engine.remote.weights import WeightsFolder
 from rl4p.engine.serving.scheduler import Scheduler
 from rl4p.model.decoder import Decoder
 from rl4p.model.lora import LoRA
@@ -295,7 +295,7 @@ from rl4p.distributed.placement import param_shardings
 from rl4p.distributed.processes import place
 from rl4p.model.scratch import Scratch
 from rl4p.model.decoder import Decoder
-from rl4p.engine.remote.weights_folder import WeightsFolder
+from rl4p.engine.remote.weights import WeightsFolder
 from rl4p.tools.serving.weights import checksums, replacement
 from tests.golden.cases import decoder_config, make_tensors, to_params
 from safetensors.numpy import load_file, save_file
@@ -344,7 +344,7 @@ from pathlib import Path
 from rl4p.distributed.mesh import Mesh
 from rl4p.model.pretrained import Pretrained
 from rl4p.model.scratch import Scratch
-from rl4p.engine.remote.weights_folder import WeightsFolder
+from rl4p.engine.remote.weights import WeightsFolder
 from rl4p.tools.serving.weights import replacement
 
 def memory():

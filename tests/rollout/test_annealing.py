@@ -1,6 +1,6 @@
 import pytest
 
-from rl4p.rollout.annealing.linear import Linear
+from rl4p.rollout.annealing import Linear
 
 
 def test_the_temperature_changes_linearly_and_then_stays():

@@ -1,4 +1,4 @@
-"""A walk on a grid, for `environment=gymnasium`."""
+"""Small games and tools of the package: a calculator, a number to guess, a grid to cross."""
 
 from typing import Any
 
@@ -7,6 +7,45 @@ import numpy as np
 from rl4p.configuration.bounds import Positive
 
 MOVES = {"N": (0, 1), "S": (0, -1), "E": (1, 0), "W": (-1, 0)}
+
+
+class Calculator:
+    """The tools of a calculator; the reward is left to terms that grade the last message."""
+
+    def add(self, a: int, b: int) -> str:
+        """Adds two numbers.
+
+        Args:
+          a: the first number.
+          b: the second number.
+        """
+        return str(a + b)
+
+
+class Guess:
+    """A number from 1 to `most`, which the seed chooses; each guess is answered by a direction.
+
+    The answer repeats the guess, so that turns which begin with the same observation are alike.
+    The reward is 1 for the right guess. The game ends then, or after `guesses` guesses.
+    """
+
+    def __init__(self, most: Positive = 7, guesses: Positive = 3) -> None:
+        self.most, self.guesses = most, guesses
+        self.number = self.left = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict[str, Any]]:
+        self.number, self.left = (seed or 0) % self.most + 1, self.guesses
+        return f"A number from 1 to {self.most}.", {}
+
+    def step(self, action: int) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        self.left -= 1
+        if action == self.number:
+            return "Right.", 1.0, True, False, {}
+        direction = "Higher" if action < self.number else "Lower"
+        return f"{direction} than {action}.", 0.0, False, self.left == 0, {}
+
+    def close(self) -> None:
+        pass
 
 
 class Grid:

@@ -1,1 +1,0 @@
-"""Temperatures that change over the steps of a run."""

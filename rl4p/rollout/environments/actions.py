@@ -1,0 +1,138 @@
+"""What a policy asks of an environment in words or by tool calls, and what it is told."""
+
+import json
+from collections.abc import Awaitable, Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rl4p.data.messages import MalformedCall, ParsedCall, tool_calls
+from rl4p.protocols.environment import Message, StepResult
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextActions:
+    """Options that read the action of a step from a message of the policy.
+
+    The action is the text of the message; if `action_begin` is given, what follows its last
+    occurrence, up to `action_end`. A message without an action is answered with `missing_action`
+    and costs a turn.
+
+    Attributes:
+      action_begin, action_end: what encloses the action in a message; null for the whole message.
+      missing_action: the answer to a message without an action.
+      discrete: whether the action is converted to an int.
+    """
+
+    action_begin: str | None = None
+    action_end: str | None = None
+    missing_action: str = "Your message has no action."
+    discrete: bool = False
+
+    def action(self, text: str) -> Any:
+        """Returns the action in a message, or what is wrong about it."""
+        if self.action_begin is not None:
+            _, begin, text = text.rpartition(self.action_begin)
+            if not begin:
+                return MalformedCall(self.missing_action)
+        if self.action_end is not None:
+            text, end, _ = text.partition(self.action_end)
+            if not end:
+                return MalformedCall(self.missing_action)
+        if not self.discrete:
+            return text.strip()
+        try:
+            return int(text)
+        except ValueError:
+            return MalformedCall(self.missing_action)
+
+    def without_action(self, state: Hashable) -> StepResult:
+        """Returns the answer to a message without an action, in a state."""
+        return StepResult(
+            messages=[{"role": "user", "content": self.missing_action}],
+            metrics={"missing_actions": 1.0},
+            state=state,
+        )
+
+
+async def results_of_calls(
+    text: str,
+    tools: Mapping[str, Any],
+    answer: Callable[[ParsedCall], Awaitable[str]],
+    most: int,
+) -> StepResult | None:
+    """Returns a message of the role `tool` for each call in a text; None if it has no call.
+
+    A call that is malformed, or of another tool, is answered with a text that begins with `Error:`.
+    The metrics are the numbers of calls and of malformed calls.
+
+    Args:
+      tools: the tools by name.
+      answer: returns the result of a call of one of them.
+      most: the most characters of a result; a longer one is cut, and ends with a note.
+    """
+    calls = tool_calls(text)
+    if not calls:
+        return None
+
+    async def result(call: ParsedCall | MalformedCall) -> Message:
+        if isinstance(call, MalformedCall):
+            return {"role": "tool", "content": f"Error: {call.reason}."}
+        if call.name not in tools:
+            content = f"Error: there is no tool {call.name!r}, only {', '.join(tools)}."
+        else:
+            content = await answer(call)
+        if len(content) > most:
+            content = f"{content[:most]} [cut after {most} of {len(content)} characters]"
+        return {"role": "tool", "name": call.name, "content": content}
+
+    malformed = sum(isinstance(call, MalformedCall) for call in calls)
+    return StepResult(
+        messages=[await result(call) for call in calls],
+        metrics={"tool_calls": len(calls), "malformed_calls": malformed},
+    )
+
+
+def typed_arguments(call: ParsedCall, schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of a call, with the types of a JSON schema.
+
+    The form of Qwen3-Coder has texts alone; those of other types are read as JSON.
+    """
+    arguments = dict(call.arguments)
+    if call.texts:
+        types = {name: each.get("type") for name, each in schema.get("properties", {}).items()}
+        for name, text in arguments.items():
+            if types.get(name, "string") != "string":
+                try:
+                    arguments[name] = json.loads(text)
+                except ValueError:  # the server says what is wrong about it
+                    continue
+    return arguments
+
+
+class ServerTools:
+    """The tools of a server, as the first episode lists them; they are no option."""
+
+    schemas: tuple[Message, ...] | None = None
+
+    def functions(self) -> dict[str, Mapping[str, Any]]:
+        """Returns the functions in the schemas, by their names."""
+        return {each["function"]["name"]: each["function"] for each in self.schemas or ()}
+
+
+def schema_of(tool: Mapping[str, Any]) -> Message:
+    """Returns the schema of a tool that a server lists, in the form of chat templates."""
+    function = {
+        "name": tool["name"],
+        "description": tool.get("description") or "",
+        "parameters": tool.get("input_schema") or {},
+    }
+    return {"type": "function", "function": function}
+
+
+def text_of_result(result: Any) -> str:
+    """Returns the text of a tool's result; other values than those of the protocol are JSON."""
+    if isinstance(result, Mapping) and isinstance(result.get("content"), list):
+        texts = [part["text"] for part in result["content"] if part.get("type") == "text"]
+        prefix = "Error: " if result.get("is_error") else ""
+        return prefix + "\n".join(texts)
+    return result if isinstance(result, str) else json.dumps(result)

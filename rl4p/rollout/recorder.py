@@ -1,0 +1,443 @@
+"""The recorder of an episode: the exact tokens that the policy read and chose, and their rows.
+
+The tokens of a response are never decoded and tokenized again. What follows a response is found in
+the text of the chat template: if the text of the whole conversation begins with the text that the
+tokens stand for, only the rest is tokenized and appended. Otherwise the template has rewritten
+earlier messages, as Qwen3 does when it leaves out their thoughts. The conversation then goes on in
+a new segment, which the policy reads from its beginning. There is no third way: a token that was
+not sampled is never trained.
+"""
+
+import json
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from rl4p.base.errors import RunError
+from rl4p.base.serialization import Serializable
+from rl4p.base.types import Array, Episode, Finish, Prompt, Sampling, Trajectories, Turn
+from rl4p.data.conversation import Template
+from rl4p.data.messages import message_of
+from rl4p.model.policy import Policy, padded_width
+from rl4p.model.tokenizer import TEMPLATE_ERRORS
+from rl4p.protocols.engine import Completion, Request
+from rl4p.protocols.environment import CallRefused
+
+Message = Mapping[str, Any]
+OVER = "The episode has ended: its address takes no more requests."
+
+
+@dataclass(kw_only=True)
+class Segment(Serializable):
+    """Tokens that the policy reads from their beginning.
+
+    Attributes:
+      tokens: token ids.
+      chosen: for each token, whether the policy chose it.
+      logprobs: log-probabilities under the sampling policy; 0 elsewhere.
+      versions: the weight version that drew each token; -1 elsewhere.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    chosen: list[bool] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+
+    def read(self, tokens: Sequence[int]) -> None:
+        """Appends tokens that the policy did not choose."""
+        self.tokens += tokens
+        self.chosen += [False] * len(tokens)
+        self.logprobs += [0.0] * len(tokens)
+        self.versions += [-1] * len(tokens)
+
+    def choose(self, completion: Completion) -> None:
+        """Appends tokens that the policy chose."""
+        self.tokens += completion.tokens.tolist()
+        self.chosen += [True] * len(completion.tokens)
+        self.logprobs += completion.logprobs.tolist()
+        self.versions += completion.versions.tolist()
+
+
+class ExactConversation:
+    """A conversation that grows by responses of the policy and by messages of an environment.
+
+    Args:
+      template: the chat template, with the tools of the conversation.
+      messages: the messages before the first response.
+
+    Attributes:
+      segments: the tokens so far; the policy goes on with the last segment.
+      messages: the messages so far.
+    """
+
+    def __init__(self, template: Template, messages: Sequence[Message]) -> None:
+        self.template, self.messages = template, list(messages)
+        self.text = self.render()
+        self.segments = [Segment()]
+        self.segments[0].read(self.template.tokenize(self.text)[0])
+
+    @property
+    def context(self) -> list[int]:
+        """Returns the tokens that precede the next token of the policy."""
+        return self.segments[-1].tokens
+
+    def respond(self, completion: Completion) -> Message:
+        """Appends a response of the policy and returns its message.
+
+        The content of the message is the text of all its tokens except the end token, with special
+        tokens as they stand, so that the template writes the same text again.
+        """
+        self.segments[-1].choose(completion)
+        tokenizer, tokens = self.template.tokenizer, completion.tokens.tolist()
+        self.text += text_of(tokenizer, tokens)
+        shown = without_end(tokens, self.template.end_ids)
+        message = {"role": "assistant", "content": text_of(tokenizer, shown)}
+        self.messages.append(message)
+        return message
+
+    def extend(self, messages: Sequence[Message]) -> int:
+        """Appends messages of the environment; returns the number of tokens that they added.
+
+        Raises:
+          RunError: the chat template does not take the messages.
+        """
+        self.messages += messages
+        text = self.render()
+        if text.startswith(self.text):
+            added = self.template.tokenize(text[len(self.text) :])[0]
+        else:
+            added = self.template.tokenize(text)[0]
+            self.segments.append(Segment())
+        self.text = text
+        self.segments[-1].read(added)
+        return len(added)
+
+    def render(self) -> str:
+        try:
+            return self.template.render(self.messages, add_generation_prompt=True)
+        except TEMPLATE_ERRORS as error:
+            raise RunError(
+                f"The model's chat template does not take the messages of the environment: {error}."
+            ) from None
+
+
+def conversation_of(
+    policy: Policy, prompt: Prompt, tools: Sequence[Message] | None, messages: Sequence[Message]
+) -> ExactConversation:
+    """Returns the conversation of an episode, before the first response.
+
+    Args:
+      tools: the schemas of the tools that an environment offers; None takes the prompt's own.
+    """
+    template = Template(
+        tokenizer=policy.tokenizer,
+        end_ids=policy.end_ids,
+        tools=prompt.tools if tools is None else tools,
+        arguments=policy.template,
+    )
+    return ExactConversation(template, messages)
+
+
+@dataclass(kw_only=True)
+class FinishedEpisode(Serializable):
+    """An episode that grows while it runs.
+
+    Attributes:
+      segments: its tokens.
+      turns: the messages of the policy, and what the environment answered to each.
+      finish: the reason why it ended.
+      failure: what the environment did wrong; None if nothing.
+      engine: the address of the server that drew its last tokens.
+      opening: the messages before the first response, if they are not the prompt's.
+    """
+
+    prompt: Prompt
+    segments: list[Segment]
+    turns: list[Turn] = field(default_factory=list)
+    finish: Finish = Finish.LENGTH
+    failure: str | None = None
+    engine: str = ""
+    opening: tuple[Mapping[str, Any], ...] | None = None
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """Returns the tokens that the policy chose: int32 [n]."""
+        return self.chosen("tokens")
+
+    @property
+    def versions(self) -> np.ndarray:
+        """Returns the weight version of each of these tokens: int32 [n]."""
+        return self.chosen("versions")
+
+    def chosen(self, name: str) -> np.ndarray:
+        pairs = (zip(getattr(each, name), each.chosen, strict=True) for each in self.segments)
+        return np.array([value for pair in pairs for value, own in pair if own], np.int32)
+
+    def in_words(self) -> Episode:
+        """Returns the episode as graders and hooks take it."""
+        return Episode(
+            prompt=self.prompt,
+            response=self.turns[-1].text if self.turns else "",
+            tokens=sum(turn.tokens for turn in self.turns),
+            finish=self.finish,
+            engine=self.engine,
+            turns=tuple(self.turns),
+            failure=self.failure,
+            opening=self.opening,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallLimits:
+    """The limits of an episode.
+
+    Attributes:
+      tokens: the most tokens after the first context, contexts that are read again included.
+      calls: the most calls.
+      call_tokens: the most tokens of a completion; None for no limit of its own.
+      positions: the positions of the model.
+    """
+
+    tokens: int
+    calls: int
+    call_tokens: int | None
+    positions: int
+
+
+class RecordedCalls:
+    """The calls of one episode (`protocols.environment.ModelCalls`).
+
+    A call whose context begins with all tokens of a segment goes on with it. Any other call (of a
+    second conversation, of a branch, or after the history was edited) begins a new segment, which
+    the policy reads from its beginning. Every token that the policy chose is in exactly one segment
+    as chosen.
+
+    Args:
+      complete: draws the tokens of a request.
+      key: the key of the episode.
+      decode: returns the text of tokens, special tokens included.
+      end_ids: the tokens that end a response.
+    """
+
+    def __init__(
+        self,
+        complete: Callable[[Request], Awaitable[Completion]],
+        episode: FinishedEpisode,
+        key: Array,
+        limits: CallLimits,
+        sampling: Sampling,
+        decode: Any,
+        end_ids: Sequence[int],
+    ) -> None:
+        self.generate, self.episode, self.key, self.limits = complete, episode, key, limits
+        self.sampling, self.decode, self.end_ids = sampling, decode, end_ids
+        self.contexts: dict[tuple[int, ...], tuple[str, Sequence[Message] | None]] = {}
+        self.marks: list[tuple[str, tuple[int, ...]]] = []  # of contexts with their completions
+        self.sampled: dict[Any, str] = {}  # the sampled text of each message that a client got
+        self.claimed: list[Segment] = []  # those that a running call goes on with
+        self.calls = self.drawn = self.used = 0
+        self.over = self.full = False  # whether the episode has ended, and has refused a call
+        self.asked = 0.0  # when the last call ended
+
+    def continued(self, text: str) -> tuple[Sequence[int], str]:
+        known = [mark for mark in self.marks if text.startswith(mark[0])]
+        if not known:
+            return (), text
+        before, tokens = max(known, key=lambda mark: len(mark[0]))
+        return tokens, text[len(before) :]
+
+    def read(
+        self, text: str, tokens: Sequence[int], messages: Sequence[Message] | None = None
+    ) -> None:
+        self.contexts[tuple(tokens)] = text, messages
+
+    def as_sampled(self, message: Message) -> Message:
+        text = self.sampled.get(name_of(message))
+        return message if text is None else {"role": "assistant", "content": text}
+
+    def answered(self, tokens: Sequence[int], message: Message) -> None:
+        message = message_of(message, "assistant")
+        self.sampled[name_of(message)] = self.decode(without_end(tokens, self.end_ids))
+
+    def room(self, context: Sequence[int]) -> int:
+        if self.over:
+            raise CallRefused(OVER)
+        limits = self.limits
+        read = len(context) - len(self.leaf(context).tokens) if self.calls else 0
+        room = min(limits.tokens - self.used - read, limits.positions - len(context))
+        if room < 1 or self.calls >= limits.calls:
+            self.full = True
+            raise CallRefused(
+                f"The episode has no room for another call: it has {self.calls} of "
+                f"{limits.calls} calls and {self.used} of {limits.tokens} tokens."
+            )
+        return min(room, limits.call_tokens or room)
+
+    async def complete(self, context: Sequence[int], max_tokens: int) -> Completion:
+        limit, began = min(max_tokens, self.room(context)), time.monotonic()
+        text, messages = self.contexts.get(tuple(context), (None, None))
+        self.note(messages, began)
+        segment = self.leaf(context)
+        # What this call may need at most counts until it has ended.
+        self.used += limit + (len(context) - len(segment.tokens) if self.calls else 0)
+        drawn, self.drawn = self.drawn, self.drawn + limit
+        self.calls += 1
+        self.claimed.append(segment)
+        if not segment.tokens:
+            self.episode.segments.append(segment)
+        try:
+            completion = await self.generate(
+                Request(
+                    tokens=tuple(context),
+                    keys_N=self.key[None],
+                    max_tokens=limit,
+                    drawn=drawn,
+                    keep=True,
+                    messages=messages,
+                )
+            )
+        finally:
+            self.claimed = [x for x in self.claimed if x is not segment]
+        if not self.over:
+            self.used -= limit - len(completion.tokens)
+            self.record(segment, context, text, completion, time.monotonic() - began)
+        self.asked = time.monotonic()
+        return completion
+
+    def note(self, messages: Sequence[Message] | None, now: float) -> None:
+        """Notes what a client says to the last message, and how long it took."""
+        episode = self.episode
+        if not self.calls:
+            episode.opening = None if messages is None else tuple(messages)
+        elif episode.turns and not self.claimed:
+            new: list[Message] = []
+            for message in reversed(messages or ()):
+                if message.get("role") == "assistant":
+                    break
+                new.insert(0, message)
+            episode.turns[-1] = replace(
+                episode.turns[-1], messages=tuple(new), environment_seconds=now - self.asked
+            )
+
+    def record(
+        self,
+        segment: Segment,
+        context: Sequence[int],
+        text: str | None,
+        completion: Completion,
+        seconds: float,
+    ) -> None:
+        """Appends a call to its segment and to the turns of the episode."""
+        segment.read(context[len(segment.tokens) :])
+        segment.choose(completion)
+        tokens = completion.tokens.tolist()
+        if text is not None:
+            self.marks.append((text + self.decode(tokens), (*context, *tokens)))
+        shown = tokens[:-1] if completion.finish is Finish.STOP else tokens
+        episode = self.episode
+        episode.turns.append(
+            Turn(text=self.decode(shown), tokens=len(tokens), sampling_seconds=seconds)
+        )
+        episode.finish, episode.engine = completion.finish, completion.engine
+
+    def leaf(self, context: Sequence[int]) -> Segment:
+        """Returns the longest free segment with which a context begins, or a new one."""
+        context = list(context)
+        return max(
+            (
+                x
+                for x in self.episode.segments
+                if x.tokens
+                and all(x is not y for y in self.claimed)
+                and context[: len(x.tokens)] == x.tokens
+            ),
+            key=lambda segment: len(segment.tokens),
+            default=Segment(),
+        )
+
+
+def name_of(message: Message) -> Any:
+    """Returns what two equal messages of the assistant have in common, whatever their form."""
+    calls = [
+        (call["function"]["name"], json.dumps(call["function"]["arguments"], sort_keys=True))
+        for call in message.get("tool_calls") or ()
+    ]
+    return message.get("role"), message.get("content") or "", tuple(calls)
+
+
+def text_of(tokenizer: Any, tokens: Sequence[int]) -> str:
+    """Returns the text of tokens, special tokens included."""
+    return tokenizer.decode(
+        list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False
+    )
+
+
+def without_end(tokens: Sequence[int], end_ids: Sequence[int]) -> Sequence[int]:
+    """Returns the tokens of a response without its end token, if it has one."""
+    return tokens[:-1] if len(tokens) and tokens[-1] in end_ids else tokens
+
+
+def rows_on_host(
+    policy: Policy, episodes: Sequence[FinishedEpisode], group_size: int, columns: int
+) -> tuple[Trajectories, Sequence[Episode]]:
+    """Returns the rows of episodes, on the host, and the episodes in words.
+
+    The first context of each episode ends in one column, padded left. `columns` columns follow it.
+    """
+    B, contexts, rests = len(episodes), [], []
+    for episode in episodes:
+        context, rest = divided(episode.segments)
+        contexts.append(context)
+        rests.append(rest)
+    W = padded_width(max(len(context["tokens"]) for context in contexts))
+
+    def row_filled(name: str, fill: Any, dtype: Any) -> np.ndarray:
+        filled = np.full((B, W + columns), fill, dtype)
+        for row, (context, rest) in enumerate(zip(contexts, rests, strict=True)):
+            filled[row, W - len(context[name]) : W] = context[name]
+            filled[row, W : W + len(rest[name])] = rest[name]
+        return filled
+
+    tokens_BT = row_filled("tokens", policy.pad_id, np.int32)
+    firsts = [tuple(context["tokens"].tolist()) for context in contexts]
+    same = all(firsts[row] == firsts[row - row % group_size] for row in range(B))
+    trajectories = Trajectories(
+        tokens_BT=tokens_BT,
+        response_mask_BT=row_filled("chosen", False, bool),
+        positions_BT=row_filled("positions", 0, np.int32),
+        segment_ids_BT=row_filled("segments", 0, np.int32),
+        behaviour_logprobs_BT=row_filled("logprobs", 0.0, np.float32),
+        policy_version_BT=row_filled("versions", -1, np.int32),
+        group_ids_B=np.arange(B, dtype=np.int32) // group_size,
+        finish_B=np.array([episode.finish for episode in episodes], np.int8),
+        group_size=group_size,
+        prompt_columns=W if same else 0,
+    )
+    words = tuple(episode.in_words() for episode in episodes)
+    return trajectories, words
+
+
+def divided(
+    segments: Sequence[Segment],
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Returns the arrays of the first context and of all that follows it.
+
+    What the policy read last, without choosing a token after it, is left out.
+    """
+    lengths = [len(segment.tokens) for segment in segments]
+    chosen = np.concatenate([np.array(segment.chosen, bool) for segment in segments])
+    arrays = {
+        "tokens": np.concatenate([np.array(x.tokens, np.int32) for x in segments]),
+        "chosen": chosen,
+        "logprobs": np.concatenate([np.array(x.logprobs, np.float32) for x in segments]),
+        "versions": np.concatenate([np.array(x.versions, np.int32) for x in segments]),
+        "positions": np.concatenate([np.arange(n, dtype=np.int32) for n in lengths]),
+        "segments": np.repeat(np.arange(1, len(segments) + 1, dtype=np.int32), lengths),
+    }
+    places = np.flatnonzero(chosen)
+    first, end = (places[0], places[-1] + 1) if len(places) else (len(chosen), len(chosen))
+    context = {name: values[:first] for name, values in arrays.items()}
+    return context, {name: values[first:end] for name, values in arrays.items()}

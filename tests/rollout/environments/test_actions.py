@@ -1,0 +1,125 @@
+"""Tests how an action is read from a message."""
+
+import asyncio
+
+import pytest
+
+from rl4p.data.messages import MalformedCall, ParsedCall
+from rl4p.rollout.environments.actions import (
+    ServerTools,
+    TextActions,
+    results_of_calls,
+    schema_of,
+    text_of_result,
+    typed_arguments,
+)
+
+NONE = MalformedCall("No move.")
+
+
+@pytest.mark.parametrize(
+    ("text", "action", "number"),
+    [
+        ("<a>7</a>", "7", 7),
+        ("<a>1</a> no, <a> 7 </a>.", "7", 7),
+        ("7", NONE, NONE),
+        ("<a>7", NONE, NONE),
+        ("<a>x</a>", "x", NONE),
+    ],
+)
+def test_the_action_of_a_message(text, action, number):
+    enclosed = {"action_begin": "<a>", "action_end": "</a>", "missing_action": "No move."}
+    assert TextActions(**enclosed).action(text) == action
+    assert TextActions(**enclosed, discrete=True).action(text) == number
+
+
+def test_the_whole_message_is_the_action():
+    assert TextActions().action(" go <a>north</a> ") == "go <a>north</a>"
+
+
+def test_the_answer_without_an_action_keeps_the_state():
+    result = TextActions(missing_action="No move.").without_action("at 1,1")
+    assert result.messages == [{"role": "user", "content": "No move."}]
+    assert (result.state, result.metrics, result.done) == (
+        "at 1,1",
+        {"missing_actions": 1.0},
+        False,
+    )
+
+
+CALL = '<tool_call>{"name": "NAME", "arguments": {}}</tool_call>'
+
+
+async def answer(call):
+    return f"result of {call.name}"
+
+
+def results(text, most=100):
+    return asyncio.run(results_of_calls(text, {"one": None, "two": None}, answer, most))
+
+
+def test_each_call_has_a_message_in_order():
+    result = results("".join(CALL.replace("NAME", name) for name in ("two", "one", "three")))
+    assert [(each["name"], each["content"]) for each in result.messages] == [
+        ("two", "result of two"),
+        ("one", "result of one"),
+        ("three", "Error: there is no tool 'three', only one, two."),
+    ]
+    assert {each["role"] for each in result.messages} == {"tool"}
+    assert result.metrics == {"tool_calls": 3, "malformed_calls": 0}
+
+
+def test_malformed_calls_are_answered_and_counted():
+    result = results("<tool_call>{</tool_call>")
+    assert result.messages[0]["content"].startswith("Error: ")
+    assert result.metrics == {"tool_calls": 1, "malformed_calls": 1}
+    assert results("no call") is None
+
+
+def test_a_long_result_is_cut():
+    (message,) = results(CALL.replace("NAME", "one"), most=6).messages
+    assert message["content"] == "result [cut after 6 of 13 characters]"
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        ("integer", "4", 4),
+        ("array", "[1, 2]", [1, 2]),
+        ("string", "4", "4"),
+        ("integer", "four", "four"),
+    ],
+)
+def test_texts_become_values_of_the_types_of_the_schema(kind, text, value):
+    schema = {"properties": {"a": {"type": kind}}}
+    assert typed_arguments(ParsedCall("one", {"a": text}, texts=True), schema) == {"a": value}
+    assert typed_arguments(ParsedCall("one", {"a": text}), schema) == {"a": text}
+    assert typed_arguments(ParsedCall("one", {"b": text}, texts=True), schema) == {"b": text}
+
+
+def test_a_schema_has_the_form_of_chat_templates():
+    parameters = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    schema = schema_of({"name": "add", "description": "Adds.", "input_schema": parameters})
+    function = {"name": "add", "description": "Adds.", "parameters": parameters}
+    assert schema == {"type": "function", "function": function}
+    tools = ServerTools()
+    assert tools.functions() == {}
+    tools.schemas = (schema, schema_of({"name": "end", "description": None}))
+    assert tools.functions() == {
+        "add": function,
+        "end": {"name": "end", "description": "", "parameters": {}},
+    }
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        ({"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}, "a\nb"),
+        ({"content": [{"type": "image"}, {"type": "text", "text": "a"}]}, "a"),
+        ({"content": [{"type": "text", "text": "a"}], "is_error": True}, "Error: a"),
+        ("a", "a"),
+        ({"a": [1]}, '{"a": [1]}'),
+    ],
+)
+def test_the_text_of_a_result(result, text):
+    assert text_of_result(result) == text

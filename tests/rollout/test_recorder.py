@@ -1,0 +1,260 @@
+"""Tests that episodes keep the tokens that were read and sampled."""
+
+import asyncio
+import copy
+
+import numpy as np
+import pytest
+
+from rl4p.base.errors import RunError
+from rl4p.base.types import Finish, Sampling, Turn
+from rl4p.loop.checks import check_trajectories
+from rl4p.protocols.engine import Completion
+from rl4p.protocols.environment import CallRefused
+from rl4p.rollout.recorder import (
+    CallLimits,
+    FinishedEpisode,
+    RecordedCalls,
+    conversation_of,
+    divided,
+    rows_on_host,
+)
+from tests.support.episodes import completion as answered
+from tests.support.episodes import segment
+
+USER = {"role": "user", "content": "more"}
+
+
+@pytest.fixture
+def begin(policy, make_prompt):
+    """Returns a function that begins a conversation, perhaps with another template."""
+
+    def begin(template=None):
+        from dataclasses import replace
+
+        own = policy
+        if template is not None:
+            tokenizer = copy.deepcopy(policy.tokenizer)
+            tokenizer.chat_template = template
+            own = replace(policy, tokenizer=tokenizer)
+        prompt = make_prompt()
+        return own, conversation_of(own, prompt, None, prompt.prompt_messages())
+
+    return begin
+
+
+def completion(tokens, version=3):
+    return Completion(
+        tokens=np.array(tokens, np.int32),
+        logprobs=np.full(len(tokens), -0.5, np.float32),
+        versions=np.full(len(tokens), version, np.int32),
+        finish=Finish.STOP,
+    )
+
+
+def ids(policy, text):
+    return policy.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def test_the_next_turn_continues_the_sampled_tokens(begin):
+    policy, conversation = begin()
+    prompt = list(conversation.context)
+    assert prompt == ids(policy, "<|user|>q<|end|><|assistant|>")
+    sampled = [*ids(policy, "a b"), policy.end_ids[0]]
+    assert conversation.respond(completion(sampled)) == {"role": "assistant", "content": "a b"}
+    added = conversation.extend([USER])
+    rest = ids(policy, "<|user|>more<|end|><|assistant|>")
+    assert added == len(rest)
+    (segment,) = conversation.segments
+    assert segment.tokens == prompt + sampled + rest
+    assert segment.chosen == [False] * len(prompt) + [True] * len(sampled) + [False] * len(rest)
+    assert segment.versions == [-1] * len(prompt) + [3] * len(sampled) + [-1] * len(rest)
+    assert sum(segment.logprobs) == -0.5 * len(sampled)
+
+
+def test_tokens_that_a_tokenizer_would_not_choose_stay(begin):
+    """The text is the same, so the sampled ids go on, whatever ids its tokenization has."""
+    policy, conversation = begin()
+    (special,) = ids(policy, "<|user|>")
+    spelled = [token for letter in "<|user|>" for token in ids(policy, letter)]
+    assert spelled != [special]
+    conversation.respond(completion([*spelled, policy.end_ids[0]]))
+    conversation.extend([USER])
+    (segment,) = conversation.segments
+    assert segment.tokens[: len(segment.tokens)].count(special) == 2  # of the two user messages
+
+
+def test_a_rewritten_history_begins_a_segment(begin):
+    template = (
+        "{% for message in messages %}{{ '<|' + message['role'] + '|>' }}"
+        "{{ message['content'] if loop.last or message['role'] == 'user' else 'cut' }}"
+        "{{ '<|end|>' }}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    policy, conversation = begin(template)
+    sampled = [*ids(policy, "thoughts"), policy.end_ids[0]]
+    conversation.respond(completion(sampled))
+    conversation.extend([USER])
+    first, second = conversation.segments
+    assert first.tokens[-len(sampled) :] == sampled
+    text = "<|user|>q<|end|><|assistant|>cut<|end|><|user|>more<|end|><|assistant|>"
+    assert second.tokens == ids(policy, text)
+    assert not any(second.chosen)
+
+
+def test_a_template_that_refuses_a_message_is_one_sentence(begin):
+    template = (
+        "{% for m in messages %}{% if m['role'] == 'tool' %}{{ raise_exception('no tools') }}"
+        "{% endif %}{{ m['content'] }}{% endfor %}"
+    )
+    _, conversation = begin(template)
+    with pytest.raises(RunError, match="does not take the messages of the environment: no tools"):
+        conversation.extend([{"role": "tool", "content": "1"}])
+
+
+def test_the_first_context_and_the_rest():
+    context, rest = divided([segment([1, 2], (3,), [4, 5], (6, 7), [8])])
+    assert context["tokens"].tolist() == [1, 2]
+    assert rest["tokens"].tolist() == [3, 4, 5, 6, 7]  # 8 was read, and nothing chosen after it
+    assert rest["chosen"].tolist() == [True, False, False, True, True]
+    assert rest["positions"].tolist() == [2, 3, 4, 5, 6]
+
+
+def test_positions_and_ids_of_segments():
+    _, rest = divided([segment([1, 2], (3,)), segment([1, 9], (4,))])
+    assert rest["tokens"].tolist() == [3, 1, 9, 4]
+    assert rest["positions"].tolist() == [2, 0, 1, 2]
+    assert rest["segments"].tolist() == [1, 2, 2, 2]
+
+
+def test_an_episode_without_a_turn_is_its_context():
+    context, rest = divided([segment([1, 2])])
+    assert context["tokens"].tolist() == [1, 2]
+    assert not rest["tokens"].size
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_rows(policy, make_prompt, same):
+    episodes = []
+    for number in range(4):
+        prompt = make_prompt()
+        messages = prompt.prompt_messages()
+        if not same:
+            messages.append({"role": "user", "content": str(number)})
+        conversation = conversation_of(policy, prompt, None, messages)
+        conversation.respond(answered(5, 6, policy.end_ids[0]))
+        turns = [Turn(text="t", tokens=3, reward=1.0)]
+        episodes.append(
+            FinishedEpisode(
+                prompt=prompt, segments=conversation.segments, turns=turns, finish=Finish.STOP
+            )
+        )
+    trajectories, words = rows_on_host(policy, episodes, 2, 8)
+    check_trajectories(trajectories)
+    assert trajectories.prompt_columns == (16 if same else 0)
+    assert trajectories.tokens_BT.shape == (4, 24)
+    assert np.asarray(trajectories.response_mask_BT).sum(axis=1).tolist() == [3] * 4
+    assert np.asarray(trajectories.group_ids_B).tolist() == [0, 0, 1, 1]
+    assert [(each.tokens, each.finish, each.failure) for each in words] == [
+        (3, Finish.STOP, None)
+    ] * 4
+
+
+END = 99
+
+
+class Echoes:
+    """A loop whose completions are the last token of the context, plus 1, and an end token."""
+
+    def __init__(self):
+        self.requests = []
+
+    async def complete(self, request):
+        self.requests.append(request)
+        await asyncio.sleep(0)
+        tokens = [request.tokens[-1] + 1, END][: request.max_tokens]
+        return Completion(
+            tokens=np.array(tokens, np.int32),
+            logprobs=np.zeros(len(tokens), np.float32),
+            versions=np.zeros(len(tokens), np.int32),
+            finish=Finish.STOP if tokens[-1] == END else Finish.LENGTH,
+        )
+
+
+@pytest.fixture
+def make(make_prompt):
+    def make(**limits):
+        limits = {"tokens": 40, "calls": 8, "call_tokens": 4, "positions": 100} | limits
+        return RecordedCalls(
+            Echoes().complete,
+            FinishedEpisode(prompt=make_prompt(), segments=[]),
+            np.zeros(2, np.uint32),
+            CallLimits(**limits),
+            Sampling(),
+            lambda tokens: " ".join(map(str, tokens)),
+            (END,),
+        )
+
+    return make
+
+
+def run(calls, *contexts):
+    """Completes contexts at the same time; returns the tokens of the segments."""
+
+    async def everything():
+        await asyncio.gather(*(calls.complete(context, 4) for context in contexts))
+
+    asyncio.run(everything())
+    return [segment.tokens for segment in calls.episode.segments]
+
+
+def test_a_context_that_begins_with_a_segment_goes_on_with_it(make):
+    calls = make()
+    assert run(calls, [1, 2]) == [[1, 2, 3, END]]
+    assert run(calls, [1, 2, 3, END, 7]) == [[1, 2, 3, END, 7, 8, END]]
+    assert run(calls, [1, 2, 3, END, 5]) == [
+        [1, 2, 3, END, 7, 8, END],
+        [1, 2, 3, END, 5, 6, END],
+    ]
+    chosen = [segment.chosen.count(True) for segment in calls.episode.segments]
+    assert chosen == [4, 2]
+    assert [request.drawn for request in calls.generate.__self__.requests] == [0, 4, 8]
+    assert calls.used == 2 + 3 + 7
+
+
+def test_two_calls_at_a_time_never_share_a_segment(make):
+    calls = make()
+    run(calls, [1, 2])
+    segments = run(calls, [1, 2, 3, END, 7], [1, 2, 3, END, 7])
+    assert segments == [[1, 2, 3, END, 7, 8, END]] * 2
+    assert calls.used == 2 + 3 + 7
+
+
+def test_the_text_of_a_call_is_known_when_it_comes_back(make):
+    calls = make()
+    calls.read("1 2", [1, 2])
+    run(calls, [1, 2])
+    assert calls.continued("1 23 99 and more") == ((1, 2, 3, END), " and more")
+    assert calls.continued("1 2 other") == ((), "1 2 other")
+    calls.answered([3, END], {"role": "assistant", "content": "three"})
+    sampled = {"role": "assistant", "content": "3"}
+    assert calls.as_sampled({"role": "assistant", "content": "three"}) == sampled
+    other = {"role": "user", "content": "three"}
+    assert calls.as_sampled(other) == other
+
+
+def test_the_room_of_an_episode(make):
+    calls = make(tokens=6, calls=3)
+    assert calls.room([1, 2]) == 4
+    run(calls, [1, 2])
+    assert calls.room([1, 2, 3, END, 7]) == 3
+    with pytest.raises(CallRefused, match="it has 1 of 3 calls and 2 of 6 tokens"):
+        calls.room([7] * 4)
+    assert calls.full
+    assert make(positions=5).room([1, 2, 3]) == 2
+    calls = make(calls=1)
+    run(calls, [1])
+    with pytest.raises(CallRefused, match="1 of 1 calls"):
+        calls.room([1, 2, END])
+    calls.over = True
+    with pytest.raises(CallRefused, match="The episode has ended"):
+        calls.room([1])
