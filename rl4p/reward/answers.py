@@ -301,25 +301,16 @@ class RushHour:
         last, made = play(board, moves)
         if self.alternatives and last.solved and made == len(moves) <= len(gold):
             return 1.0
-        return partial_grade(board, last, moves, gold) if self.shaped else 0.0
-
-
-def partial_grade(
-    board: Board, last: Board, moves: tuple[Move, ...], gold: tuple[Move, ...]
-) -> float:
-    """Returns the shaped grade of an answer that is not exact and leads to the board `last`."""
-    agreed = next(
-        (i for i, (a, b) in enumerate(zip(moves, gold, strict=False)) if a != b),
-        min(len(moves), len(gold)),
-    )
-    solve = min(1.0, len(gold) / len(moves)) if last.solved else 0.0
-    heuristic = max(0.0, 1.0 - distance(last) / distance(board))
-    return SOLVE * solve + PREFIX * agreed / len(moves) + HEURISTIC * heuristic
-
-
-def distance(board: Board) -> int:
-    """Returns the number of cells between A and the exit, plus the number of pieces on them."""
-    return board.to_exit + board.blockers
+        if not self.shaped:
+            return 0.0
+        agreed = next(
+            (i for i, (a, b) in enumerate(zip(moves, gold, strict=False)) if a != b),
+            min(len(moves), len(gold)),
+        )
+        solve = min(1.0, len(gold) / len(moves)) if last.solved else 0.0
+        first_h, last_h = (each.to_exit + each.blockers for each in (board, last))
+        heuristic = max(0.0, 1.0 - last_h / first_h)
+        return SOLVE * solve + PREFIX * agreed / len(moves) + HEURISTIC * heuristic
 
 
 def board_in(metadata: Mapping[str, Any]) -> tuple[str | None, int | None]:

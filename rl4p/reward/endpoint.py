@@ -81,11 +81,6 @@ class Endpoint:
         Raises:
           RunError: the address or the key is wrong.
         """
-        return asyncio.run(self.send_all(bodies, read))
-
-    async def send_all(
-        self, bodies: Sequence[Mapping[str, Any]], read: Callable[[int, Any], Result]
-    ) -> list[Result | NoAnswer]:
         results: list[Result | NoAnswer] = [NoAnswer(reason="it was not sent")] * len(bodies)
         failures = 0
         client = HttpClient(
@@ -117,8 +112,11 @@ class Endpoint:
                 failures += 1
             item_done()
 
-        async with client:
-            await for_each(range(len(bodies)), send_one, concurrency=self.concurrency)
+        async def send_all() -> None:
+            async with client:
+                await for_each(range(len(bodies)), send_one, concurrency=self.concurrency)
+
+        asyncio.run(send_all())
         return results
 
 
@@ -170,12 +168,28 @@ class HttpScorer:
         )
 
     def __call__(self, episodes: Sequence[Episode]) -> list[float | None]:
-        unsendable = [no_json(episode) for episode in episodes]
-        rows = [row_of(x) for x, reason in zip(episodes, unsendable, strict=True) if not reason]
+        rows: list[dict[str, Any]] = []
+        unsendable: list[str | None] = []  # why the metadata of an episode is no JSON
+        for episode in episodes:
+            prompt, metadata = episode.prompt, dict(episode.prompt.metadata)
+            row = {"question": prompt.question, "answer": prompt.answer}
+            row |= {"response": episode.response, "task": prompt.task, "metadata": metadata}
+            try:
+                json.dumps(metadata)
+            except (TypeError, ValueError) as error:
+                unsendable.append(f"of the metadata of the row {prompt.id}: {error}")
+            else:
+                unsendable.append(None)
+                rows.append(row)
         parts = [rows[i : i + self.batch_size] for i in range(0, len(rows), self.batch_size)]
 
         def read(index: int, answer: Any) -> list[float | None]:
-            return scores_in(answer, len(parts[index]))
+            scores = answer.get("scores") if isinstance(answer, dict) else None
+            if not isinstance(scores, list):
+                raise InvalidResponseError('an answer without "scores"')
+            if len(scores) != len(parts[index]):
+                raise InvalidResponseError(f"{len(scores)} scores for {len(parts[index])} rows")
+            return [None if score is None else finite(score) for score in scores]
 
         grades: list[float | None] = []
         results = self.endpoint.send([{"rows": part} for part in parts], read)
@@ -189,42 +203,6 @@ class HttpScorer:
         return with_nan(
             [Ungradable(reason) if reason else next(sent) for reason in unsendable], "sent"
         )
-
-
-def no_json(episode: Episode) -> str | None:
-    """Returns why the metadata of a prompt cannot be sent; None if it can."""
-    if episode.prompt.metadata:
-        try:
-            json.dumps(dict(episode.prompt.metadata))
-        except (TypeError, ValueError) as error:
-            return f"of the metadata of the row {episode.prompt.id}: {error}"
-    return None
-
-
-def row_of(episode: Episode) -> dict[str, Any]:
-    """Returns the row of a request."""
-    prompt = episode.prompt
-    return {
-        "question": prompt.question,
-        "answer": prompt.answer,
-        "response": episode.response,
-        "task": prompt.task,
-        "metadata": dict(prompt.metadata),
-    }
-
-
-def scores_in(answer: Any, rows: int) -> list[float | None]:
-    """Returns the scores of an answer.
-
-    Raises:
-      InvalidResponseError: they are not one for each row.
-    """
-    scores = answer.get("scores") if isinstance(answer, dict) else None
-    if not isinstance(scores, list):
-        raise InvalidResponseError('an answer without "scores"')
-    if len(scores) != rows:
-        raise InvalidResponseError(f"{len(scores)} scores for {rows} rows")
-    return [None if score is None else finite(score) for score in scores]
 
 
 def finite(score: Any) -> float:

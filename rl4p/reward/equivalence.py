@@ -30,7 +30,6 @@ MIXED = re.compile(
     r"(?<![\d.^_}])(\d+) ?"
     r"(?:\\[cdt]?frac ?(?:\{(\d+)\}|(\d)) ?(?:\{(\d+)\}|(\d))|(?<= )(\d+)/(\d+))"
 )
-NOTHING = Fraction(0)
 DECIMAL = re.compile(r"([0-9][0-9, ]*)?\.([0-9]+)")
 SPACES = re.compile(r"(?<!\\)\\[,;:! ]|\\q?quad(?![a-zA-Z])|~|\s+")
 WORDS = re.compile(r"[a-zA-Z]{3,}(?: [a-zA-Z]+)*")
@@ -76,7 +75,9 @@ def equal(reference: str, given: str) -> bool:
         return expected.lstrip("0") == given.lstrip("0")
     expected_time, given_time = TIME.fullmatch(expected), TIME.fullmatch(given)
     if expected_time and given_time:
-        return parts_of(expected_time) == parts_of(given_time)
+        return [int(x or -1) for x in expected_time.groups()] == [
+            int(x or -1) for x in given_time.groups()
+        ]
     if "=" not in expected + given:
         known = same_numbers(expected, given)
         if known is not None:
@@ -86,8 +87,9 @@ def equal(reference: str, given: str) -> bool:
     if WORDS.fullmatch(words):  # the grammar would read a product of letters, in any order
         return words.casefold() == re.sub(text, r"\1\2", given).strip().casefold()
     pair = parsed(expected), parsed(given)
-    if any(map(undefined, (*pair[0], *pair[1]))):
-        return False
+    for expression in (*pair[0], *pair[1]):
+        if isinstance(expression, Basic | MatrixBase) and expression.has(zoo, nan):
+            return False  # it divides by zero
     known = None if "%" in expected + given else same_values(*pair, (expected, given))
     if known is not None:
         return known
@@ -99,15 +101,6 @@ def equal(reference: str, given: str) -> bool:
         numeric_precision=places + 15,
         timeout_seconds=None,
     )
-
-
-def parts_of(time: re.Match[str]) -> list[int]:
-    return [int(part) for part in time.groups() if part is not None]
-
-
-def undefined(expression: Any) -> bool:
-    """Returns whether an expression divides by zero."""
-    return isinstance(expression, Basic | MatrixBase) and bool(expression.has(zoo, nan))
 
 
 @dataclass(frozen=True)
@@ -156,15 +149,12 @@ def written(text: str) -> WrittenNumber | None:
     if value is None:
         return None
     decimal = DECIMAL.search(text) if "." in text else None
-    return WrittenNumber(value, step_of(decimal), bool(decimal), "%" in text or "percent" in text)
-
-
-def step_of(decimal: re.Match[str] | None) -> Fraction:
-    """Returns one unit of the last digit of a decimal; 0 if it has less than `DIGITS` digits."""
-    if decimal is None:
-        return NOTHING
-    digits = re.sub("[, ]", "", decimal[1] or "") + decimal[2]
-    return Fraction(1, 10 ** len(decimal[2])) if len(digits.lstrip("0")) >= DIGITS else NOTHING
+    step = Fraction(0)
+    if decimal is not None:
+        digits = re.sub("[, ]", "", decimal[1] or "") + decimal[2]
+        if len(digits.lstrip("0")) >= DIGITS:
+            step = Fraction(1, 10 ** len(decimal[2]))
+    return WrittenNumber(value, step, bool(decimal), "%" in text or "percent" in text)
 
 
 def numbers(text: str) -> tuple[str, list[WrittenNumber]] | None:
@@ -218,14 +208,17 @@ def same_values(first: Sequence[Any], second: Sequence[Any], texts: tuple[str, s
     try:
         known = [written(text) for text in texts]
         exact = [
-            number_of(each) if number is None else Rational(*number.value.as_integer_ratio())
+            each.replace(lambda x: isinstance(x, Float), lambda x: Rational(str(x)))
+            if number is None
+            else Rational(*number.value.as_integer_ratio())
             for each, number in zip(numeric, known, strict=True)
         ]
         if any(each.is_infinite for each in exact):
             return bool(exact[0] == exact[1])
         values = [each.evalf(PRECISION) for each in exact]
-        if not all(map(value_known, values)):
-            return None
+        for value in values:  # a complex number whose digits are known
+            if value == 0 or not all(part.is_Number for part in value.as_real_imag()):
+                return None
         distance, size = abs(values[0] - values[1]), max(map(abs, values))
         if distance <= size * Float(10, PRECISION) ** (10 - PRECISION):
             return True
@@ -242,11 +235,6 @@ def same_values(first: Sequence[Any], second: Sequence[Any], texts: tuple[str, s
         return None
 
 
-def number_of(expression: Any) -> Any:
-    """Returns an expression with exact decimals."""
-    return expression.replace(lambda x: isinstance(x, Float), lambda x: Rational(str(x)))
-
-
 def is_decimal(value: Any) -> bool:
     """Returns whether a value can be written as a decimal."""
     if not value.is_Rational:
@@ -256,11 +244,6 @@ def is_decimal(value: Any) -> bool:
         while rest % prime == 0:
             rest //= prime
     return rest == 1
-
-
-def value_known(value: Any) -> bool:
-    """Returns whether a computed value is a complex number whose digits are known."""
-    return all(part.is_Number for part in value.as_real_imag()) and value != 0
 
 
 def decimal_places(expression: Any) -> int:

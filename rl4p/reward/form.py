@@ -92,18 +92,16 @@ class Tags:
             )
 
     def __call__(self, episodes: Sequence[Episode]) -> Sequence[float]:
-        return [self.grade(tagged_text(episode, self.tags)) for episode in episodes]
-
-    def grade(self, text: str) -> float:
-        places = [
-            place
-            for tag in self.tags
-            if (place := text.find(tag)) >= 0 and text.find(tag, place + 1) < 0
-        ]
-        ends: list[int] = []  # of the shortest-ending increasing sequence of each length
-        for place in places:
-            ends[bisect_left(ends, place) : bisect_left(ends, place) + 1] = [place]
-        return len(ends) / len(self.tags)
+        grades = []
+        for episode in episodes:
+            text = tagged_text(episode, self.tags)
+            ends: list[int] = []  # of the shortest-ending increasing sequence of each length
+            for tag in self.tags:
+                place = text.find(tag)
+                if place >= 0 and text.find(tag, place + 1) < 0:
+                    ends[bisect_left(ends, place) : bisect_left(ends, place) + 1] = [place]
+            grades.append(len(ends) / len(self.tags))
+        return grades
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,13 +126,12 @@ class Overlong:
     ramp: TopShare = 0.2
 
     def __call__(self, episodes: Sequence[Episode]) -> Sequence[float]:
-        return [self.grade(episode.tokens) for episode in episodes]
-
-    def grade(self, tokens: int | None) -> float:
-        if tokens is None:
-            return float("nan")
         ramp = self.ramp * self.max_tokens
-        return -min(1.0, max(0.0, (tokens - (self.max_tokens - ramp)) / ramp))
+        start = self.max_tokens - ramp
+        return [
+            math.nan if x.tokens is None else -min(1.0, max(0.0, (x.tokens - start) / ramp))
+            for x in episodes
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,12 +237,11 @@ class Repetition:
     of: Literal["words", "characters"] = "words"
 
     def __call__(self, episodes: Sequence[Episode]) -> Sequence[float]:
-        return [self.grade(episode.response) for episode in episodes]
-
-    def grade(self, response: str) -> float:
-        pieces = response.lower().split() if self.of == "words" else response
-        count = len(pieces) - self.n + 1
-        if count < 1:
-            return 0.0
-        different = len({tuple(pieces[i : i + self.n]) for i in range(count)})
-        return different / count - 1
+        grades = []
+        for episode in episodes:
+            response = episode.response
+            pieces = response.lower().split() if self.of == "words" else response
+            count = len(pieces) - self.n + 1
+            different = len({tuple(pieces[i : i + self.n]) for i in range(count)})
+            grades.append(0.0 if count < 1 else different / count - 1)
+        return grades

@@ -305,7 +305,16 @@ def read(grades: Grades) -> TermGrades:
       WrongGrades: a grade is neither a number nor None.
     """
     absent_B = np.array([grade is None for grade in grades], bool)
-    grades_B = np.array([as_float(grade) for grade in grades], np.float64)
+    grades_B = np.full(len(grades), np.nan)  # nan for None
+    for row, grade in enumerate(grades):
+        try:
+            if grade is not None:
+                grades_B[row] = float(grade)
+        except OverflowError:
+            grades_B[row] = np.finfo(np.float64).max
+        except (TypeError, ValueError):
+            reason = f"gave {kind_of(grade)} as a grade, which is not a number."
+            raise WrongGrades(reason) from None
     # Not `> LARGEST`: a comparison with nan is false, and nan is a failure too.
     failed_B = ~absent_B & ~(np.abs(grades_B) <= LARGEST)
     large_B = np.isfinite(grades_B) & failed_B
@@ -315,16 +324,6 @@ def read(grades: Grades) -> TermGrades:
         problem = f"gave {count} of {len(grades_B)} samples a grade beyond float32 ({example:g})."
     grades_B = np.where(failed_B, np.nan, grades_B)
     return TermGrades(grades_B=grades_B, failed_B=failed_B, problem=problem)
-
-
-def as_float(grade: Any) -> float:
-    """Returns a grade as a number: nan for None."""
-    try:
-        return np.nan if grade is None else float(grade)
-    except OverflowError:
-        return float(np.finfo(np.float64).max)
-    except (TypeError, ValueError):
-        raise WrongGrades(f"gave {kind_of(grade)} as a grade, which is not a number.") from None
 
 
 def failure_of(error: BaseException) -> str:

@@ -103,7 +103,13 @@ class OpenReasoningGym:
                     rows.append(row)
                     question = episode.prompt.question
                     items.append({"answer": answer, "question": question, **entry})
-        results = [checked(each) for each in self.workers.map(items)]
+        # An answer that is run as code may have written its result itself.
+        results = [
+            score
+            if isinstance(score, Failed) or (isinstance(score, float) and 0 <= score <= 1)
+            else Failed(reason="its scorer returned no number from 0 to 1")
+            for score in self.workers.map(items)
+        ]
         self.workers.warn_once([*unreadable, *results], "scored")
         for row, score in zip(rows, results, strict=True):
             grades[row] = self.grade(score)
@@ -131,10 +137,3 @@ def entry_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
         entry["options"] = json.loads(entry["options"])
     json.dumps(entry)
     return entry
-
-
-def checked(score: Any) -> float | Failed:
-    """Returns a result of a worker, which an answer run as code may have written itself."""
-    if isinstance(score, Failed) or (isinstance(score, float) and 0 <= score <= 1):
-        return score
-    return Failed(reason="its scorer returned no number from 0 to 1")

@@ -239,7 +239,10 @@ def start(
       FileNotFoundError: there is no bwrap.
     """
     limited = {"memory": limits.memory, "seconds": limits.seconds, "file_bytes": FILES}
-    limited["threads"] = THREADS if kind == "bubblewrap" and counts_threads() else None
+    # From 5.14 on, the kernel counts the threads of a user in each namespace of users alone.
+    release = re.match(r"(\d+)\.(\d+)", platform.release())
+    counts_threads = release is not None and (int(release[1]), int(release[2])) >= (5, 14)
+    limited["threads"] = THREADS if kind == "bubblewrap" and counts_threads else None
     code = f"{Path(sandbox_child.__file__).read_text('utf-8')}\nmain(sys.argv[1])"
     python = os.path.realpath(sys.executable)
     # -I and -S: no variables, no user's folder, no site-packages.
@@ -255,12 +258,6 @@ def start(
         inherited=inherited,
     )
     return Process(popen)
-
-
-def counts_threads() -> bool:
-    """Returns whether the kernel counts the threads of a user in each namespace of users alone."""
-    release = re.match(r"(\d+)\.(\d+)", platform.release())
-    return release is not None and (int(release[1]), int(release[2])) >= (5, 14)
 
 
 def spawn(

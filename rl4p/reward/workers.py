@@ -107,12 +107,6 @@ class Worker:
         except (ValueError, RecursionError):
             raise EOFError from None
 
-    def why_it_ended(self) -> str:
-        """Returns the last line that the process wrote about its start."""
-        self.errors.seek(0)
-        lines = self.errors.read().decode(errors="replace").strip().splitlines()
-        return lines[-1][:300].rstrip(".") if lines else "it ended at once"
-
     def kill(self) -> None:
         """Kills the process and whatever it has started, and waits for it."""
         if self.process.poll() is None:  # otherwise its number may be another process's by now
@@ -275,7 +269,9 @@ class Workers:
             reply = worker.read()
         except EOFError:
             if not worker.ready:
-                self.refuse_start(worker.why_it_ended())
+                worker.errors.seek(0)
+                lines = worker.errors.read().decode(errors="replace").strip().splitlines()
+                self.refuse_start(lines[-1][:300].rstrip(".") if lines else "it ended at once")
             self.fail(worker, results, "its process died")
             return
         if reply is None:
@@ -285,7 +281,10 @@ class Workers:
                 self.refuse_start(reply["failed"])
             worker.ready = True
             return
-        if not is_reply(reply):
+        is_reply = isinstance(reply, dict) and (
+            isinstance(reply["error"], str) if "error" in reply else "result" in reply
+        )
+        if not is_reply:
             self.fail(worker, results, "its process wrote something else than a result")
             return
         assert worker.item is not None
@@ -310,13 +309,6 @@ class Workers:
         worker.kill()
         self.restarts += 1
         self.workers[self.workers.index(worker)] = self.start()
-
-
-def is_reply(value: Any) -> bool:
-    """Returns whether a JSON value has the form of a reply to an item (`worker_child.py`)."""
-    if not isinstance(value, dict):
-        return False
-    return isinstance(value["error"], str) if "error" in value else "result" in value
 
 
 def readable_paths(libraries: Sequence[str]) -> list[Path]:
