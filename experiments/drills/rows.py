@@ -181,7 +181,7 @@ ROWS: dict[str, list[dict[str, str]]] = {
             ),
             "tests": (
                 "tests/loop/test_grading.py tests/reward/test_live_terms.py "
-                "tests/command/test_user_code.py"
+                "tests/command/test_launcher.py"
             ),
             "mutant": "a term that exits ends the run",
         },

@@ -24,14 +24,11 @@ from omegaconf import DictConfig, OmegaConf
 from rl4p import configuration
 from rl4p.base.errors import AlreadyFinished, InputError, importing, report
 from rl4p.base.terminal import VisibleStream, make_logs_visible, write
-from rl4p.command.commands import Reading, options_of
+from rl4p.command.commands import Reading, options_of, replace_what_cannot_be_shown
 from rl4p.command.completion import shell_completion
-from rl4p.command.launcher import AfterSweep, JobFailed, run_sweep
-from rl4p.command.resume import as_started, config_of_run, followed_by, resume
-from rl4p.command.resume_mirror import with_local_folder
-from rl4p.command.streams import replace_what_cannot_be_shown
+from rl4p.command.launcher import AfterSweep, JobFailed, own_failures, run_sweep
+from rl4p.command.resume import as_started, config_of_run, followed_by, resume, with_local_folder
 from rl4p.command.sweep import new_sweep, resumed_sweep
-from rl4p.command.user_code import own_failures
 from rl4p.configuration.capability import refuse_secrets
 from rl4p.configuration.composition import CONFIG, Composer, one_line
 from rl4p.configuration.hydra_internals import Hydra, get_args_parser

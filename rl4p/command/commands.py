@@ -6,10 +6,13 @@ A word is KEY=VALUE. `WORDS` lists the words that several commands have; a path 
 for `run` or `file`. A command describes its own words by a dataclass. Every other word is an
 override of the configuration, in the grammar of `python -m rl4p.train`, if the command takes any.
 
-`rl4p.train` has none of these words: it continues a run, with `resume=FOLDER`.
+`rl4p.train` has none of these words: it continues a run, with `resume=FOLDER`. A command
+that writes files replaces only what an earlier command wrote.
 """
 
 import argparse
+import io
+import json
 import os
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -26,7 +29,6 @@ from hydra.errors import HydraException
 from rl4p.base.errors import InputError, report
 from rl4p.base.terminal import VisibleStream, make_logs_visible
 from rl4p.command.completion import shell_completion
-from rl4p.command.streams import replace_what_cannot_be_shown
 from rl4p.configuration.bounds import Natural
 from rl4p.configuration.capability import refuse_secrets
 from rl4p.configuration.composition import one_line
@@ -393,3 +395,71 @@ def refuse_without_effect(
             f"{line} has no effect on rl4p.{name}{hint or ': leave it out'} (of the configuration "
             f"it takes {', '.join(keys)})."
         )
+
+
+def replace_what_cannot_be_shown() -> None:
+    """Makes the standard streams replace characters that their encoding lacks.
+
+    By default Python raises UnicodeEncodeError, for example for Chinese on an ASCII terminal, and
+    for a lone surrogate on every terminal.
+    """
+    for stream, errors in ((sys.stdout, "replace"), (sys.stderr, "backslashreplace")):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=errors)
+
+
+BEGINNING = 2048  # bytes of a page that are searched for its generator
+
+
+def refuse_other_file(
+    out: Path, command: str, made: Callable[[Path], bool], *, file: Path | None = None
+) -> None:
+    """Refuses to replace a file that is no earlier result of a command. An empty file is none.
+
+    Args:
+      out: the value of `out=`.
+      command: the name of the command, such as `regrade`.
+      made: returns whether the command made a file.
+      file: the file, if `out` is not the file itself.
+
+    Raises:
+      InputError: it is a folder, no regular file, not readable, or a file of something else.
+    """
+    path = out if file is None else file
+    what, another = (f"out={out}", "a file") if file is None else (f"out={out}: {file}", "another")
+    try:
+        if path.is_dir():
+            raise InputError(f"{what} is a folder: name {another}.")
+        if not path.exists():
+            return
+        if not path.is_file():
+            raise InputError(f"{what} is a device or a pipe: name {another}.")
+        theirs = path.stat().st_size > 0 and not made(path)
+    except OSError as error:
+        raise InputError(f"{what} cannot be read: {error.strerror}: name another.") from None
+    if theirs:
+        raise InputError(f"{what} exists and was not made by rl4p.{command}: name another.")
+
+
+def is_page_of(command: str) -> Callable[[Path], bool]:
+    """Returns a function that says whether a file is a page of a command."""
+    mark = f'<meta name="generator" content="rl4p.{command}">'.encode()
+
+    def made(path: Path) -> bool:
+        with path.open("rb") as file:
+            return mark in file.read(BEGINNING)
+
+    return made
+
+
+def is_document_with(*keys: str) -> Callable[[Path], bool]:
+    """Returns a function that says whether a file is a JSON object with some keys."""
+
+    def made(path: Path) -> bool:
+        try:
+            value = json.loads(path.read_bytes())
+        except (ValueError, RecursionError):
+            return False
+        return isinstance(value, dict) and value.keys() >= set(keys)
+
+    return made

@@ -16,10 +16,9 @@ from rl4p.configuration.composition import Composer, refused_jobs, sweep_jobs
 from rl4p.configuration.hydra_internals import BasicSweeper
 from rl4p.configuration.quoting import override
 from rl4p.configuration.schema import without_hydra
-from rl4p.configuration.signature import is_own
 from rl4p.configuration.targets import resolved
 from rl4p.configuration.trust import unsandboxed
-from rl4p.configuration.yaml_file import read_yaml
+from rl4p.configuration.yaml_file import is_own, read_yaml
 from rl4p.runs.folder import JOBS, RECORD, refuse_taken
 from rl4p.runs.sweep import (
     MOST_JOBS,

@@ -24,11 +24,11 @@ from urllib.parse import unquote
 from rl4p.base.address import holds_secret
 from rl4p.base.errors import InputError
 from rl4p.configuration.quoting import command, override
-from rl4p.configuration.signature import is_own
 from rl4p.configuration.suggestions import write
 from rl4p.configuration.targets import is_node, locate, type_hints
 from rl4p.configuration.tree import below, join, leaves
 from rl4p.configuration.trust import CONF, text_of_yaml
+from rl4p.configuration.yaml_file import is_own
 
 ALLOW_VARIABLE = "RL4P_ALLOW"
 

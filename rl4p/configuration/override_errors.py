@@ -12,10 +12,9 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
 from rl4p.base.errors import InputError
-from rl4p.configuration.chips import slice_names
 from rl4p.configuration.hydra_internals import ConfigLoaderImpl
 from rl4p.configuration.quoting import override, quoted, readable
-from rl4p.configuration.slices import unknown_slice
+from rl4p.configuration.slices import slice_names, unknown_slice
 from rl4p.configuration.suggestions import (
     Suggestion,
     did_you_mean,

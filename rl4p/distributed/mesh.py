@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from rl4p.base.errors import InputError
 from rl4p.configuration.bounds import Positive
-from rl4p.configuration.chips import slice_of
+from rl4p.configuration.slices import slice_of
 from rl4p.distributed.partition import RULES
 from rl4p.distributed.processes import ProcessOptions, place
 

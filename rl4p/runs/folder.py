@@ -18,11 +18,10 @@ from rl4p.base.storage import ObjectStore, cache_folder, is_address
 from rl4p.configuration.capability import refuse_of_file, uses
 from rl4p.configuration.override_errors import JOBS, LATEST, RECORD
 from rl4p.configuration.quoting import command, override
-from rl4p.configuration.signature import is_own, signed
 from rl4p.configuration.suggestions import write
 from rl4p.configuration.targets import resolved
 from rl4p.configuration.trust import TRUSTED, check_names, check_trust, names_in
-from rl4p.configuration.yaml_file import load_yaml, read_yaml
+from rl4p.configuration.yaml_file import is_own, load_yaml, read_yaml, signed
 
 RUNS = Path("outputs/runs")  # the runs that got no other `hydra.run.dir`
 AUTO = "auto"  # a value of resume that is no folder

@@ -30,9 +30,8 @@ from typing import Any
 import yaml
 
 from rl4p.base.errors import InputError, RunError
-from rl4p.configuration.signature import signed
 from rl4p.configuration.tree import leaves
-from rl4p.configuration.yaml_file import read_mapping
+from rl4p.configuration.yaml_file import read_mapping, signed
 from rl4p.runs.folder import replace
 
 LONGEST_LINE = 2**26  # bytes of a line

@@ -21,8 +21,7 @@ from hydra.core.hydra_config import HydraConfig
 
 from rl4p.base.errors import InputError
 from rl4p.base.terminal import write
-from rl4p.configuration.signature import signed
-from rl4p.configuration.yaml_file import read_yaml
+from rl4p.configuration.yaml_file import read_yaml, signed
 from rl4p.runs.folder import JOBS, RECORD, is_in_use, replace
 
 MULTIRUN = "multirun.yaml"

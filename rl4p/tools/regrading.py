@@ -15,7 +15,7 @@ from rl4p.base.errors import InputError
 from rl4p.base.storage import local_copy
 from rl4p.base.types import Prompt
 from rl4p.command import commands
-from rl4p.command.earlier_result import refuse_other_file
+from rl4p.command.commands import refuse_other_file
 from rl4p.command.resume import as_started, config_of_run, place
 from rl4p.configuration import instantiate
 from rl4p.configuration.composition import Composer

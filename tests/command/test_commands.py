@@ -1,6 +1,8 @@
 """Tests the grammar of commands: every entry point takes the same words for the same things."""
 
 import importlib
+import io
+import json
 import os
 import re
 import shlex
@@ -13,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from rl4p import regrade, samples
 from rl4p.base.errors import InputError, Stopped
 from rl4p.command import command_line
 from rl4p.command.commands import (
@@ -20,9 +23,13 @@ from rl4p.command.commands import (
     WORDS,
     Checkpoint,
     build,
+    is_document_with,
+    is_page_of,
     options_of,
     read,
+    refuse_other_file,
     refuse_without_effect,
+    replace_what_cannot_be_shown,
     run_command,
 )
 from rl4p.configuration.trust import CONF
@@ -332,3 +339,112 @@ def test_help_may_be_read_in_part():
     done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True)
     os.close(writing)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+TEXT = "答案 2 🙂 — naïve ₽ \ud800"
+
+
+@pytest.fixture
+def streams(monkeypatch):
+    """Returns a function that replaces the standard streams by ones of an encoding."""
+
+    def replaced(encoding, errors="strict"):
+        made = [io.TextIOWrapper(io.BytesIO(), encoding, errors) for _ in range(2)]
+        monkeypatch.setattr(sys, "stdout", made[0])
+        monkeypatch.setattr(sys, "stderr", made[1])
+        return made
+
+    return replaced
+
+
+def written(stream):
+    stream.flush()
+    return stream.buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("encoding", "errors", "shown"),
+    [
+        ("ascii", "strict", "?? 2 ? ? na?ve ? ?"),
+        ("ascii", "surrogateescape", "?? 2 ? ? na?ve ? ?"),  # in the locale C
+        ("latin-1", "strict", "?? 2 ? ? naïve ? ?"),
+        ("cp1252", "strict", "?? 2 ? — naïve ? ?"),
+        ("cp866", "strict", "?? 2 ? ? na?ve ? ?"),
+        ("koi8-r", "strict", "?? 2 ? ? na?ve ? ?"),
+        ("cp1251", "strict", "?? 2 ? — na?ve ? ?"),
+        ("gbk", "strict", "答案 2 ? — na?ve ? ?"),
+        ("shift_jis", "strict", "答案 2 ? ? na?ve ? ?"),
+        ("utf-8", "strict", "答案 2 🙂 — naïve ₽ ?"),
+        ("utf-16-le", "strict", "答案 2 🙂 — naïve ₽ ?"),
+    ],
+)
+def test_what_a_stream_lacks_is_replaced(streams, encoding, errors, shown):
+    out, error = streams(encoding, errors)
+    replace_what_cannot_be_shown()
+    print(TEXT)
+    print(TEXT, file=sys.stderr)
+    assert written(out).decode(encoding).rstrip() == shown
+    assert "\\ud800" in written(error).decode(encoding)  # nothing of an error is lost
+
+
+def test_streams_that_have_no_encoding_stay(monkeypatch):
+    for stream in (None, io.StringIO()):
+        monkeypatch.setattr(sys, "stdout", stream)
+        replace_what_cannot_be_shown()
+        assert sys.stdout is stream
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252", "shift_jis", "utf-8"])
+def test_commands_show_what_a_terminal_lacks(streams, tmp_path, encoding):
+    path, out = tmp_path / "rows.jsonl", tmp_path / "graded.jsonl"
+    row = {"prompt": TEXT, "answer": "2", "response": f"{TEXT} #### 2", "task": "数学"}
+    path.write_text(json.dumps(row) + "\n")
+    shown, _ = streams(encoding)
+    assert regrade.main([f"file={path}", f"out={out}"]) == 0
+    assert "1 response, mean grades: correct 1.0000" in written(shown).decode(encoding)
+    assert samples.main([str(out)]) == 0
+    assert "right" in written(shown).decode(encoding)
+
+
+PAGE = '<!doctype html>\n<meta name="generator" content="rl4p.samples">'
+
+
+@pytest.mark.parametrize(
+    ("content", "made", "refused"),
+    [
+        (None, is_page_of("samples"), False),
+        ("", is_page_of("samples"), False),
+        (PAGE, is_page_of("samples"), False),
+        (PAGE, is_page_of("compare"), True),
+        ("x" * 5000 + PAGE, is_page_of("samples"), True),
+        ("mine", is_page_of("samples"), True),
+        ('{"fits": true, "verdict": ""}', is_document_with("fits", "verdict"), False),
+        ('{"fits": true}', is_document_with("fits", "verdict"), True),
+        ('["fits", "verdict"]', is_document_with("fits", "verdict"), True),
+        ("[" * 100_000, is_document_with("fits"), True),
+        ("\udc80", is_document_with("fits"), True),
+    ],
+)
+def test_only_an_earlier_result_is_replaced(tmp_path, content, made, refused):
+    out = tmp_path / "out"
+    if content is not None:
+        out.write_bytes(content.encode(errors="surrogateescape"))
+    if not refused:
+        return refuse_other_file(out, "plan", made)
+    with pytest.raises(InputError, match=f"^out={out} exists and was not made by rl4p.plan: name"):
+        refuse_other_file(out, "plan", made)
+    sentence = f"^out={tmp_path}: {out} exists and was not made by rl4p.plan: name another"
+    with pytest.raises(InputError, match=sentence):
+        refuse_other_file(tmp_path, "plan", made, file=out)
+    return None
+
+
+def test_what_is_no_regular_file_is_refused(tmp_path):
+    made = is_page_of("samples")
+    with pytest.raises(InputError, match=f"^out={tmp_path} is a folder: name a file"):
+        refuse_other_file(tmp_path, "samples", made)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match="pipe is a device or a pipe: name a file"):
+        refuse_other_file(tmp_path / "pipe", "samples", made)
+    with pytest.raises(InputError, match="cannot be read: File name too long"):
+        refuse_other_file(tmp_path / ("a" * 300), "samples", made)

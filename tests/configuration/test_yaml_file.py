@@ -1,6 +1,7 @@
 """Attacks by YAML files that describe more than a machine can hold."""
 
 import os
+import stat
 from importlib.util import find_spec, module_from_spec
 from pathlib import Path
 
@@ -10,14 +11,20 @@ from omegaconf import OmegaConf
 from yaml import YAMLError
 
 from rl4p.base.errors import InputError
+from rl4p.configuration import yaml_file
 from rl4p.configuration.trust import CONF
 from rl4p.configuration.yaml_file import (
+    MARK,
     MOST_LEVELS,
     MOST_VALUES,
     check_size,
     configuration_of,
+    is_own,
+    key_file,
     load_yaml,
+    own_key,
     read_yaml,
+    signed,
 )
 from rl4p.runs.sweep import named, read_jobs, write_jobs
 from tests.support.hostile_files import cases, recorded, write
@@ -186,3 +193,70 @@ def test_other_contents(text, config):
     for value in ("3", "word"):
         with pytest.raises(ValueError, match=r"a\.yaml is not a mapping"):
             configuration_of(value, HERE)
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    """A signed file, with a key of its own."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    file = tmp_path / "config.yaml"
+    file.write_text(signed("config.yaml", "a: 1\n"))
+    return file
+
+
+def test_a_file_with_a_signature_is_the_users_own(file):
+    assert is_own(file)
+    assert file.read_text().startswith(f"a: 1\n{MARK}")
+    assert stat.S_IMODE(key_file().stat().st_mode) == 0o600
+    assert [path.name for path in key_file().parent.iterdir()] == ["key"]
+    assert own_key() == own_key()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda text: text.replace("a: 1", "a: 2"), id="value"),
+        pytest.param(lambda text: text.partition(MARK)[0], id="unsigned"),
+        pytest.param(lambda text: "b: 1\n" + text, id="before"),
+        pytest.param(lambda text: text + "b: 1\n", id="after"),
+        pytest.param(lambda text: text + text, id="twice"),
+        pytest.param(lambda text: text[:-2] + "\n", id="cut"),
+        pytest.param(lambda text: text.partition(MARK)[0] + MARK + "0" * 64 + "\n", id="forged"),
+        pytest.param(lambda text: text.partition(MARK)[0] + MARK + "\n", id="empty signature"),
+        pytest.param(lambda text: "", id="empty"),
+    ],
+)
+def test_a_file_that_was_changed_is_not(file, change):
+    file.write_text(change(file.read_text()))
+    assert not is_own(file)
+
+
+def test_no_file_stands_for_another(file):
+    assert not is_own(file.rename(file.with_name("overrides.yaml")))
+
+
+def test_another_user_has_another_key(file, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "other"))
+    assert not is_own(file)
+    assert own_key()
+
+
+@pytest.mark.parametrize("harm", ["readable", "short", "folder", "no home"])
+def test_without_a_secret_key_nothing_is_signed(file, tmp_path, monkeypatch, harm):
+    if harm == "readable":
+        key_file().chmod(0o644)
+    elif harm == "short":
+        key_file().write_bytes(b"")
+    elif harm == "folder":
+        (tmp_path / "file").touch()
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    else:
+        monkeypatch.delenv("XDG_STATE_HOME")
+        monkeypatch.setattr(yaml_file.Path, "home", _no_home)
+    assert own_key() is None
+    assert not is_own(file)
+    assert signed("config.yaml", "a: 1\n") == "a: 1\n"
+
+
+def _no_home():
+    raise RuntimeError("Could not determine home directory.")

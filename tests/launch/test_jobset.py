@@ -5,7 +5,7 @@ import yaml
 
 from rl4p.base.errors import OutOfTime, RunError
 from rl4p.configuration import compose
-from rl4p.configuration.chips import CHIPS
+from rl4p.configuration.slices import CHIPS
 from tests.support.documents import ROOT
 from tests.support.launch import LAUNCH, RESTARTING, STOPPED, WRONG
 

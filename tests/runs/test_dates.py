@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 import rl4p.model
-from rl4p.configuration.signature import is_own, signed
-from rl4p.configuration.yaml_file import load_yaml, read_yaml
+from rl4p.configuration.yaml_file import is_own, load_yaml, read_yaml, signed
 from rl4p.runs.folder import record_value
 
 TINY = Path(rl4p.model.__file__).parent / "tiny"

@@ -16,10 +16,9 @@ import rl4p.runs.run_mirror
 from rl4p.base.errors import InputError, RunError
 from rl4p.base.storage import ObjectStore
 from rl4p.command import main
-from rl4p.command.resume_mirror import update
+from rl4p.command.resume import update
 from rl4p.compare import main as compare
-from rl4p.configuration.signature import is_own
-from rl4p.configuration.yaml_file import load_yaml, read_yaml
+from rl4p.configuration.yaml_file import is_own, load_yaml, read_yaml
 from rl4p.export import main as export
 from rl4p.runs.folder import copy_for_reading
 from rl4p.runs.record import Record

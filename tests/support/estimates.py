@@ -1,7 +1,7 @@
 """Estimates and the memory of compiled programs."""
 
 from rl4p.configuration import compose, instantiate
-from rl4p.configuration.chips import Chip
+from rl4p.configuration.slices import Chip
 from rl4p.tools.planning.abstract import abstract_run
 from rl4p.tools.planning.estimate import StepEstimate
 from rl4p.tools.planning.topology import EstimatedMesh, estimated, memory_of

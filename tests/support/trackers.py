@@ -7,7 +7,7 @@ import time
 import pytest
 import yaml
 
-from rl4p.configuration.signature import signed
+from rl4p.configuration.yaml_file import signed
 from rl4p.runs.record import Record
 from rl4p.runs.tracker import background, mlflow
 from rl4p.runs.tracker.mlflow import MLflow

@@ -9,7 +9,7 @@ from rl4p.base.errors import InputError
 from rl4p.base.storage import local_copy
 from rl4p.base.terminal import write
 from rl4p.command import commands
-from rl4p.command.earlier_result import is_page_of, refuse_other_file
+from rl4p.command.commands import is_page_of, refuse_other_file
 from rl4p.runs.folder import run_folder
 from rl4p.runs.record import replace_file
 from rl4p.runs.sample import Sample

@@ -13,7 +13,7 @@ from rich.table import Table
 from rl4p.base.console import VisibleConsole
 from rl4p.base.errors import InputError, RunError
 from rl4p.base.terminal import visible, write
-from rl4p.command.earlier_result import is_document_with, is_page_of, refuse_other_file
+from rl4p.command.commands import is_document_with, is_page_of, refuse_other_file
 from rl4p.configuration.yaml_file import read_yaml
 from rl4p.runs.record import replace_file
 from rl4p.runs.tracker.sweep import attach_comparison

@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from rl4p.base.errors import InputError, Stopped
-from rl4p.command.earlier_result import is_document_with
+from rl4p.command.commands import is_document_with
 from rl4p.command.evaluation import OF_RUN, EvaluationRequest
 from rl4p.configuration import instantiate
 from rl4p.distributed.processes import agreed, anywhere, first

@@ -16,7 +16,7 @@ from pathlib import Path
 from rl4p.base.errors import InputError, RunError, Stopped
 from rl4p.base.types import Prompt, Question
 from rl4p.command import compose
-from rl4p.command.earlier_result import is_document_with, refuse_other_file
+from rl4p.command.commands import is_document_with, refuse_other_file
 from rl4p.command.resume import OF_RESPONSES
 from rl4p.configuration import instantiate
 from rl4p.data.prompts import prompted, system_of

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rl4p.configuration.chips import GIB, Chip, least_hops
+from rl4p.configuration.slices import GIB, Chip, least_hops
 from rl4p.distributed.mesh import Mesh, divided_by_sampling
 from rl4p.tools.planning.abstract import AbstractRun
 from rl4p.tools.planning.flops import product_flops

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.extend.core import Jaxpr, Literal
 
 from rl4p.base.types import Params, TrainingBatch
-from rl4p.configuration.chips import Chip, least_hops
+from rl4p.configuration.slices import Chip, least_hops
 from rl4p.learner.device_gradient import microbatch_loss
 from rl4p.learner.gradient_step import add_minibatch_scores, shares_prompts
 from rl4p.learner.logprobs import ForwardRows, columns_per_chunk

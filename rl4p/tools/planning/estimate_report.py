@@ -11,7 +11,7 @@ from rich.table import Table
 from rl4p.base.console import VisibleConsole
 from rl4p.base.errors import InputError
 from rl4p.configuration import instantiate
-from rl4p.configuration.chips import GIB
+from rl4p.configuration.slices import GIB
 from rl4p.loop.evaluation import Evaluation
 from rl4p.protocols.data_and_model import PlannedModel
 from rl4p.tools.planning.abstract import AbstractRun, abstract_run, bytes_of_chip, of_host

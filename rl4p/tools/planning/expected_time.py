@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rl4p.configuration.chips import Chip
+from rl4p.configuration.slices import Chip
 from rl4p.distributed.mesh import Mesh
 from rl4p.loop.evaluation import Evaluation
 from rl4p.tools.planning.estimate import Parts, StepEstimate

@@ -5,8 +5,7 @@ from typing import Any
 
 from jax.experimental import topologies
 
-from rl4p.configuration.chips import slice_of
-from rl4p.configuration.slices import HOST
+from rl4p.configuration.slices import HOST, slice_of
 
 # Sources: NVIDIA's white papers of the architectures Ampere, Ada, Hopper and Blackwell.
 #   compute capability, multiprocessors, L2 cache in MiB, highest clock in GHz

@@ -16,9 +16,9 @@ from rich.table import Table
 
 from rl4p.base.console import VisibleConsole
 from rl4p.base.errors import InputError, RunError
-from rl4p.command.earlier_result import is_document_with, refuse_other_file
+from rl4p.command.commands import is_document_with, refuse_other_file
 from rl4p.configuration import instantiate
-from rl4p.configuration.chips import GIB, Chip
+from rl4p.configuration.slices import GIB, Chip
 from rl4p.distributed.mesh import Mesh
 from rl4p.protocols.traits import OptimizerTraits
 from rl4p.tools.planning.abstract import AbstractRun, abstract_run

@@ -11,8 +11,7 @@ import jax
 from jax.experimental import topologies
 
 from rl4p.base.errors import InputError
-from rl4p.configuration.chips import Chip, chip_of, slice_of
-from rl4p.configuration.slices import HOST
+from rl4p.configuration.slices import HOST, Chip, chip_of, slice_of
 from rl4p.distributed.mesh import Mesh, SamplingMesh
 from rl4p.tools.planning.gpu import described_gpus
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from rl4p.configuration.chips import GIB, Chip
+from rl4p.configuration.slices import GIB, Chip
 from rl4p.learner.optimizer import AdamW
 from rl4p.rollout.continuous import Continuous
 from rl4p.rollout.naive_sampler import NaiveSampler

@@ -8,7 +8,7 @@ import pytest
 from experiments import memory
 from rl4p.base.errors import InputError, RunError
 from rl4p.configuration import compose, instantiate
-from rl4p.configuration.chips import CHIPS, GIB
+from rl4p.configuration.slices import CHIPS, GIB
 from rl4p.runs.build import build
 from rl4p.tools.planning import report
 from rl4p.tools.planning.estimate_report import base_of, estimate, needed, show_estimate

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from rl4p.configuration import compose
-from rl4p.configuration.chips import CHIPS, Chip
+from rl4p.configuration.slices import CHIPS, Chip
 from rl4p.runs.build import build
 from rl4p.tools.planning import expected_time as module
 from rl4p.tools.planning.abstract import abstract_run

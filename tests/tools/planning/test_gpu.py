@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from experiments.memory import folder_of
-from rl4p.configuration.chips import CHIPS
+from rl4p.configuration.slices import CHIPS
 from rl4p.tools.planning.gpu import target_of
 
 STEP = (

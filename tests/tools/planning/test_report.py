@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from rl4p.advantage.remax import ReMax
 from rl4p.base.errors import InputError, RunError
 from rl4p.configuration import compose
-from rl4p.configuration.chips import GIB, Chip, slice_of
+from rl4p.configuration.slices import GIB, Chip, slice_of
 from rl4p.learner.optimizer import AdamW
 from rl4p.reward.answers import Correct
 from rl4p.reward.classifier import Classifier

@@ -11,7 +11,7 @@ import pytest
 from jax.experimental import topologies
 
 from rl4p.base.errors import InputError
-from rl4p.configuration.chips import GIB
+from rl4p.configuration.slices import GIB
 from rl4p.distributed.mesh import Mesh
 from rl4p.tools.planning import topology
 from rl4p.tools.planning.topology import (

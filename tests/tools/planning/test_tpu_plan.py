@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rl4p.configuration.chips import GIB
+from rl4p.configuration.slices import GIB
 from tests.support.plans import PROGRAMS, SMALL
 
 EXPERIMENTS = Path(__file__).resolve().parents[3] / "experiments"

@@ -12,7 +12,7 @@ from experiments.benchmarks.accelerator.shapes import shape_of
 from experiments.benchmarks.engine import Engine, sampler
 from experiments.benchmarks.peers.workload import Workload
 from experiments.benchmarks.timing import median_seconds, seconds
-from rl4p.configuration.chips import chip_of
+from rl4p.configuration.slices import chip_of
 from rl4p.distributed.mesh import Mesh
 from rl4p.loop.compilation import compilation
 
