@@ -30,6 +30,7 @@ from rl4p.configuration.bounds import AboveZero, Positive
 from rl4p.configuration.capability import Address, Variable
 from rl4p.data.extraction import after_thoughts
 from rl4p.distributed.counting import item_done
+from rl4p.engine.remote.chat import chat_body, read_chat
 from rl4p.reward.answers import Ungradable, with_nan
 
 log = logging.getLogger(__name__)
@@ -306,15 +307,11 @@ class LLMJudge:
         if self.reference:
             parts.append(f"Reference answer:\n{prompt.answer}")
         parts.append(f"Response:\n{mark}\n{response}\n{mark}")
-        body = {
-            "model": self.model,
-            "messages": [
-                {"role": "system", "content": rules},
-                {"role": "user", "content": "\n\n".join(parts)},
-            ],
-            "temperature": 0.0,
-        }
-        return {k: v for k, v in (body | dict(self.body)).items() if v is not None}
+        messages = [
+            {"role": "system", "content": rules},
+            {"role": "user", "content": "\n\n".join(parts)},
+        ]
+        return chat_body(self.model, messages, self.body, temperature=0.0)
 
     def grade(self, answer: Any) -> float:
         """Returns the grade in an answer of the judge.
@@ -322,11 +319,8 @@ class LLMJudge:
         Raises:
           InvalidResponseError: it has no score, or one out of range.
         """
-        try:
-            text = answer["choices"][0]["message"]["content"]
-        except (TypeError, LookupError):
-            raise InvalidResponseError("an answer without a text") from None
-        if not isinstance(text, str):
+        text, _ = read_chat(answer)
+        if text is None:
             raise InvalidResponseError("an answer without a text")
         scores = SCORE.findall(after_thoughts(text) or "")
         if not scores:

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from rl4p.base.errors import InputError
-from rl4p.base.http import InvalidResponseError
 from rl4p.base.types import Finish
 from rl4p.data.messages import for_request
+from rl4p.engine.remote.chat import chat_body, read_chat
 from rl4p.engine.remote.protocol import (
     RemoteServer,
     ServerProtocol,
@@ -58,33 +58,23 @@ class OpenAIProtocol(ServerProtocol):
                 "rollout=openai answers conversations, but a request has only tokens: choose "
                 "rollout=vllm or rollout=sglang."
             )
-        body = {
-            "model": self.model,
-            "messages": for_request(request.messages),
-            "max_tokens": request.max_tokens,
-            "temperature": request.sampling.temperature,
-            "top_p": request.sampling.top_p,
-            "seed": request.seed,
-        } | dict(self.body)
-        body = {name: value for name, value in body.items() if value is not None}
-        path = "/v1/chat/completions"
-        choice = only_choice(await server.send("POST", path, body, seconds=seconds))
-        text = value_at(choice, "message", "content")
-        if not isinstance(text, str | None):
-            raise InvalidResponseError("the content of its message is no text")
-        # JSON allows lone surrogates, which UTF-8 does not.
-        text = (text or "").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        return tokenized(
-            request, server.url, text, ended=value_at(choice, "finish_reason") != "length"
+        body = chat_body(
+            self.model,
+            for_request(request.messages),
+            self.body,
+            max_tokens=request.max_tokens,
+            temperature=request.sampling.temperature,
+            top_p=request.sampling.top_p,
+            seed=request.seed,
         )
-
-
-def tokenized(request: ServerRequest, engine: str, text: str, *, ended: bool) -> Completion:
-    """Returns a text as tokens, with an end token if the model ended; cut at the limit."""
-    tokens = request.tokenizer(text, add_special_tokens=False)["input_ids"]
-    if ended:
-        tokens = [*tokens, request.end_ids[0]]
-    if len(tokens) > request.max_tokens:
-        tokens, ended = tokens[: request.max_tokens], False
-    finish = Finish.STOP if ended else Finish.LENGTH
-    return request.completion(engine, tokens, [0.0] * len(tokens), finish)
+        response = await server.send("POST", "/v1/chat/completions", body, seconds=seconds)
+        ended = value_at(only_choice(response), "finish_reason") != "length"
+        text, _ = read_chat(response)
+        # The text as tokens, with an end token if the model ended; cut at the limit.
+        tokens = request.tokenizer(text or "", add_special_tokens=False)["input_ids"]
+        if ended:
+            tokens = [*tokens, request.end_ids[0]]
+        if len(tokens) > request.max_tokens:
+            tokens, ended = tokens[: request.max_tokens], False
+        finish = Finish.STOP if ended else Finish.LENGTH
+        return request.completion(server.url, tokens, [0.0] * len(tokens), finish)

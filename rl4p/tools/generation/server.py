@@ -26,6 +26,7 @@ from rl4p.base.http import (
 )
 from rl4p.base.types import Question, Sampling
 from rl4p.data.messages import for_request
+from rl4p.engine.remote.chat import chat_body, read_chat
 from rl4p.rollout.response_keys import words
 from rl4p.runs.sample import Sample, Status
 from rl4p.tools.generation.options import Server
@@ -76,18 +77,18 @@ class Chat:
 
     def body(self, question: Question, sample: int) -> dict[str, Any]:
         """Returns the body of the request for one response."""
-        body = {
-            "model": self.model,
-            "messages": for_request(question.prompt_messages(self.system_prompt)),
-            "max_tokens": self.max_tokens,
-            "temperature": self.sampling.temperature,
-            "top_p": self.sampling.top_p,
-            "presence_penalty": self.sampling.presence_penalty or None,
-            "stop": list(self.stop) or None,
+        return chat_body(
+            self.model,
+            for_request(question.prompt_messages(self.system_prompt)),
+            self.changes,
+            max_tokens=self.max_tokens,
+            temperature=self.sampling.temperature,
+            top_p=self.sampling.top_p,
+            presence_penalty=self.sampling.presence_penalty or None,
+            stop=list(self.stop) or None,
             # Servers accept 31 bits.
-            "seed": words(f"{self.seed}/{question.id}/{sample}")[0] >> 1,
-        }
-        return {k: v for k, v in (body | dict(self.changes)).items() if v is not None}
+            seed=words(f"{self.seed}/{question.id}/{sample}")[0] >> 1,
+        )
 
 
 def read_answer(content: bytes, question: Question, sample: int) -> Sample:
@@ -97,20 +98,14 @@ def read_answer(content: bytes, question: Question, sample: int) -> Sample:
       InvalidResponseError: the body is not JSON, or holds no response.
     """
     answer = read_json(content)
-    try:
-        choice = answer["choices"][0]
-        text = choice["message"]["content"]
-        finish = choice.get("finish_reason")
-        length = (answer.get("usage") or {}).get("completion_tokens")
-    except (TypeError, LookupError, AttributeError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise InvalidResponseError(f"an answer without a response ({reason})") from None
-    if not isinstance(text, str | None):
-        raise InvalidResponseError("an answer whose content is no text")
+    text, finish = read_chat(answer)
+    usage = answer.get("usage") or {}
+    if not isinstance(usage, dict):
+        raise InvalidResponseError("an answer whose usage is no object")
+    length = usage.get("completion_tokens")
     return Sample.response_to(
         question,
-        # JSON allows lone surrogates, which UTF-8 does not.
-        (text or "").encode("utf-16", "surrogatepass").decode("utf-16", "replace"),
+        text or "",
         sample=sample,
         status=STATUS.get(finish, Status.ABORTED) if isinstance(finish, str) else Status.ABORTED,
         length=length if type(length) is int and length >= 0 else None,
