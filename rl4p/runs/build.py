@@ -47,7 +47,9 @@ from rl4p.protocols.phases import (
 from rl4p.protocols.traits import AdvantageTraits, OptimizerTraits, RolloutTraits, require
 from rl4p.runs.compatibility import (
     choice,
+    idle_options,
     refuse_a_gap_that_is_never_measured,
+    refuse_idle_options,
     refuse_offloading_on_a_cpu,
     refuse_what_cannot_act,
 )
@@ -63,7 +65,6 @@ from rl4p.runs.evaluation import (
     held_out_questions,
     is_sampled,
 )
-from rl4p.runs.idle_options import idle_options, refuse_idle_options
 from rl4p.runs.policy import build_reference, build_teacher
 
 PROTOCOLS = {
