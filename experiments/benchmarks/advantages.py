@@ -19,7 +19,7 @@ from experiments.benchmarks.timing import median_seconds
 from rl4p.base.types import Finish, Rewards, Trajectories
 from rl4p.configuration import compose, instantiate
 from rl4p.configuration.composition import CONF
-from rl4p.loop.estimate import estimate
+from rl4p.loop.phases import estimate
 
 B, T, PROMPT, G, PARAMETERS = 4096, 72, 32, 8, 0.35e6
 

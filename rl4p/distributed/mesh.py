@@ -34,7 +34,7 @@ class Mesh(ProcessOptions):
         layer. -1 takes all devices that the other axes leave, `host` the devices of one process
         that `cp` and `tp` leave.
       cp: devices that share each row and divide its columns, in updates and in scores
-        (`columns.py`). They also divide the parameters, as `fsdp` does. They sample other rows.
+        (`collectives.py`). They also divide the parameters, as `fsdp` does. They sample other rows.
       tp: devices that share each row and divide heads, feed-forward (or experts) and vocabulary.
       shape: all axes at once, in place of the options above: [1,-1,1] for dp, fsdp and tp,
         [1,2,4,1] for dp, fsdp, cp and tp, {dp:2,fsdp:-1}, or the strings "1,-1,1", "dp:2,fsdp:-1".

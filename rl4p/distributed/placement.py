@@ -1,14 +1,19 @@
-"""The creation of parameters and optimizer states on a mesh, and their shardings."""
+"""The creation of parameters and optimizer states on a mesh, their shardings, and their memory.
+
+An array in the memory of the host, which GPUs and TPUs read and write, has the sharding of an array
+on the devices, with another kind of memory. Within a compiled function, the type of an array says
+in which memory it is.
+"""
 
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import jax
+from jax import memory
 from jax.sharding import NamedSharding
 
-from rl4p.base.types import Params
-from rl4p.distributed.host_memory import HOST
+from rl4p.base.types import Array, Params
 from rl4p.distributed.mesh import Mesh, SamplingMesh
 from rl4p.distributed.partition import (
     changed_for_decoding,
@@ -18,6 +23,33 @@ from rl4p.distributed.partition import (
     specs_beside,
 )
 from rl4p.distributed.processes import place
+
+HOST = "pinned_host"  # JAX's name
+DEVICE = memory.Space.Device
+
+
+def offloaded(tree: Any) -> Any:
+    """Returns arrays in the memory of the host."""
+    return jax.device_put(tree, memory.Space.Host)
+
+
+def on_device(tree: Any) -> Any:
+    """Returns arrays on the devices, with copies of those that are in the memory of the host."""
+    return jax.tree.map(lambda x: x if space_of(x) is DEVICE else jax.device_put(x, DEVICE), tree)
+
+
+def as_before(tree: Any, before: Any) -> Any:
+    """Moves each array to the memory that holds its counterpart in `before`."""
+    return jax.tree.map(lambda x, old: x if space_of(old) is DEVICE else offloaded(x), tree, before)
+
+
+def space_of(x: Array) -> Any:
+    return jax.typeof(x).memory_space
+
+
+def is_offloaded(x: Any) -> bool:
+    """Returns whether an array, or a shape with its sharding, is in the memory of the host."""
+    return x.sharding is not None and x.sharding.memory_kind == HOST
 
 
 def param_shardings(mesh: Mesh, params: Params) -> Any:
@@ -92,3 +124,21 @@ def like_of(params: Params) -> Params:
     return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), params
     )
+
+
+GIB = 2**30
+REPORTED = {"bytes_in_use": "memory/used_gib", "peak_bytes_in_use": "memory/peak_gib"}
+
+
+def device_memory() -> dict[str, float]:
+    """Returns the memory of the fullest device in GiB: in use, and the most since the start.
+
+    The numbers come from the allocator, without waiting for a device. CPUs report none, so that
+    the result is {} there.
+    """
+    stats = [device.memory_stats() or {} for device in jax.local_devices()]
+    return {
+        name: max(each[key] for each in stats) / GIB
+        for key, name in REPORTED.items()
+        if all(key in each for each in stats)
+    }

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from rl4p.base.types import Array, Params, TrainingBatch, Trajectories
-from rl4p.distributed import collectives, columns
+from rl4p.distributed import collectives
 from rl4p.distributed.partition import gather
 from rl4p.learner.logprobs import ForwardRows
 from rl4p.learner.masking import masked_sum
@@ -54,7 +54,7 @@ def device_gradient(
         return gather(merge_trees(frozen, params), decoder.dtype)
 
     prompts = SharedPrompts.of(decoder, rows[0].trajectories, microbatching, shared=shared)
-    rows = columns.padded(prompts.rest(rows))
+    rows = collectives.padded(prompts.rest(rows))
     prefixes = prompts.keys_and_values(merge(params))
     trajectories, packing = rows[0].trajectories, None
     if objective.rows_together == 1 and not objective.critic.active:

@@ -21,8 +21,8 @@ from jax.core import Tracer
 from rl4p.base.errors import RunError
 from rl4p.base.types import Array, Metrics, Params, TrainingBatch, TrainState, Trajectories
 from rl4p.distributed import collectives, placement
-from rl4p.distributed.host_memory import as_before, on_device
 from rl4p.distributed.mesh import Mesh
+from rl4p.distributed.placement import as_before, on_device
 from rl4p.distributed.processes import to_host
 from rl4p.learner.device_gradient import device_gradient
 from rl4p.learner.microbatches import spread

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from rl4p.base.types import Array, Microbatching, Params, Sampling, Trajectories
-from rl4p.distributed import columns
-from rl4p.distributed.host_memory import on_device
+from rl4p.distributed import collectives
 from rl4p.distributed.mesh import ONE_DEVICE, Mesh
 from rl4p.distributed.partition import gather
+from rl4p.distributed.placement import on_device
 from rl4p.learner.microbatches import MicrobatchRows, fold, rows_of, scattered, spread
 from rl4p.learner.packing import Packing
 from rl4p.learner.shared_prompts import SharedPrompts, pays, take_groups
@@ -60,8 +60,8 @@ def token_scores(
     response tokens of each row are sorted to the front, and chunks without any response token are
     skipped.
     """
-    mask_BT = columns.predicted(trajectories.response_mask_BT)
-    inputs = columns.predicting(hidden_BTD), columns.predicted(trajectories.tokens_BT)
+    mask_BT = collectives.predicted(trajectories.response_mask_BT)
+    inputs = collectives.predicting(hidden_BTD), collectives.predicted(trajectories.tokens_BT)
     B, T = mask_BT.shape
 
     head = decoder.head(params)
@@ -102,7 +102,7 @@ def token_scores(
         back_BT = jnp.argsort(order_BT, axis=1)
         scores = tuple(jnp.take_along_axis(x, back_BT, axis=1) for x in in_order)
     masked = (jnp.where(mask_BT, x, 0.0) for x in scores)
-    return TokenScores(*map(columns.at_tokens, masked))
+    return TokenScores(*map(collectives.at_tokens, masked))
 
 
 def columns_per_chunk(B: int, T: int, V: int, platform: str) -> int:
@@ -116,14 +116,14 @@ def trunk(
 ) -> Array:
     """Returns the activations [B, T, D] that every head reads, of all tokens but the last.
 
-    Devices that divide the columns (`columns.py`) have their own, also of the last token.
+    Devices that divide the columns (`collectives.py`) have their own, also of the last token.
 
     The last token predicts none, and its activations may be 0. A kernel does not run it: with the
     last token of the prompt, which predicts the first of R response tokens, there would be R + 1
     columns, which neither blocks of 512 nor even numbers divide.
     """
     t, ours = trajectories, slice(None)
-    if decoder.attention != "xla" and columns.devices() == 1:
+    if decoder.attention != "xla" and collectives.devices() == 1:
         ours = slice(-1)
     hidden_BTD = decoder.hidden(
         params,

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from rl4p.base.types import Array, Microbatching
-from rl4p.distributed import columns
+from rl4p.distributed import collectives
 from rl4p.distributed.collectives import ROWS, on_rows
 from rl4p.distributed.mesh import Mesh
 from rl4p.distributed.partition import in_step
@@ -106,7 +106,7 @@ def loops(
         many widths then, each with two loops: one of full microbatches, and one of microbatches
         with a quarter of the rows for those that are left.
     """
-    devices = columns.devices()
+    devices = collectives.devices()
     each = widths(T, microbatching.widths)
     several = packed and len(each) > 1
     each = each[: len(each) // 2] if several else each

@@ -11,7 +11,7 @@ import optax.contrib
 
 from rl4p.base.types import Array, Params
 from rl4p.configuration.bounds import AboveZero, Natural, NonNegative, Positive, Share
-from rl4p.distributed.parameters import declared
+from rl4p.distributed.partition import declared
 
 Schedule = Literal["constant", "linear", "cosine"]
 

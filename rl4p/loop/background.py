@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 
 from rl4p.base.errors import InputError
-from rl4p.loop.compilation import clock, compiled_within
+from rl4p.loop.stopwatch import clock, compiled_within
 from rl4p.protocols.collection import CollectorPhases
 from rl4p.protocols.engine import Engine, HoldsEpisodes, OpensEngine
 from rl4p.protocols.traits import RolloutTraits
@@ -71,7 +71,7 @@ class WorkingTime:
     Compilation is neither work nor idle. One lock must guard all calls.
 
     Args:
-      work: the name of the work of the thread (`compilation.WORK`).
+      work: the name of the work of the thread (`stopwatch.WORK`).
     """
 
     def __init__(self, work: str) -> None:

@@ -13,16 +13,12 @@ import jax.numpy as jnp
 
 from rl4p.base.errors import RunError
 from rl4p.base.types import Params, TrainState
-from rl4p.distributed.host_memory import as_before
-from rl4p.distributed.memory import device_memory
+from rl4p.distributed.placement import as_before, device_memory
 from rl4p.distributed.processes import to_host
 from rl4p.learner.gradient_step import gradient_step, gradient_step_in_halves
-from rl4p.loop.batches import rollout_batch
-from rl4p.loop.compilation import clock
-from rl4p.loop.metrics import measured
-from rl4p.loop.parts import Loop
-from rl4p.loop.sampler_gap import check_gap
-from rl4p.loop.stopwatch import Stopwatch, doing
+from rl4p.loop.batches import Loop, rollout_batch
+from rl4p.loop.metrics import check_gap, measured
+from rl4p.loop.stopwatch import Stopwatch, clock, doing
 from rl4p.protocols.hook import Hook, StepInfo
 from rl4p.protocols.traits import OptimizerTraits
 

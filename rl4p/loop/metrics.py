@@ -1,4 +1,4 @@
-"""The metrics of a collected batch.
+"""The metrics of a collected batch, and the check of the sampler's log-probabilities.
 
 Rates and means are sums divided by counts. `reward/invalid` counts invalid samples that were not
 dropped; the means of rewards leave out both. The mean of a term also leaves out the samples to
@@ -6,17 +6,20 @@ which it does not apply.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
+from rl4p.base.errors import RunError
 from rl4p.base.types import Array, Episode, Finish, Metrics, Rewards, Trajectories
 from rl4p.distributed.processes import to_host
 from rl4p.learner.masking import group_statistics
 from rl4p.protocols.collection import Collected
 from rl4p.protocols.engine import HasMetrics, HoldsEpisodes
+from rl4p.protocols.phases import Rollout
+from rl4p.protocols.traits import RolloutTraits
 
 compiled_statistics = jax.jit(group_statistics)  # one program; without it, each operation is one
 
@@ -196,3 +199,33 @@ def mean_grades(rewards: Rewards) -> dict[str, float]:
         if count := int(graded_B.sum()):
             means[name] = float(grade_B[graded_B].sum()) / count
     return means
+
+
+GAP = "rollout/logprob_gap_mean"
+
+
+def check_gap(
+    rollout: Rollout, step: int, metrics: Mapping[str, float], episodes: Sequence[Episode]
+) -> None:
+    """Checks `rollout/logprob_gap_mean` of a step against `rollout.max_logprob_gap`.
+
+    The metric compares only tokens that claim the weights of this step, so a difference beyond
+    rounding means that they were drawn from others.
+
+    Args:
+      step: the number of finished updates, which is the version of the weights.
+
+    Raises:
+      RunError: the gap is larger; names the engines and the version.
+    """
+    limit = RolloutTraits.read(rollout).max_logprob_gap
+    if limit is None or GAP not in metrics or metrics[GAP] <= limit:
+        return
+    engines = sorted({episode.engine for episode in episodes} - {""})
+    who = " and ".join(engines) or f"The sampler ({type(rollout).__name__})"
+    does = "do not sample" if len(engines) > 1 else "does not sample"
+    raise RunError(
+        f"{who} {does} from the weights of step {step} (version {step}): the log-probabilities of "
+        f"the tokens in step {step + 1} differ from the trainer's by {metrics[GAP]:.3g} on average,"
+        f" but rollout.max_logprob_gap={limit:g}."
+    )

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from rl4p.base.errors import InputError
 from rl4p.base.types import Array, Params
-from rl4p.distributed import columns
+from rl4p.distributed import collectives
 from rl4p.distributed.mesh import Mesh
 from rl4p.distributed.partition import GATHERED, gather, gathering
 from rl4p.model.attention import AttentionInputs, Kernel, softcapped, views
@@ -143,7 +143,7 @@ class Decoder:
     ) -> Array:
         """Returns final normed activations [B, T, D] of sequences, which may follow a prefix.
 
-        Where devices divide the columns (`columns.py`), they are those of this device's columns.
+        Where devices divide the columns (`collectives.py`), they are of this device's columns.
         """
         tokens = tokens_BT, positions_BT, segment_ids_BT
         return self.final_norm(params, self.run_layers(params, *tokens, before=before)[0])
@@ -190,7 +190,7 @@ class Decoder:
         kinds_L = jnp.asarray([*map(index_of, c.kinds)]) if len(seen.kinds) > 1 else None
         caches = None if before is None else before.layers
         scanned = params["layers"], kinds_L, caches
-        x_BTD = self.embed(params, columns.own(tokens_BT))
+        x_BTD = self.embed(params, collectives.own(tokens_BT))
         return jax.lax.scan(run_layer, x_BTD, scanned, unroll=self.unroll)
 
     def final_norm(self, params: Params, x_BTD: Array) -> Array:

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 
 from rl4p.base.types import Array, Params
-from rl4p.distributed import columns
+from rl4p.distributed import collectives
 
 
 def scores(params: Params, hidden: Array) -> Array:
@@ -32,5 +32,5 @@ def values(params: Params, hidden_BTD: Array) -> Array:
     """
     head = params["value"]
     kernel_D, bias = (head[name].astype(jnp.float32) for name in ("kernel", "bias"))
-    before_BTD = columns.predicting(hidden_BTD).astype(jnp.float32)
-    return columns.at_tokens(jnp.einsum("BTD,D->BT", before_BTD, kernel_D) + bias)
+    before_BTD = collectives.predicting(hidden_BTD).astype(jnp.float32)
+    return collectives.at_tokens(jnp.einsum("BTD,D->BT", before_BTD, kernel_D) + bias)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from rl4p.base.types import Array
-from rl4p.distributed import columns
+from rl4p.distributed import collectives
 from rl4p.distributed.mesh import Mesh
 from rl4p.model.attention import AttentionInputs, Kernel, attend
 from rl4p.model.cache import Writer
@@ -115,7 +115,7 @@ class Layer(nn.Module):
         v = self.value(x_BTD).reshape(B, T, c.num_kv_heads, c.head_width)
         if c.query_key_norm == "head":
             q, k = self.query_norm(q), self.key_norm(k)
-        q, k, v = columns.to_heads(q, k, v)
+        q, k, v = collectives.to_heads(q, k, v)
         q, k = (rotate(x, view.cos, view.sin, interleaved=c.interleaved_rope) for x in (q, k))
         k_BKhS, v_BKSh = k.transpose(0, 2, 3, 1), v.swapaxes(1, 2)
         if cache is not None:
@@ -133,12 +133,12 @@ class Layer(nn.Module):
             query_scalar=c.query_scalar or c.head_width,
             softcap=c.attention_softcap,
             in_order=write is None,
-            sinks_H=columns.own_heads(self.sinks) if c.attention_sinks else None,
+            sinks_H=collectives.own_heads(self.sinks) if c.attention_sinks else None,
             kernel=self.kernel,
         )
         if write is not None:
             attended = write.for_products(attended)
-        return self.output(columns.to_columns(attended)), (k_BKhS, v_BKSh)
+        return self.output(collectives.to_columns(attended)), (k_BKhS, v_BKSh)
 
     def feed_forward(self, x_BTD: Array, mesh: Mesh | None) -> Array:
         if self.config.experts:

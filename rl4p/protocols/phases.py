@@ -323,7 +323,8 @@ class Estimator(Protocol):
         """Returns float32 [B, T]; position t holds the value of the state before token t.
 
         Under `mesh.cp`, activations are those of this device's columns, and the result is that of
-        all: `columns.predicting` and `columns.at_tokens` serve both cases (`model/heads.py`).
+        all: `predicting` and `at_tokens` of `distributed/collectives.py` serve both cases
+        (`model/heads.py`).
         """
         ...
 

@@ -18,10 +18,10 @@ from rl4p.data.pairs import encode_preferences
 from rl4p.data.prompts import prompted
 from rl4p.distributed import placement
 from rl4p.distributed.mesh import Mesh
+from rl4p.loop.batches import Loop
 from rl4p.loop.checks import check_advantages, check_rewards, check_rollout, check_training_batch
 from rl4p.loop.evaluation import Evaluation
 from rl4p.loop.groups import check_filters
-from rl4p.loop.parts import Loop
 from rl4p.loop.phases import Phases
 from rl4p.loop.scoring import Scoring
 from rl4p.loop.source import open_source

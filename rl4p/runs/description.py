@@ -4,11 +4,11 @@ import jax
 from omegaconf import DictConfig
 
 from rl4p.base.types import Params, Prompt, TrainState
-from rl4p.distributed.host_memory import is_offloaded
 from rl4p.distributed.mesh import Mesh
+from rl4p.distributed.placement import is_offloaded
 from rl4p.learner.microbatches import rows_in
+from rl4p.loop.batches import Loop
 from rl4p.loop.evaluation import Evaluation
-from rl4p.loop.parts import Loop
 from rl4p.loop.phases import Phases
 from rl4p.model.policy import Policy, padded_width
 from rl4p.protocols.traits import RolloutTraits

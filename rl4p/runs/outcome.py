@@ -16,7 +16,7 @@ import rl4p
 from rl4p.base.errors import InputError
 from rl4p.base.types import Params, TrainState
 from rl4p.distributed.processes import anywhere, to_host
-from rl4p.loop.compilation import Compilation, clock, compiled_within
+from rl4p.loop.stopwatch import Compilation, clock, compiled_within
 from rl4p.protocols.hook import StepInfo, TrackedRun
 from rl4p.runs.best import Best
 from rl4p.runs.checkpoint import Checkpoints

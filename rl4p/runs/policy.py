@@ -15,10 +15,9 @@ from rl4p.base.types import Array, Params
 from rl4p.configuration import instantiate
 from rl4p.configuration.bounds import Natural
 from rl4p.configuration.capability import ReadPath
-from rl4p.distributed.host_memory import offloaded
 from rl4p.distributed.mesh import Mesh
 from rl4p.distributed.partition import narrowed
-from rl4p.distributed.placement import like_of
+from rl4p.distributed.placement import like_of, offloaded
 from rl4p.distributed.processes import agreed, first
 from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy

@@ -29,9 +29,8 @@ from rich.text import Text
 
 from rl4p.base.terminal import visible
 from rl4p.distributed.counting import newest
-from rl4p.distributed.memory import device_memory
-from rl4p.loop.compilation import clock, compiled_within
-from rl4p.loop.stopwatch import activity
+from rl4p.distributed.placement import device_memory
+from rl4p.loop.stopwatch import activity, clock, compiled_within
 from rl4p.protocols.hook import StepInfo
 from rl4p.runs.remaining_time import RemainingTime
 from rl4p.runs.signals import RunConsole, Tolerance

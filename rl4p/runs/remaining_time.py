@@ -11,7 +11,7 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from rl4p.base.errors import InputError
-from rl4p.loop.compilation import clock, compiled_within
+from rl4p.loop.stopwatch import clock, compiled_within
 from rl4p.runs.folder import JOBS
 from rl4p.runs.sweep import FAILURE, SUMMARY, document, read_jobs
 

@@ -24,14 +24,14 @@ from rl4p.distributed.processes import (
     first,
     reporting_errors,
 )
-from rl4p.loop.compilation import (
-    clock,
-    compilation,
-    keep_programs,
-)
 from rl4p.loop.evaluation import Evaluation
 from rl4p.loop.loop import run_hooks, train
-from rl4p.loop.stopwatch import doing
+from rl4p.loop.stopwatch import (
+    clock,
+    compilation,
+    doing,
+    keep_programs,
+)
 from rl4p.protocols.hook import Hook, OpensHook, TrackedRun
 from rl4p.runs.best import best_of
 from rl4p.runs.build import Experiment, build

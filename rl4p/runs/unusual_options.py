@@ -11,7 +11,7 @@ import jax
 
 from rl4p.base.types import Params, Prompt
 from rl4p.learner.optimizer import AdamW
-from rl4p.loop.parts import Loop
+from rl4p.loop.batches import Loop
 from rl4p.model.policy import Policy
 from rl4p.protocols.traits import RewardTraits, RolloutTraits
 from rl4p.reward.answers import Correct

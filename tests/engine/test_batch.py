@@ -12,7 +12,7 @@ from rl4p.engine import cache as programs
 from rl4p.engine.batch import Batch, placed
 from rl4p.engine.layout import Layout
 from rl4p.engine.sequence import TokenSequence
-from rl4p.loop.compilation import compilation
+from rl4p.loop.stopwatch import compilation
 
 
 @pytest.fixture(scope="module")

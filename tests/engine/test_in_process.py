@@ -12,7 +12,7 @@ from rl4p.engine import batch as batches
 from rl4p.engine import in_process
 from rl4p.engine.cache import prefill
 from rl4p.engine.decode import decode
-from rl4p.loop.compilation import compilation
+from rl4p.loop.stopwatch import compilation
 from rl4p.protocols.engine import Request
 from rl4p.rollout.annealing import Linear
 from rl4p.rollout.continuous import Continuous

@@ -11,7 +11,7 @@ import pytest
 from rl4p.distributed.mesh import Mesh
 from rl4p.engine import cache as programs
 from rl4p.engine.layout import WIDE
-from rl4p.loop.compilation import compilation
+from rl4p.loop.stopwatch import compilation
 from rl4p.model.scratch import Scratch
 from rl4p.rollout.continuous import Continuous
 from tests.support.streams import MOST, TURNS, Conversations

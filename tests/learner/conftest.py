@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from rl4p.base.types import Microbatching, Sampling, TrainingBatch
-from rl4p.distributed.parameters import DECLARED, Parameter, vector
+from rl4p.distributed.partition import DECLARED, Parameter, vector
 from rl4p.learner.logprobs import ScoreOptions, score_tokens
 
 B, T = 8, 16

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rl4p.base.types import Microbatching
-from rl4p.distributed import columns
+from rl4p.distributed import collectives
 from rl4p.learner.microbatches import (
     MicrobatchRows,
     cost_of,
@@ -164,7 +164,7 @@ def test_devices_that_divide_columns_hold_an_even_share_of_each_row(visit, monke
     """Of 5 devices, each holds 26 of 130 columns, and so two rows are at most 60 tokens."""
     ids = segments((128, 100, 80, 40), (0, 3, 9, 70))
     for devices, turns in ((1, 4), (5, 2)):
-        monkeypatch.setattr(columns, "devices", lambda devices=devices: devices)
+        monkeypatch.setattr(collectives, "devices", lambda devices=devices: devices)
         seen = visit.__wrapped__(ids, tokens=60, together=1, most_widths=1)
         assert int(seen["turns"]) == turns
         np.testing.assert_array_equal(seen["count"], ids)

@@ -5,9 +5,10 @@ import jax
 import pytest
 
 from rl4p.base.errors import InputError
-from rl4p.loop import background, compilation
+from rl4p.loop import background
+from rl4p.loop import stopwatch as compilation
 from rl4p.loop.background import Times, WorkingTime, check_phases
-from rl4p.loop.compilation import Spans
+from rl4p.loop.stopwatch import Spans
 from rl4p.reward.answers import Correct
 from rl4p.reward.weighted import Weighted
 from rl4p.rollout.continuous import Continuous

@@ -1,6 +1,9 @@
-"""Tests the training batches of a step, alone and as the loop trains with them."""
+"""Tests the parts of a run: what a checkpoint saves, and in which order it is restored.
 
-from dataclasses import dataclass
+Tests the training batches of a step, alone and as the loop trains with them.
+"""
+
+from dataclasses import dataclass, fields
 from itertools import islice
 
 import jax
@@ -11,17 +14,24 @@ from rl4p.advantage.grpo import GRPO
 from rl4p.base.errors import RunError
 from rl4p.learner.gradient_step import gradient_step
 from rl4p.learner.optimizer import AdamW
-from rl4p.loop.batches import rollout_batch, rollout_batches
+from rl4p.loop.batches import Loop, rollout_batch, rollout_batches
 from rl4p.loop.collector.synchronous import Synchronous
 from rl4p.loop.evaluation import Evaluation
 from rl4p.loop.filter import Deviation
-from rl4p.loop.loop import Loop, train
+from rl4p.loop.loop import train
 from rl4p.loop.source import Stream
 from rl4p.loop.transform import Drop, Truncate
 from rl4p.reward.weighted import Weighted
 from rl4p.rollout.naive_sampler import NaiveSampler
 from rl4p.runs.checkpoint import Orbax
 from rl4p.update.ppo import PPO
+
+
+def test_the_source_is_restored_before_the_collector_which_asks_it_for_prompts():
+    others = {field.name: None for field in fields(Loop)}
+    loop = Loop(**others | {"source": "source", "collector": "collector"})
+    assert list(loop.stateful.items()) == [("source", "source"), ("collector", "collector")]
+
 
 pytestmark = pytest.mark.mixed_dtypes
 

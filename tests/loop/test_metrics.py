@@ -1,18 +1,24 @@
 import dataclasses
+import math
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rl4p.base.errors import RunError
 from rl4p.base.types import Episode, Finish, Turn
 from rl4p.loop.metrics import (
+    GAP,
     batch_metrics,
+    check_gap,
     environment_metrics,
     rollout_metrics,
     task_metrics,
 )
 from rl4p.rollout.continuous import Continuous
+from rl4p.rollout.naive_sampler import NaiveSampler
 
 
 def test_every_metric_by_hand(make_trajectories, make_rewards):
@@ -193,3 +199,39 @@ def test_a_rollout_has_the_metrics_of_its_last_call():
     assert metrics == {"rollout/tokens_per_decode_step": 1.5, "rollout/drafted": 0.0}
     assert rollout_metrics(Continuous(max_response_tokens=8)) == {}
     assert rollout_metrics(object()) == {}
+
+
+LIMITED = NaiveSampler(max_response_tokens=8, max_logprob_gap=0.05)
+
+
+def episodes(*engines):
+    return [SimpleNamespace(engine=engine) for engine in engines]
+
+
+@pytest.mark.parametrize(
+    ("rollout", "metrics"),
+    [
+        (LIMITED, {GAP: 0.05}),
+        (LIMITED, {}),  # no token is of the weights of this step
+        (NaiveSampler(max_response_tokens=8), {GAP: 9.0}),
+        (SimpleNamespace(), {GAP: 9.0}),
+    ],
+)
+def test_a_small_gap_and_one_without_a_limit_pass(rollout, metrics):
+    check_gap(rollout, 3, metrics, episodes(""))
+
+
+@pytest.mark.parametrize("gap", [0.06, math.inf, math.nan])
+@pytest.mark.parametrize(
+    ("engines", "who"),
+    [
+        (("", ""), r"The sampler \(NaiveSampler\) does not sample"),
+        (("http://b:1", "http://b:1"), "http://b:1 does not sample"),
+        (("http://b:1", "http://a:1"), "http://a:1 and http://b:1 do not sample"),
+    ],
+)
+def test_a_large_gap_names_engines_and_version(gap, engines, who):
+    with pytest.raises(
+        RunError, match=rf"^{who} from the weights of step 3 \(version 3\): .* in step 4 .*gap=0.05"
+    ):
+        check_gap(LIMITED, 3, {GAP: gap}, episodes(*engines))

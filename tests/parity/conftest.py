@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rl4p.base.types import TrainingBatch, TrainState, Trajectories
-from rl4p.distributed.parameters import DECLARED, vector
+from rl4p.distributed.partition import DECLARED, vector
 from rl4p.learner.gradient_step import forward_backward
 from rl4p.learner.logprobs import TokenScores
 

@@ -26,7 +26,7 @@ from rl4p.learner.correction import SequenceMask, SequenceTruncate, TokenMask, T
 from rl4p.learner.entropy import Bonus, TopTokens
 from rl4p.learner.kl import NONE as NO_KL
 from rl4p.learner.kl import Fixed
-from rl4p.loop.estimate import estimate
+from rl4p.loop.phases import estimate
 from rl4p.update.cispo import CISPO
 from rl4p.update.dpo import DPO
 from rl4p.update.gmpo import GMPO

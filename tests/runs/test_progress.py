@@ -9,8 +9,7 @@ import pytest
 from rich.console import Console
 
 from rl4p.distributed.counting import counted
-from rl4p.loop.compilation import COMPILES
-from rl4p.loop.stopwatch import doing
+from rl4p.loop.stopwatch import COMPILES, doing
 from rl4p.runs import progress, remaining_time
 from rl4p.runs.progress import (
     ProgressBar,

@@ -6,8 +6,8 @@ import pytest
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
-from rl4p.loop import compilation
-from rl4p.loop.compilation import WORK
+from rl4p.loop import stopwatch as compilation
+from rl4p.loop.stopwatch import WORK
 from rl4p.runs import remaining_time
 from rl4p.runs.remaining_time import RemainingTime, SweepJobs, in_words, jobs_of_sweep
 from rl4p.runs.sweep import SweepJob, write_jobs

@@ -12,8 +12,8 @@ import pytest
 
 from rl4p.base.errors import InputError, RunError
 from rl4p.configuration import compose
-from rl4p.loop.compilation import compilation
 from rl4p.loop.loop import train
+from rl4p.loop.stopwatch import compilation
 from rl4p.runs import outcome as outcomes
 from rl4p.runs.build import build
 from rl4p.runs.checkpoint import Orbax

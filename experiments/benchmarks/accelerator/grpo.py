@@ -7,8 +7,8 @@ from typing import Any
 from experiments.benchmarks.accelerator.rates import peak_gib, slowest_to_compile
 from experiments.benchmarks.accelerator.result import Result
 from rl4p.configuration import compose
-from rl4p.loop.compilation import compilation
 from rl4p.loop.loop import train
+from rl4p.loop.stopwatch import compilation
 from rl4p.runs.build import build
 
 WARM_UP, MEASURED = 2, 3

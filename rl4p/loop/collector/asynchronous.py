@@ -18,13 +18,19 @@ from rl4p.configuration.bounds import FINITE, AboveZero, Natural, Positive
 from rl4p.distributed.processes import to_host
 from rl4p.loop.background import WorkingTime, check_interruptions, check_phases
 from rl4p.loop.cache import SuccessCache
-from rl4p.loop.compilation import WORK, clock, waited_for
-from rl4p.loop.group_requests import finished_groups, held, keys_of, requests_for
 from rl4p.loop.groups import check_filters, divided, joined, newest_only
 from rl4p.loop.metrics import drawn_shares, staleness_shares
-from rl4p.loop.pending_groups import PendingGroup, PendingGroups, limits_of
+from rl4p.loop.pending_groups import (
+    PendingGroup,
+    PendingGroups,
+    finished_groups,
+    held,
+    keys_of,
+    limits_of,
+    requests_for,
+)
 from rl4p.loop.prompts import take
-from rl4p.loop.stopwatch import doing
+from rl4p.loop.stopwatch import WORK, clock, doing, waited_for
 from rl4p.loop.synced_weights import SyncedWeights
 from rl4p.model.policy import Policy
 from rl4p.protocols.collection import Collected, CollectorPhases, Filter, OpenSource

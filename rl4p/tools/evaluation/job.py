@@ -27,9 +27,9 @@ from rl4p.command.evaluation import OF_RUN, EvaluationRequest
 from rl4p.configuration import instantiate
 from rl4p.distributed.processes import agreed, anywhere, first
 from rl4p.loop.accuracy import metrics_of
-from rl4p.loop.compilation import keep_programs
 from rl4p.loop.evaluation import PromptChunk
 from rl4p.loop.prompts import digest_of
+from rl4p.loop.stopwatch import keep_programs
 from rl4p.runs.environment import data_sets, surroundings
 from rl4p.runs.outcome import params_sha256
 from rl4p.runs.progress import ResponseBar

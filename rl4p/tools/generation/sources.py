@@ -10,8 +10,8 @@ from omegaconf import DictConfig
 from rl4p.base.errors import InputError
 from rl4p.base.types import Question
 from rl4p.configuration.targets import resolved
-from rl4p.loop.compilation import keep_programs
 from rl4p.loop.prompts import digest_of
+from rl4p.loop.stopwatch import keep_programs
 from rl4p.runs.build import check_lengths
 from rl4p.runs.evaluation import encoder
 from rl4p.runs.folder import run_folder

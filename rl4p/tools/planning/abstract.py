@@ -14,9 +14,9 @@ from rl4p.base.errors import InputError
 from rl4p.base.types import Params, TrainingBatch, TrainState, Trajectories
 from rl4p.configuration import instantiate
 from rl4p.distributed import placement
-from rl4p.distributed.host_memory import HOST, is_offloaded
 from rl4p.distributed.mesh import Mesh
 from rl4p.distributed.partition import changed_for_decoding, decoding_dtype, for_decoding
+from rl4p.distributed.placement import HOST, is_offloaded
 from rl4p.loop.phases import Phases
 from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy, padded_width

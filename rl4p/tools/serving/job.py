@@ -26,7 +26,7 @@ from rl4p.engine.serving.scheduler import Scheduler
 from rl4p.engine.serving.server_state import ServerState
 from rl4p.engine.serving.web_server import address_of, end_process, listening, run
 from rl4p.engine.slots import key_data
-from rl4p.loop.compilation import keep_programs
+from rl4p.loop.stopwatch import keep_programs
 from rl4p.runs.folder import run_folder
 from rl4p.runs.policy import load_policy
 from rl4p.tools.serving.app import ServedApp

@@ -14,7 +14,7 @@ from experiments.benchmarks.peers.workload import Workload
 from experiments.benchmarks.timing import median_seconds, seconds
 from rl4p.configuration.slices import chip_of
 from rl4p.distributed.mesh import Mesh
-from rl4p.loop.compilation import compilation
+from rl4p.loop.stopwatch import compilation
 
 
 def floor_seconds(shape: Workload, parameters: int, itemsize: int, bandwidth: float) -> float:
