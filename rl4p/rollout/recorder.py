@@ -389,7 +389,7 @@ def rows_on_host(
     """
     B, contexts, rests = len(episodes), [], []
     for episode in episodes:
-        context, rest = divided(episode.segments)
+        context, rest = context_and_rest(episode.segments)
         contexts.append(context)
         rests.append(rest)
     W = padded_width(max(len(context["tokens"]) for context in contexts))
@@ -420,7 +420,7 @@ def rows_on_host(
     return trajectories, words
 
 
-def divided(
+def context_and_rest(
     segments: Sequence[Segment],
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Returns the arrays of the first context and of all that follows it.

@@ -15,8 +15,8 @@ from rl4p.rollout.recorder import (
     CallLimits,
     FinishedEpisode,
     RecordedCalls,
+    context_and_rest,
     conversation_of,
-    divided,
     rows_on_host,
 )
 from tests.support.episodes import completion as answered
@@ -112,7 +112,7 @@ def test_a_template_that_refuses_a_message_is_one_sentence(begin):
 
 
 def test_the_first_context_and_the_rest():
-    context, rest = divided([segment([1, 2], (3,), [4, 5], (6, 7), [8])])
+    context, rest = context_and_rest([segment([1, 2], (3,), [4, 5], (6, 7), [8])])
     assert context["tokens"].tolist() == [1, 2]
     assert rest["tokens"].tolist() == [3, 4, 5, 6, 7]  # 8 was read, and nothing chosen after it
     assert rest["chosen"].tolist() == [True, False, False, True, True]
@@ -120,14 +120,14 @@ def test_the_first_context_and_the_rest():
 
 
 def test_positions_and_ids_of_segments():
-    _, rest = divided([segment([1, 2], (3,)), segment([1, 9], (4,))])
+    _, rest = context_and_rest([segment([1, 2], (3,)), segment([1, 9], (4,))])
     assert rest["tokens"].tolist() == [3, 1, 9, 4]
     assert rest["positions"].tolist() == [2, 0, 1, 2]
     assert rest["segments"].tolist() == [1, 2, 2, 2]
 
 
 def test_an_episode_without_a_turn_is_its_context():
-    context, rest = divided([segment([1, 2])])
+    context, rest = context_and_rest([segment([1, 2])])
     assert context["tokens"].tolist() == [1, 2]
     assert not rest["tokens"].size
 

@@ -256,7 +256,7 @@ class Conversation(Body):
                 "The model's chat template knows no tools: leave tools out.", param="tools"
             )
         sent = [server.as_sampled(message.for_template()) for message in self.messages]
-        messages: Any = server.around(sent)
+        messages: Any = server.add_prompting(sent)
         tools: Any = self.tools if self.has_tools else None
 
         def apply() -> Any:
@@ -331,7 +331,7 @@ class ChatResponse(OpenAIResponse):
     def body(self, choices: Sequence[Choice]) -> dict[str, Any]:
         bodies = []
         for index, choice in enumerate(choices):
-            content, calls = self.divided(index, choice.text(), ended=True)
+            content, calls = self.parse(index, choice.text(), ended=True)
             message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
             if calls:
                 message["content"] = content or None
@@ -350,7 +350,7 @@ class ChatResponse(OpenAIResponse):
 
     def change(self, index: int, choice: Choice) -> dict[str, Any]:
         text, start = choice.delta()
-        content, calls = self.divided(index, text, ended=choice.finish is not None)
+        content, calls = self.parse(index, text, ended=choice.finish is not None)
         delta: dict[str, Any] = {"content": content} if content else {}
         if calls:
             first = self.parsers[index].count - len(calls)
@@ -361,7 +361,7 @@ class ChatResponse(OpenAIResponse):
             self.server.answered(choice, {"role": "assistant", "content": ""} | delta)
         return {"delta": delta} | self.choice(index, choice, start)
 
-    def divided(self, index: int, text: str, *, ended: bool) -> tuple[str, list[ToolCall]]:
+    def parse(self, index: int, text: str, *, ended: bool) -> tuple[str, list[ToolCall]]:
         """Returns the content and the tool calls of a text."""
         if not self.parsers:
             return text, []

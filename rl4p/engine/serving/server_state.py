@@ -33,7 +33,7 @@ class ServerState:
       source: the folder or the class of the weights.
       address: the URL of the server.
       waiting: the most completions that wait for a slot.
-      around: returns the messages of a chat request with what stands around them.
+      add_prompting: returns the messages of a chat request with the prompts of a data set added.
       open: the completions and scored prompts that the scheduler works on or that wait.
     """
 
@@ -46,7 +46,7 @@ class ServerState:
     address: str
     slots: int
     waiting: int
-    around: Callable[[list[Mapping[str, Any]]], list[Mapping[str, Any]]] = list
+    add_prompting: Callable[[list[Mapping[str, Any]]], list[Mapping[str, Any]]] = list
     open: int = 0
     disconnects: int = 0  # clients that closed the connection before their response
     closing: bool = False

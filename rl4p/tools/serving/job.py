@@ -66,7 +66,7 @@ def serve(lines: Sequence[str]) -> None:
             f"rl4p.serve only samples, and mesh.cp={cp} divides only updates and scores: leave "
             "cp out."
         )
-    around = prompting_of(config) if options.prompting else list
+    add_prompting = prompting_of(config) if options.prompting else list
     with closing(listening(options.host, options.port)) as bound:
         keep_programs()
         folder = None if options.run is None else run_folder(options.run)
@@ -92,7 +92,7 @@ def serve(lines: Sequence[str]) -> None:
                     address=address_of(bound, options.host),
                     slots=options.slots,
                     waiting=options.waiting,
-                    around=around,
+                    add_prompting=add_prompting,
                 )
                 app = ServedApp(
                     server, Guard(token=token), most_bytes=options.body_mebibytes * 2**20
@@ -127,12 +127,12 @@ def prompting_of(config: DictConfig) -> Callable[[Messages], Messages]:
             "prompting=true changes nothing: data has no system_prompt, prompt or examples."
         )
 
-    def around(messages: Messages) -> Messages:
+    def add_prompting(messages: Messages) -> Messages:
         if system is not None and messages[0]["role"] != "system":
             messages = [{"role": "system", "content": system}, *messages]
         return template.around(messages, all_of_user=True)
 
-    return around
+    return add_prompting
 
 
 def name_of(options: ServeOptions, config: DictConfig) -> str:

@@ -100,7 +100,7 @@ def read_options(arguments: Sequence[str]) -> CommandLine[ServeOptions]:
     refuse_without_effect(line.overrides, keys, ServeOptions, "serve", INSTEAD)
     if line.options.run is not None:
         run_folder(line.options.run)
-    elif not any(map(is_model, line.overrides)):
+    elif not any(x.partition("=")[0] in ("model", "experiment") for x in line.overrides):
         if bare := next((word for word in line.overrides if "=" not in word), None):
             raise InputError(f"{bare} is neither KEY=VALUE nor a path that exists; see --help.")
         raise InputError(
@@ -108,8 +108,3 @@ def read_options(arguments: Sequence[str]) -> CommandLine[ServeOptions]:
             "model.path=FOLDER."
         )
     return line
-
-
-def is_model(override: str) -> bool:
-    """Returns whether an override chooses a model."""
-    return override.partition("=")[0] in ("model", "experiment")

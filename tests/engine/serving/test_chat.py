@@ -94,7 +94,7 @@ def test_contents_of_parts_are_joined_and_developers_are_the_system():
 def test_what_stands_around_the_messages_is_in_the_prompt(make_server):
     async def main():
         server = make_server()
-        server.around = lambda messages: [{"role": "system", "content": "s"}, *messages]
+        server.add_prompting = lambda messages: [{"role": "system", "content": "s"}, *messages]
         conversation = validate(Conversation, {"messages": [{"role": "user", "content": "x"}]})
         return server.policy.tokenizer.decode(await conversation.encode(server))
 

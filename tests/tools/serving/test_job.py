@@ -66,17 +66,17 @@ def test_a_run_that_is_none_is_refused(tmp_path):
 def test_prompts_of_the_data_stand_around_each_message_of_the_user():
     shots = "data.examples=[{question: 1 + 1, answer: '2'}]"
     words = ["data.system_prompt=Add.", "data.prompt='Q: {question}'", shots]
-    around = job.prompting_of(compose(words))
+    add_prompting = job.prompting_of(compose(words))
     chat = [("user", "2 + 3"), ("assistant", "5"), ("user", "4 + 4")]
     expected = [
         *(("system", "Add."), ("user", "Q: 1 + 1"), ("assistant", "2")),
         *(("user", "Q: 2 + 3"), ("assistant", "5"), ("user", "Q: 4 + 4")),
     ]
     messages = [{"role": role, "content": text} for role, text in chat]
-    assert [(x["role"], x["content"]) for x in around(messages)] == expected
+    assert [(x["role"], x["content"]) for x in add_prompting(messages)] == expected
     own = [{"role": "system", "content": "Be brief."}, *messages]
-    assert around(own)[0] == own[0]
-    assert around(own)[1:] == around(messages)[1:]
+    assert add_prompting(own)[0] == own[0]
+    assert add_prompting(own)[1:] == add_prompting(messages)[1:]
     assert messages[0]["content"] == "2 + 3"
 
 
