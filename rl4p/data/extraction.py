@@ -123,7 +123,7 @@ def response_is_thought(generation_prompt: str) -> bool:
     return after_thoughts(generation_prompt) is None
 
 
-def opening(generation_prompt: str | None) -> str:
+def thoughts_in_prompt(generation_prompt: str | None) -> str:
     """Returns the tags of thoughts that the chat template wrote, with the text after them."""
     mark = MARK.search(generation_prompt or "")
     return "" if mark is None else mark.string[mark.start() :]

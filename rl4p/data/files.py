@@ -46,7 +46,7 @@ class Files(Rows):
             raise InputError(f"{self.origin(key)} cannot be read: {reason}.") from None
 
 
-def parsed(line: bytes, place: str) -> dict[str, Any]:
+def parse_line(line: bytes, place: str) -> dict[str, Any]:
     """Returns the object of a line.
 
     Raises:
@@ -98,7 +98,7 @@ class JSONLines(Files):
         for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
             if line.strip():
                 place = f"{path}, line {number}"
-                yield place, parsed(line, place)
+                yield place, parse_line(line, place)
 
 
 LONGEST_FIELD = 1 << 30  # characters; Python's own limit is too small for long solutions

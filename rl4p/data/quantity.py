@@ -134,16 +134,16 @@ def plain_notation(text: str) -> str:
         text = BRACKET.sub("", text)
     if "." in text:
         if "\\" in text or "(" in text:
-            text = REPEATING.sub(repeated, text)
+            text = REPEATING.sub(repeating_decimal, text)
         if "..." in text or "\u2026" in text or "dots" in text:
-            text = DOTS.sub(repeated, text)
+            text = DOTS.sub(repeating_decimal, text)
     if "_" in text:
-        text = OTHER_BASE.sub(in_base, text)
+        text = OTHER_BASE.sub(base_ten, text)
     if "0x" in text or "0b" in text or "0o" in text or "0X" in text:
         text = PREFIXED.sub(lambda match: str(int(match[0], 0)), text)
     if "10" in text and ("^" in text or "**" in text):
-        text = POWER_OF_TEN.sub(scaled, text)
-    return EXPONENT.sub(scaled, text) if E_NOTATION.search(text) else text
+        text = POWER_OF_TEN.sub(plain_decimal, text)
+    return EXPONENT.sub(plain_decimal, text) if E_NOTATION.search(text) else text
 
 
 def plain_characters(text: str) -> str:
@@ -156,7 +156,7 @@ def plain_characters(text: str) -> str:
     return re.sub(r"_[0-9](?:_[0-9])+", lambda m: f"_{{{m[0].replace('_', '')}}}", text)
 
 
-def repeated(match: re.Match[str]) -> str:
+def repeating_decimal(match: re.Match[str]) -> str:
     """Returns a repeating decimal as a fraction."""
     groups = match.groupdict()
     period = (
@@ -166,10 +166,10 @@ def repeated(match: re.Match[str]) -> str:
         period += groups["between"] + groups["last"]
     whole = Fraction((groups["whole"] or "0").replace(",", "") + "." + groups["fixed"] + "0")
     places = 10 ** len(groups["fixed"])
-    return written(whole + Fraction(int(period), places * (10 ** len(period) - 1)))
+    return latex_fraction(whole + Fraction(int(period), places * (10 ** len(period) - 1)))
 
 
-def in_base(match: re.Match[str]) -> str:
+def base_ten(match: re.Match[str]) -> str:
     """Returns a number of another base in base ten; the text itself if it is no such number."""
     digits = match["inner"] or match["digits"]
     base = BASE.get(match["base"]) or int(match["base"])
@@ -178,12 +178,12 @@ def in_base(match: re.Match[str]) -> str:
         return match[0]
     whole, _, part = digits.partition(".")
     try:
-        return written(Fraction(int(whole + part, base), base ** len(part)))
+        return latex_fraction(Fraction(int(whole + part, base), base ** len(part)))
     except ValueError:
         return match[0]
 
 
-def scaled(match: re.Match[str]) -> str:
+def plain_decimal(match: re.Match[str]) -> str:
     """Returns a number in scientific notation as a decimal; the text itself if it is too long."""
     groups = match.groupdict()
     mantissa, power = groups["mantissa"] or "1", groups.get("braced") or groups["power"]
@@ -194,7 +194,7 @@ def scaled(match: re.Match[str]) -> str:
     return format(Decimal(mantissa.replace(",", "")).scaleb(exponent), "f")
 
 
-def written(value: Fraction) -> str:
+def latex_fraction(value: Fraction) -> str:
     """Returns a fraction in LaTeX."""
     if value.denominator == 1:
         return str(value.numerator)

@@ -86,7 +86,7 @@ def equal(reference: str, given: str) -> bool:
     words = re.sub(text, r"\1\2", expected).strip()
     if WORDS.fullmatch(words):  # the grammar would read a product of letters, in any order
         return words.casefold() == re.sub(text, r"\1\2", given).strip().casefold()
-    pair = parsed(expected), parsed(given)
+    pair = parse_answer(expected), parse_answer(given)
     for expression in (*pair[0], *pair[1]):
         if isinstance(expression, Basic | MatrixBase) and expression.has(zoo, nan):
             return False  # it divides by zero
@@ -207,7 +207,7 @@ def same_values(first: Sequence[Any], second: Sequence[Any], texts: tuple[str, s
         return None
     try:
         known = [written(text) for text in texts]
-        exact = [
+        exact: list[Any] = [
             each.replace(lambda x: isinstance(x, Float), lambda x: Rational(str(x)))
             if number is None
             else Rational(*number.value.as_integer_ratio())
@@ -290,7 +290,7 @@ def mixed(match: re.Match[str]) -> str:
 
 
 @functools.lru_cache(maxsize=256)  # the samples of a group share a reference
-def parsed(text: str) -> tuple[Any, ...]:
+def parse_answer(text: str) -> tuple[Any, ...]:
     """Returns what math-verify reads in an answer; nothing if it is not mathematics."""
     percent = re.fullmatch(r"(.*?)\s*(?:\\?%|percent)", text, re.DOTALL)
     text = f"${percent[1]}$%" if percent else f"${text}$"

@@ -10,7 +10,7 @@ import regex
 
 from rl4p.base.types import Episode, Finish
 from rl4p.configuration.bounds import Positive, TopShare
-from rl4p.data.extraction import MARK, TAGS, opening, tagged_text
+from rl4p.data.extraction import MARK, TAGS, tagged_text, thoughts_in_prompt
 from rl4p.protocols.phases import Closes
 from rl4p.protocols.reward import OpensTerm
 from rl4p.protocols.traits import TermTraits
@@ -46,7 +46,11 @@ class Format:
         return [self.grade(pattern, episode) for episode in episodes]
 
     def grade(self, pattern: "regex.Pattern[str]", episode: Episode) -> float:
-        begun = opening(episode.prompt.generation_prompt) if MARK.search(self.pattern) else ""
+        begun = (
+            thoughts_in_prompt(episode.prompt.generation_prompt)
+            if MARK.search(self.pattern)
+            else ""
+        )
         whole = grade(pattern, episode.response)
         return grade(pattern, begun + episode.response) if begun and whole == 0 else whole
 
@@ -188,18 +192,20 @@ class CosineLength:
         self, grades: Sequence[float | None], episodes: Sequence[Episode]
     ) -> Sequence[float | None]:
         """Returns the grades of episodes, given the grades of `of`."""
-        return [self.grade(grade, each) for grade, each in zip(grades, episodes, strict=True)]
-
-    def grade(self, grade: float | None, episode: Episode) -> float | None:
-        if grade is None:
-            return None
-        if not math.isfinite(grade) or episode.tokens is None:
-            return math.nan
-        if episode.tokens >= self.max_tokens or episode.finish in (Finish.LENGTH, Finish.ABORT):
-            return self.exceeded
-        right = (self.right_start, self.right_end)
-        start, end = right if grade >= 1 else (self.wrong_start, self.wrong_end)
-        return end + (start - end) * (1 + math.cos(math.pi * episode.tokens / self.max_tokens)) / 2
+        result: list[float | None] = []
+        for grade, episode in zip(grades, episodes, strict=True):
+            n, L = episode.tokens, self.max_tokens
+            if grade is None:
+                result.append(None)
+            elif not math.isfinite(grade) or n is None:
+                result.append(math.nan)
+            elif n >= L or episode.finish in (Finish.LENGTH, Finish.ABORT):
+                result.append(self.exceeded)
+            else:
+                right = (self.right_start, self.right_end)
+                start, end = right if grade >= 1 else (self.wrong_start, self.wrong_end)
+                result.append(end + (start - end) * (1 + math.cos(math.pi * n / L)) / 2)
+        return result
 
 
 class OpenCosineLength:

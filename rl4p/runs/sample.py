@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rl4p.base.errors import InputError
 from rl4p.configuration.tree import differences
 from rl4p.data.fields import without_exponent
-from rl4p.data.files import parsed
+from rl4p.data.files import parse_line
 from rl4p.runs.record import append_lines, finite, json_lines, read_lines, replace_file
 
 if TYPE_CHECKING:
@@ -227,7 +227,7 @@ def read_samples(path: Path, *, unfinished: bool = False) -> Iterator[tuple[Samp
         for number, (line, end) in enumerate(read_lines(path, unfinished=unfinished), 1):
             place = f"{path}, line {number}"
             if line.strip():
-                row = parsed(line, place)
+                row = parse_line(line, place)
                 try:
                     sample = Sample.from_dict(finite(row))
                 except (ValueError, RecursionError) as error:  # nesting too deep to write again
@@ -294,7 +294,7 @@ class SampleFile:
         if not self.samples:
             replace_file(self.settings_path, json.dumps(settings, indent=2) + "\n")
             return
-        before = parsed(self.settings_path.read_bytes(), str(self.settings_path))
+        before = parse_line(self.settings_path.read_bytes(), str(self.settings_path))
         if changes := differences(before, json.loads(json.dumps(settings)), most=3):
             raise InputError(
                 f"out={self.out} has responses of another command: {changes}. Choose another out, "

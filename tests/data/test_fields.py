@@ -24,7 +24,7 @@ from rl4p.data.fields import (
     whole_numbers,
     without_exponent,
 )
-from rl4p.data.files import Parquet, parsed
+from rl4p.data.files import Parquet, parse_line
 from rl4p.data.huggingface import HuggingFace
 
 
@@ -95,7 +95,7 @@ def test_a_number_keeps_the_digits_that_a_float_has_not(text, digits):
     assert number == float(text)
     assert without_exponent(number) == digits
     assert without_exponent(pickle.loads(pickle.dumps(number))) == digits
-    row = parsed(b'{"answer": %s}' % text.encode(), "f")
+    row = parse_line(b'{"answer": %s}' % text.encode(), "f")
     assert without_exponent(row["answer"]) == digits
 
 

@@ -11,7 +11,7 @@ from rl4p.base.storage import ObjectStore
 from rl4p.configuration import compose
 from rl4p.configuration.targets import instantiate
 from rl4p.data import files as source
-from rl4p.data.files import CSV, JSONLines, Math, Parquet, Preferences, parsed
+from rl4p.data.files import CSV, JSONLines, Math, Parquet, Preferences, parse_line
 
 
 @pytest.mark.parametrize("kind", [JSONLines, CSV, Parquet])
@@ -54,7 +54,7 @@ def test_a_folder_is_no_file(kind, tmp_path):
 
 
 def test_an_object_is_read_also_after_a_byte_order_mark():
-    assert parsed(b"\xef\xbb\xbf" + b'{"a": [1, null]}', "here") == {"a": [1, None]}
+    assert parse_line(b"\xef\xbb\xbf" + b'{"a": [1, null]}', "here") == {"a": [1, None]}
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_an_object_is_read_also_after_a_byte_order_mark():
 )
 def test_anything_else_is_refused(line, said):
     with pytest.raises(InputError) as error:
-        parsed(line, "here")
+        parse_line(line, "here")
     assert str(error.value).startswith(said)
 
 

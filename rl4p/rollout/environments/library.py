@@ -10,7 +10,7 @@ from rl4p.base.errors import InputError
 from rl4p.base.storage import local_copy
 from rl4p.configuration.bounds import Positive
 from rl4p.configuration.capability import ReadPath
-from rl4p.data.files import parsed
+from rl4p.data.files import parse_line
 from rl4p.data.synthetic import documents
 
 
@@ -94,7 +94,7 @@ def documents_in(path: Path) -> list[tuple[str, str]]:
         raise InputError(f"The documents {path} cannot be read: {error.strerror}.") from None
     rows = []
     for number, line in enumerate(lines, 1):
-        row = parsed(line, f"{path}, line {number}")
+        row = parse_line(line, f"{path}, line {number}")
         title, text = row.get("title"), row.get("text")
         if not (isinstance(title, str) and isinstance(text, str)):
             raise InputError(f"{path}, line {number}: a document has a title and a text.")
