@@ -18,7 +18,7 @@ import numpy as np
 
 from rl4p.base.errors import RunError
 from rl4p.base.serialization import Serializable
-from rl4p.base.types import Array, Episode, Finish, Prompt, Sampling, Trajectories, Turn
+from rl4p.base.types import Episode, Finish, Prompt, Sampling, Trajectories, Turn
 from rl4p.data.conversation import Template
 from rl4p.data.messages import message_of
 from rl4p.model.policy import Policy, padded_width
@@ -226,7 +226,7 @@ class RecordedCalls:
         self,
         complete: Callable[[Request], Awaitable[Completion]],
         episode: FinishedEpisode,
-        key: Array,
+        key: np.ndarray,
         limits: CallLimits,
         sampling: Sampling,
         decode: Any,
