@@ -232,7 +232,9 @@ def launch(
                     shell_completion(name, args.overrides, conf=conf)
                 else:
                     listed = hydra.format_config_groups
-                    hydra.format_config_groups = lambda *wanted: marked(listed(*wanted), conf)
+                    hydra.format_config_groups = lambda predicate, compact=True: marked(
+                        listed(predicate, compact), conf
+                    )
                     help_of = hydra.app_help if args.help else hydra.hydra_help
                     help_of(CONFIG, parser, args)
         else:

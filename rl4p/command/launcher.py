@@ -287,7 +287,8 @@ def place_of(stack: Frames, parts: Mapping[str, str]) -> Place | None:
         file = frame.f_code.co_filename
         owner = target_of_method(frame, parts)
         if owner is None and file != own_file:  # a function of the file is called by its class
-            owner = target_of_module(frame, parts)
+            module = module_of(frame)
+            owner = next((name for name in parts if name.rpartition(".")[0] == module), None)
             if owner is None:
                 continue
         target, own_file = owner or target, file
@@ -304,12 +305,6 @@ def target_of_method(frame: FrameType, parts: Mapping[str, str]) -> str | None:
     kinds = type(frame.f_locals.get(code.co_varnames[0])).__mro__
     names = [f"{kind.__module__}.{kind.__qualname__}" for kind in kinds]
     return next((name for name in names if name in parts), None)
-
-
-def target_of_module(frame: FrameType, parts: Mapping[str, str]) -> str | None:
-    """Returns the first target in the module of a frame; None if it has none."""
-    module = module_of(frame)
-    return next((name for name in parts if name.rpartition(".")[0] == module), None)
 
 
 def module_of(frame: FrameType) -> str:

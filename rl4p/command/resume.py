@@ -104,7 +104,12 @@ def resume(
     """
     folder = run_folder(given, key="resume")
     refuse_links(given, folder)
-    overrides = [best_restored(composer, override) for override in overrides]
+    # checkpoint=best selects the checkpoint to continue from
+    (best,) = composer.parse(["checkpoint.restore=best"])
+    overrides = [
+        best if each.key_or_group == "checkpoint" and each.value() == "best" else each
+        for each in overrides
+    ]
     lines, saved = as_started(composer, "resume", given)
     lines = followed_by(composer, lines, overrides, keeps_recorded=True)
     lines += [quoted("resume", str(folder)), quoted("hydra.run.dir", str(folder))]
@@ -130,13 +135,6 @@ def resume(
         with only_run_in(folder, lock=LOCK_SH):
             pass  # refuses a folder whose run is still active, before Hydra writes
     return lines
-
-
-def best_restored(composer: Composer, override: Override) -> Override:
-    """Returns an override in which `checkpoint=best` selects the checkpoint to continue from."""
-    if override.key_or_group == "checkpoint" and override.value() == "best":
-        return composer.parse(["checkpoint.restore=best"])[0]
-    return override
 
 
 def with_config_dir(error: InputError, folder: Path, composer: Composer) -> InputError:

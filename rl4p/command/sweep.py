@@ -221,7 +221,11 @@ def resume_sweep(
             left[job.folder] = resume(composer, str(place), [*for_hydra, *new], targets=True)
         elif ended is not State.FINISHED:
             left[job.folder] = begin_anew(composer, place, job, [*for_hydra, *new])
-    return lines, jobs, {name: without_hydras(composer, left[name]) for name in left}
+    # The overrides of Hydra apply to the whole sweep.
+    for name, words in left.items():
+        own = [each for each in composer.parse(words) if not each.is_hydra_override()]
+        left[name] = [str(each.input_line) for each in own]
+    return lines, jobs, left
 
 
 def begin_anew(
@@ -236,11 +240,6 @@ def begin_anew(
     saved = composer.compose(followed_by(composer, job.overrides, kept), targets=False)
     refuse_changes(str(place), without_hydra(saved), without_hydra(config))
     return lines
-
-
-def without_hydras(composer: Composer, lines: list[str]) -> list[str]:
-    """Returns the overrides without the overrides of Hydra, which apply to a whole sweep."""
-    return [str(o.input_line) for o in composer.parse(lines) if not o.is_hydra_override()]
 
 
 def command(folder: Path, config: DictConfig, overrides: Sequence[Override]) -> str:
