@@ -136,6 +136,7 @@ def test_one_device_has_all_columns_and_heads():
 
 DIVIDED = """
 import jax, jax.numpy as jnp, numpy as np
+from rl4p.distributed import collectives
 from rl4p.distributed.collectives import on_rows
 from rl4p.distributed.mesh import Mesh
 from rl4p.model.attention import AttentionInputs, attend, visible
@@ -216,6 +217,7 @@ def test_devices_exchange_columns_for_heads(on_devices):
 KERNEL = """
 import jax, jax.numpy as jnp, numpy as np
 from functools import partial
+from rl4p.distributed import collectives
 from rl4p.distributed.collectives import REPLICATED, on_rows
 from rl4p.distributed.mesh import Mesh
 from rl4p.model.attention import splash
