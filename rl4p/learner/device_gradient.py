@@ -1,4 +1,11 @@
-"""The gradient of the rows of one device, over its microbatches."""
+"""The gradient of the rows of one device, over its microbatches.
+
+1. The prompts of groups run forward once: keys and values [L, P, ...] of P groups.
+2. Each microbatch of b rows runs behind them, forward and backward. This gives a gradient of the
+   parameters, and one of the keys and values, which is added up by group.
+3. The prompts run backward once, with the gradient of their keys and values.
+4. The devices add up their gradients. Until then they exchange parameters only.
+"""
 
 from typing import NamedTuple
 
@@ -54,8 +61,11 @@ def device_gradient(
         return gather(merge_trees(frozen, params), decoder.dtype)
 
     prompts = SharedPrompts.of(decoder, rows[0].trajectories, microbatching, shared=shared)
+    # If prompts are shared, a row from here on begins with the last token of its prompt.
     rows = collectives.padded(prompts.rest(rows))
     prefixes = prompts.keys_and_values(merge(params))
+    # Packing moves the tokens that the trunk runs, and nothing else: `rows`, which the loss reads,
+    # keep one row for each sequence. A critic reads the trunk's rows, so it prevents packing.
     trajectories, packing = rows[0].trajectories, None
     if objective.rows_together == 1 and not objective.critic.active:
         packing = prompts.packing(trajectories.segment_ids_BT)
@@ -75,6 +85,8 @@ def device_gradient(
         return microbatch_loss(objective, merge(params), *micro, coefficients, run)
 
     def add(totals: Totals, forward: Trajectories, at: MicrobatchRows) -> Totals:
+        # `at` counts the rows of the trunk, and `own` the sequences in them: the same if no rows
+        # are packed, else [places], of which an empty one is outside the batch and has weight 0.
         groups_b, width = prompts.groups(at), forward.tokens_BT.shape[1]
         own, places = at, None
         if packing is not None:
@@ -92,6 +104,8 @@ def device_gradient(
             gap_max=jnp.maximum(totals.gap_max, gap_max),
         )
 
+    # The names of the metrics depend on the update, so the sums take their shapes from a loss that
+    # is traced, and never run, for all rows at once.
     groups_B = jnp.arange(rows[1].shape[0]) // prompts.group_size
     shapes = jax.eval_shape(
         lambda: loss(params, take_groups(prefixes, groups_B), groups_B, rows, rows[0].trajectories)
@@ -99,6 +113,7 @@ def device_gradient(
     sums, gap_max = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes[1])
     nothing = Totals(
         gradient=jax.tree.map(jnp.zeros_like, params),
+        # In float32: a group adds up the gradients of all its rows, which bfloat16 would round.
         prefix_gradient=jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), prefixes),
         sums=sums,
         gap_max=gap_max,

@@ -75,21 +75,26 @@ def fold(
     B, T = segment_ids_BT.shape
     left_B, lengths_B = extents(segment_ids_BT)
     longest = jnp.max(lengths_B.reshape(-1, together), axis=1)
+    # [blocks, together]: blocks of neighbours by their longest row, the longest first.
     order_B = jnp.argsort(-longest)[:, None] * together + jnp.arange(together)[None]
     order_B = order_B.reshape(-1)
     carry = jnp.int32(0), start
     for index, loop in enumerate(loops(B, T, microbatching, together, packed=packed)):
+        # All devices must make the same number of iterations where they exchange parameters within
+        # one (`in_step`): a device with fewer wide rows runs rows of a narrower loop here.
         wide = in_step(jnp.sum(longest > loop.narrower) * together)
         end = wide - loop.least + 1
 
         def turn(carry: Any, loop: MicrobatchLoop = loop) -> Any:
             done, value = carry
+            # The last microbatch may reach beyond the batch: row B reads 0 and is never written.
             ids_b = done + jnp.arange(loop.rows)
             rows_b = jnp.where(ids_b < B, order_B[jnp.minimum(ids_b, B - 1)], B)
             rows = MicrobatchRows(rows_b, left_B[jnp.minimum(rows_b, B - 1)])
             part = jax.tree.map(lambda x: rows.take(x, loop.width), batch)
             return done + loop.rows, add(value, part, rows)
 
+        # Only the widest loop runs all rows if they have full length (`max_iterations`).
         most = 0 if index else -(-B // loop.rows)
         with jax.named_scope(f"microbatches_{loop.rows}x{loop.width}_most_{most}"):
             carry = jax.lax.while_loop(lambda carry, end=end: carry[0] < end, turn, carry)
@@ -111,15 +116,15 @@ def loops(
     several = packed and len(each) > 1
     each = each[: len(each) // 2] if several else each
     each = tuple(-(-x // devices) * devices for x in each)
-    found = []
+    shapes = []
     for width, narrower in zip(each, (*each[1:], 0), strict=True):
         rows = rows_in(B, width // devices, microbatching.tokens, together)
         few = -(-rows // (4 * together)) * together
         if several and few < rows:
-            found.append(MicrobatchLoop(width, rows, narrower, rows - few + 1))
+            shapes.append(MicrobatchLoop(width, rows, narrower, rows - few + 1))
             rows = few
-        found.append(MicrobatchLoop(width, rows, narrower, 1))
-    return tuple(found)
+        shapes.append(MicrobatchLoop(width, rows, narrower, 1))
+    return tuple(shapes)
 
 
 def cost_of(

@@ -272,25 +272,25 @@ class Muon(OptimizerOptions):
             eps=self.epsilon,
             mu_dtype=self.moment_dtype,
             nesterov=self.nesterov,
-            weight_dimension_numbers=last_two_axes,
+            # Of the axes before the last two, optax makes a batch.
+            weight_dimension_numbers=lambda matrices: jax.tree.map(
+                lambda _: optax.contrib.MuonDimensionNumbers(-2, -1), matrices
+            ),
         )
         rest = optax.scale_by_adam(self.b1, self.b2, self.epsilon, mu_dtype=self.moment_dtype)
-        scale = optax.stateless(lambda updates, _: self.scaled(updates))
-        return self.descent(
-            optax.partition({"muon": optax.chain(matrices, scale), "adamw": rest}, labels)
+        scale = optax.stateless(
+            lambda updates, _: jax.tree.map(
+                lambda x: self.update_rms * max(x.shape[-2:]) ** 0.5 * x, updates
+            )
         )
-
-    def scaled(self, updates: Params) -> Params:
-        return jax.tree.map(lambda x: self.update_rms * max(x.shape[-2:]) ** 0.5 * x, updates)
-
-
-def last_two_axes(matrices: Params) -> Params:
-    """Returns the axes of a matrix; optax treats the axes before them as a batch."""
-    return jax.tree.map(lambda _: optax.contrib.MuonDimensionNumbers(-2, -1), matrices)
-
-
-def labels(params: Params) -> Params:
-    return jax.tree.map(lambda inner: "muon" if inner else "adamw", is_inner_matrix(params))
+        return self.descent(
+            optax.partition(
+                {"muon": optax.chain(matrices, scale), "adamw": rest},
+                lambda params: jax.tree.map(
+                    lambda inner: "muon" if inner else "adamw", is_inner_matrix(params)
+                ),
+            )
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -58,13 +58,17 @@ class Packing(NamedTuple):
           loops: the loops of `microbatches.fold` over the packed rows.
           cost: the cost of a row of a width.
         """
+        # C capacities are tried for each of P groups of G sequences, all in one program.
         left_B, lengths_B = extents(segment_ids_BT)
         widths_C = jnp.asarray(sorted({loop.width for loop in loops}))
         of_groups = jax.vmap(jax.vmap(first_fit, (0, None)), (None, 0))
         places_CPG, used_CPG = of_groups(lengths_B.reshape(-1, group_size), widths_C)
 
+        # A row costs the width of the loop that will run it, which is at least what it uses.
         widths_CPG = widths_C.at[jnp.searchsorted(widths_C, used_CPG)].get(mode="clip")
         cost_CPG = jnp.where(used_CPG > 0, cost(widths_CPG.astype(jnp.float32)), 0.0)
+        # One more candidate: to each group the capacity that is cheapest for it alone. It may lose,
+        # because rows of more widths leave more microbatches that are not full.
         of_each_P = jnp.argmin(jnp.sum(cost_CPG, axis=2), axis=0)
         groups_P = jnp.arange(len(of_each_P))
         places_CPG, used_CPG = jax.tree.map(

@@ -100,6 +100,7 @@ class SharedPrompts:
         def put(
             prefixes: KeysAndValues, part: tuple[Array, ...], rows: MicrobatchRows
         ) -> KeysAndValues:
+            # A microbatch of prompts is as wide as its longest; the keys behind have segment 0.
             more = (0, S - part[0].shape[1])
             keys, values = self.decoder.keys_and_values(params, *part)
             keys = jnp.pad(keys, [(0, 0)] * 4 + [more])

@@ -292,6 +292,12 @@ class Keys:
 
 def write_shape(c: DecoderConfig) -> dict[str, Any]:
     """Returns the keys that every family has."""
+    rotary: dict[str, float] = {}
+    if c.rotary_width is not None:
+        factor = c.rotary_width / c.head_width
+        if int(c.head_width * factor) < c.rotary_width:  # a reader rounds down
+            factor = math.nextafter(factor, 1)
+        rotary = {"partial_rotary_factor": factor}
     return {
         "vocab_size": c.vocabulary,
         "hidden_size": c.width,
@@ -302,19 +308,10 @@ def write_shape(c: DecoderConfig) -> dict[str, Any]:
         "head_dim": c.head_width,
         "max_position_embeddings": c.max_positions,
         **write_rope(c.rope_theta, c.rope_scaling),
-        **write_rotary_width(c),
+        **rotary,
         "rms_norm_eps": c.norm_epsilon,
         "tie_word_embeddings": c.tied_embedding,
     }
-
-
-def write_rotary_width(c: DecoderConfig) -> dict[str, float]:
-    if c.rotary_width is None:
-        return {}
-    factor = c.rotary_width / c.head_width
-    if int(c.head_width * factor) < c.rotary_width:  # a reader rounds down
-        factor = math.nextafter(factor, 1)
-    return {"partial_rotary_factor": factor}
 
 
 def write_rope(theta: float, scaling: Scaling | None) -> dict[str, Any]:
