@@ -25,10 +25,10 @@ from rl4p.base.terminal import write
 
 GRACE = 15.0  # seconds in which a process may end by itself after a failure
 GRACE_AFTER_REPORT = 2.0  # the same after process 0 has reported a failure of another process
-TOLD_AFTER = 2.0  # seconds after which a failure of another process is printed, if none has ended
+REPORT_DELAY = 2.0  # seconds after which a failure of another process is printed, if none has ended
 LAST_CALLS = 5.0  # seconds for the functions of `before_exit`
 KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}  # then the host is gone
-HELLO = 5.0  # seconds in which a new connection must identify itself
+IDENTIFY_TIMEOUT = 5.0  # seconds in which a new connection must identify itself
 
 
 class Connections:
@@ -114,7 +114,7 @@ class Connections:
                 self.admit(kept_alive(connection), run)
 
     def admit(self, connection: socket.socket, run: str) -> None:
-        hello = receive(connection, HELLO)
+        hello = receive(connection, IDENTIFY_TIMEOUT)
         peer = hello.get("process") if hello else None
         if hello is None or not isinstance(peer, int):
             connection.close()  # not a process of this run, but perhaps a port scanner
@@ -138,7 +138,9 @@ class Connections:
     ) -> None:
         while True:
             try:
-                connection = kept_alive(socket.create_connection((host, port), timeout=HELLO))
+                connection = kept_alive(
+                    socket.create_connection((host, port), timeout=IDENTIFY_TIMEOUT)
+                )
                 break
             except OSError as error:
                 if time.monotonic() > until:
@@ -150,7 +152,7 @@ class Connections:
                 time.sleep(0.2)
         self.peers[0] = connection
         send(connection, **hello)
-        answer = receive(connection, max(until - time.monotonic(), 0) + 2 * HELLO) or {}
+        answer = receive(connection, max(until - time.monotonic(), 0) + 2 * IDENTIFY_TIMEOUT) or {}
         if "failed" in answer:
             raise RunError(answer["failed"])
         if answer.get("start") != self.processes:
@@ -260,7 +262,7 @@ class Connections:
             if self.process == 0:
                 self.broadcast(failed=sentence)
         grace = GRACE_AFTER_REPORT if self.process else GRACE  # process 0 has files to finish
-        threading.Thread(target=self.end_late, args=(grace, TOLD_AFTER), daemon=True).start()
+        threading.Thread(target=self.end_late, args=(grace, REPORT_DELAY), daemon=True).start()
 
     def end_late(self, grace: float, told_after: float = GRACE) -> None:
         """Ends this process after `grace` seconds; its main thread may wait for a dead process.

@@ -208,8 +208,8 @@ def test_a_sound_result_is_handed_on_as_it_is(batch, make_phases):
 @pytest.mark.parametrize(
     ("result", "sentence"),
     [
-        (None, r"rl4p\.types\.Rewards, not None"),
-        ([1.0] * 6, r"rl4p\.types\.Rewards, not a list"),
+        (None, r"rl4p\.base\.types\.Rewards, not None"),
+        ([1.0] * 6, r"rl4p\.base\.types\.Rewards, not a list"),
         (replace(SOUND, total_B=[1.0] * 6), r"total_B as an array of float .*\(6,\), not a list"),
         (replace(SOUND, total_B=np.zeros((6, 1))), r"total_B .*, not with the shape \(6, 1\)"),
         (replace(SOUND, total_B=np.zeros(6, int)), r"total_B .*, not of int64"),
