@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from rl4p.base.types import Array, Episode, Rewards, TrainState, Trajectories
-from rl4p.model.policy import Policy
+if TYPE_CHECKING:  # imports JAX, which trackers do not need
+    from rl4p.base.types import Array, Episode, Rewards, TrainState, Trajectories
+    from rl4p.model.policy import Policy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,13 +19,13 @@ class StepInfo:
     """
 
     step: int
-    state: TrainState
-    trajectories: Trajectories
-    episodes: Sequence[Episode]
-    rewards: Rewards
+    state: "TrainState"
+    trajectories: "Trajectories"
+    episodes: "Sequence[Episode]"
+    rewards: "Rewards"
     metrics: dict[str, float]
-    advantages_BT: Array | None = None
-    loss_mask_BT: Array | None = None
+    advantages_BT: "Array | None" = None
+    loss_mask_BT: "Array | None" = None
 
 
 class Hook(Protocol):
@@ -50,7 +51,7 @@ class OpenHook(Hook, Protocol):
 class OpensHook(Protocol):
     """Options of a hook that needs the folder of the run or its policy."""
 
-    def open(self, folder: Path, policy: Policy, config: dict[str, Any]) -> OpenHook:
+    def open(self, folder: Path, policy: "Policy", config: dict[str, Any]) -> OpenHook:
         """Returns the hook.
 
         Args:

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from rl4p.base.errors import InputError
 from rl4p.configuration.tree import differences
-from rl4p.data.fields import without_exponent
-from rl4p.data.files import parse_line
+from rl4p.data.fields import parse_line, without_exponent
 from rl4p.runs.record import append_lines, finite, json_lines, read_lines, replace_file
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import yaml
 
-from rl4p.tools.comparison.analysis import analysed
 from rl4p.tools.comparison.runs import Run
+from rl4p.tools.comparison.statistics import analysed
 
 METRIC = "eval/arithmetic/pass_at_1"
 

@@ -10,7 +10,7 @@ from rl4p.base.errors import InputError
 from rl4p.base.storage import local_copy
 from rl4p.configuration.bounds import Positive
 from rl4p.configuration.capability import ReadPath
-from rl4p.data.files import parse_line
+from rl4p.data.fields import parse_line
 from rl4p.data.synthetic import documents
 
 

@@ -18,8 +18,7 @@ from rich.text import Text
 
 from rl4p.base.errors import InputError
 from rl4p.runs.sample import Sample
-from rl4p.tools.browser.samples import SampleFilter, grades_of
-from rl4p.tools.browser.visible import visible
+from rl4p.tools.browser.samples import SampleFilter, grades_of, visible
 
 TEMPLATE = Path(__file__).with_name("beside.html")
 VERDICTS = {True: "right", False: "wrong", None: "not graded"}

@@ -16,14 +16,15 @@ from typing import Any
 
 from rl4p.runs.sample import Sample
 from rl4p.tools.browser.samples import (
+    SHADES,
     grades_of,
     rendered_prompt,
+    shade,
     tokens_of,
     turn_lines,
     turn_title,
+    visible,
 )
-from rl4p.tools.browser.shades import SHADES, shade
-from rl4p.tools.browser.visible import visible
 
 HERE = Path(__file__).parent
 

@@ -11,15 +11,16 @@ from rich.text import Text
 
 from rl4p.runs.sample import Sample
 from rl4p.tools.browser.samples import (
+    SHADES,
     Token,
     grades_of,
     rendered_prompt,
+    shade,
     tokens_of,
     turn_lines,
     turn_title,
+    visible,
 )
-from rl4p.tools.browser.shades import SHADES, shade
-from rl4p.tools.browser.visible import visible
 
 NOT_IN_LOSS = "dim strike"
 

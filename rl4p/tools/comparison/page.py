@@ -13,10 +13,9 @@ from jinja2 import Environment, StrictUndefined
 from rl4p.base.terminal import visible
 from rl4p.runs.pictures import title
 from rl4p.tools.comparison import charts, words
-from rl4p.tools.comparison.analysis import Comparison
-from rl4p.tools.comparison.curves import AXES, MOST_POINTS
+from rl4p.tools.comparison.charts import AXES, MOST_POINTS
 from rl4p.tools.comparison.samples import side_by_side
-from rl4p.tools.comparison.statistics import ERROR_RATE, LEVEL
+from rl4p.tools.comparison.statistics import ERROR_RATE, LEVEL, Comparison
 
 TEMPLATE = Path(__file__).with_name("page.html")
 

@@ -17,10 +17,8 @@ from rl4p.runs.pictures import (
     plain,
     title,
 )
-from rl4p.tools.comparison.analysis import SHARE, Comparison
-from rl4p.tools.comparison.charts import SHOWN
-from rl4p.tools.comparison.curves import AXES, curve
-from rl4p.tools.comparison.statistics import LEVEL
+from rl4p.tools.comparison.charts import AXES, SHOWN, curve
+from rl4p.tools.comparison.statistics import LEVEL, SHARE, Comparison
 
 WIDTH = 3.3  # inches: a column of a page with two
 LETTERS, LINES = 26, 4  # of the name of a group

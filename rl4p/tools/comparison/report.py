@@ -18,11 +18,10 @@ from rl4p.configuration.yaml_file import read_yaml
 from rl4p.runs.record import replace_file
 from rl4p.runs.tracker.sweep import attach_comparison
 from rl4p.tools.comparison import paper, words
-from rl4p.tools.comparison.analysis import Comparison, analysed
 from rl4p.tools.comparison.measures import LAST, Value
 from rl4p.tools.comparison.page import page
 from rl4p.tools.comparison.runs import LeftOut, Run, read_folders
-from rl4p.tools.comparison.statistics import LEVEL
+from rl4p.tools.comparison.statistics import LEVEL, Comparison, analysed
 from rl4p.tools.comparison.tables import tables
 
 BEST = "optimization_results.yaml"  # which the Optuna sweeper writes

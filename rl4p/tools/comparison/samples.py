@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rl4p.runs.sample import Sample
-from rl4p.tools.comparison.groups import RunGroup
+from rl4p.tools.comparison.runs import RunGroup
 
 PROMPTS, GROUPS = 6, 12  # the most that are shown
 LETTERS = 1500  # of a text

@@ -1,47 +1,29 @@
-"""The statistics of a few seeds: interquartile means, intervals, paired differences.
+"""The comparison itself: groups of runs, their statistics, and the differences between them.
 
-The number of seeds n is small, 3 to 10. Two facts decide the methods.
-
-1. A percentile bootstrap of n values, as in rliable (Agarwal et al. 2021, arXiv:2108.13264), is too
-   narrow for such n: its 95 % interval covers the truth in 76 % of sweeps of three seeds, and in
-   90 % of five. (rliable gets more values by pooling tasks. Seeds are the only independent values
-   of a sweep.) The studentized bootstrap fails too: many resamples of so few values have no spread.
-2. The exact permutation test of pairs cannot decide: with five pairs its least p-value is 1/16.
-
-The interval is therefore Student's t interval with the interquartile mean in place of the mean:
-
-    iqm(x) +- c_n std(x),    c_n = the quantile of |iqm(z)| / std(z) for n normal values z
-
-The ratio does not depend on the location and the scale of z, so the interval is exact for normal
-values, and equal to Student's for n = 3, where nothing is trimmed. `tests/tools/comparison`
-measures its coverage of the population's interquartile mean: 94 to 97 % for skewed, heavy-tailed,
-binomial and bimodal values (a fifth of the seeds fails to learn), 92 % for uniform values.
-
-Differences are taken between runs of equal seeds, which share their prompts and the randomness of
-their first step, so a part of the noise cancels. Without enough equal seeds, the interval of a
-difference combines the half-widths h of both groups, sqrt(h_a^2 + h_b^2) (MOVER: Zou and Donner
-2008, doi:10.1002/sim.3095), which is conservative for so few values.
-
-The level of a difference is `ERROR_RATE` = 4 %, not 5 %. Values with light tails call identical
-algorithms different more often than normal ones: a test at 5 % does so in up to 5.8 % of sweeps,
-one at 4 % in less than 5 %.
-
-Several groups are compared by the method of Benjamini and Hochberg (1995): of the differences that
-are called supported, at most 4 % are expected to be wrong. Two equal algorithms are then called
-different in at most 4 % of sweeps, whatever the other groups are; and if all groups are equal, any
-difference is supported in at most 4 %. A method that keeps the second rate even where other groups
-differ (Holm's) has no power with three seeds: it does not tell 0.93 from 0.69 in a sweep of ten
-algorithms with deviations of 0.02.
-
-Values that differ by rounding only count as equal (`ROUNDING`): 0.8 - 0.7 and 0.9 - 0.8 are not the
-same number, and the deviation 2e-17 of such differences says nothing about the seeds.
+Of a few seeds these are interquartile means, intervals and paired differences.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import combinations
+from pathlib import Path
 
 import numpy as np
+
+from rl4p.base.errors import InputError
+from rl4p.tools.comparison.measures import (
+    AREA,
+    LAST,
+    LAST_5,
+    Costs,
+    Metric,
+    Value,
+    chosen_metric,
+    mean_costs,
+)
+from rl4p.tools.comparison.runs import LeftOut, Run, RunGroup, grouped
 
 LEVEL = 0.95  # of the interval of a group
 ERROR_RATE = 0.04  # the share of supported differences that may be wrong
@@ -219,3 +201,168 @@ def _iqm(values: Array) -> Array:
     count = values.shape[-1]
     cut = count // 4
     return np.sort(values, axis=-1)[..., cut : count - cut].mean(axis=-1)
+
+
+SHARE = (0.0, 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """A group with its statistics.
+
+    Attributes:
+      values: the number of the metric of each run, by seed.
+      interval: the confidence interval of `iqm`; None if the seeds give none.
+      area, last_5: the interquartile means of these other numbers; nan if a run has none.
+      costs: the mean costs of a run.
+    """
+
+    group: RunGroup
+    values: dict[int, float]
+    mean: float
+    iqm: float
+    interval: Interval | None
+    area: float
+    last_5: float
+    costs: Costs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """A difference between two groups.
+
+    Attributes:
+      better, worse: indices into `Comparison.results`.
+      difference: better - worse.
+      supported: whether the seeds support the difference, considering all comparisons.
+    """
+
+    better: int
+    worse: int
+    difference: Difference
+    supported: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """All that is known of some runs.
+
+    Attributes:
+      results: the groups, the one with the highest interquartile mean first.
+      compared: every pair of groups.
+      left_out: the runs that are not compared.
+      folder: the folder of index.html and compare.json.
+    """
+
+    metric: Metric
+    results: tuple[Result, ...]
+    compared: tuple[Compared, ...]
+    left_out: tuple[LeftOut, ...]
+    folder: Path
+
+    @property
+    def page(self) -> Path:
+        return self.folder / "index.html"
+
+    def to_best(self, index: int) -> tuple[Difference, bool] | None:
+        """Returns the difference of a group to the first one, and whether it is supported.
+
+        It is None for the first group. A group may be better than the first one for equal seeds.
+        """
+        for each in self.compared:
+            if {each.better, each.worse} == {0, index}:
+                difference = each.difference
+                return difference if each.better == index else difference.reversed(), each.supported
+        return None
+
+
+def analysed(
+    runs: Sequence[Run],
+    left_out: Sequence[LeftOut],
+    folder: Path,
+    metric: str | None = None,
+    value: Value = LAST,
+) -> Comparison:
+    """Groups runs and compares each group with each other one.
+
+    Args:
+      runs: finished runs; an equal run that comes later replaces an earlier one.
+      left_out: other runs, which the comparison names.
+      folder: the folder for the files of the comparison.
+      metric: the name of the metric; higher values count as better. None is pass@1.
+      value: the number of a run that counts.
+
+    Raises:
+      InputError: no run has finished, or none has recorded the metric.
+    """
+    if not runs:
+        named = "; ".join(f"{run.name}: {run.reason}" for run in left_out[:5])
+        raise InputError(f"None of the {len(left_out)} runs has finished. {named}.")
+    chosen = chosen_metric(runs, metric, value)
+    measured = [run for run in runs if math.isfinite(chosen.of(run))]
+    if not measured:
+        raise InputError(
+            f"The {chosen.counted} is not a finite number in any of the {len(runs)} runs."
+        )
+    without = [
+        LeftOut(name=run.name, reason=f"its {chosen.counted} is {_missing(chosen.of(run))}")
+        for run in runs
+        if run not in measured
+    ]
+    groups, repeated = grouped(measured)
+    resolution = chosen.resolution(measured)
+    results = sorted(
+        (_result(group, chosen, resolution) for group in groups), key=lambda result: -result.iqm
+    )
+    pairs = [
+        _compared(results, first, second, resolution)
+        for first, second in combinations(range(len(results)), 2)
+    ]
+    answers = supported([pair.difference.p_value for pair in pairs])
+    return Comparison(
+        metric=chosen,
+        results=tuple(results),
+        compared=tuple(
+            replace(pair, supported=answer) for pair, answer in zip(pairs, answers, strict=True)
+        ),
+        left_out=(*left_out, *without, *repeated),
+        folder=folder,
+    )
+
+
+def _result(group: RunGroup, metric: Metric, resolution: float) -> Result:
+    values = {run.seed: metric.of(run) for run in group.runs}
+    numbers = np.array(list(values.values()))
+    within = metric.is_share and 0 <= numbers.min() <= numbers.max() <= 1
+    return Result(
+        group=group,
+        values=values,
+        mean=float(numbers.mean()),
+        iqm=iqm(numbers),
+        interval=interval(
+            numbers,
+            resolution=resolution,
+            bounds=SHARE if within else (-math.inf, math.inf),
+        ),
+        area=_iqm_of(group.runs, metric, AREA),
+        last_5=_iqm_of(group.runs, metric, LAST_5),
+        costs=mean_costs(group.runs),
+    )
+
+
+def _iqm_of(runs: Sequence[Run], metric: Metric, value: Value) -> float:
+    numbers = [metric.of(run, value) for run in runs]
+    return iqm(numbers) if all(map(math.isfinite, numbers)) else math.nan
+
+
+def _compared(results: Sequence[Result], first: int, second: int, resolution: float) -> Compared:
+    """Compares two groups. Paired and unpaired differences may differ in sign."""
+    a, b = results[first].values, results[second].values
+    measured = difference(a, b, resolution=resolution)
+    if measured.estimate < 0:
+        first, second, measured = second, first, measured.reversed()
+    return Compared(better=first, worse=second, difference=measured, supported=False)
+
+
+def _missing(value: float) -> str:
+    return "missing" if math.isnan(value) else str(value)

@@ -5,9 +5,9 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rl4p.tools.comparison.analysis import Comparison, Result
-from rl4p.tools.comparison.curves import curve, figures
+from rl4p.tools.comparison.charts import curve, figures
 from rl4p.tools.comparison.measures import AREA, LAST, LAST_5, costs
+from rl4p.tools.comparison.statistics import Comparison, Result
 
 
 def tables(comparison: Comparison) -> dict[str, str]:

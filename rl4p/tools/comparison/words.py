@@ -3,10 +3,18 @@
 import math
 from collections.abc import Sequence
 
-from rl4p.tools.comparison.analysis import Compared, Comparison, Result
-from rl4p.tools.comparison.groups import changed
 from rl4p.tools.comparison.measures import LAST, Metric
-from rl4p.tools.comparison.statistics import ERROR_RATE, FEWEST_SEEDS, LEVEL, Interval, same
+from rl4p.tools.comparison.runs import changed
+from rl4p.tools.comparison.statistics import (
+    ERROR_RATE,
+    FEWEST_SEEDS,
+    LEVEL,
+    Compared,
+    Comparison,
+    Interval,
+    Result,
+    same,
+)
 
 # The figures are those of the head of statistics.py, which its tests measure.
 WHY_NOT_95 = (

@@ -1,52 +1,149 @@
-"""The job of `python -m rl4p.evaluate`: samples, grades, records and reports, in one folder.
-
-    request.json      all that determines the numbers; a changed request is refused in this folder
-    responses.jsonl   one `Sample` per response; the lines of a chunk are written in one call
-    evaluation.json   the scores by task and the settings behind them (`report.py`)
-    plots/evaluation.png
-    config.yaml, environment.json, metrics.jsonl   the record, which trackers mirror
-
-A killed evaluation continues after its last finished chunk. Its numbers are the same as without
-the kill, because the chunks and the keys of the samples do not depend on the start.
-"""
+"""The job of `rl4p.evaluate`: the parameters of a checkpoint or of a model, and the prompts."""
 
 import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import jax
+import numpy as np
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from rl4p.base.errors import InputError, Stopped
+from rl4p.base.types import Finish, TrainState
 from rl4p.command.commands import is_document_with
 from rl4p.command.evaluation import OF_RUN, EvaluationRequest
 from rl4p.configuration import instantiate
-from rl4p.distributed.processes import agreed, anywhere, first
+from rl4p.distributed.processes import agreed, anywhere, first, to_host
 from rl4p.loop.accuracy import metrics_of
-from rl4p.loop.evaluation import PromptChunk
+from rl4p.loop.evaluation import Answered, Evaluation, PromptChunk
 from rl4p.loop.prompts import digest_of
 from rl4p.loop.stopwatch import keep_programs
+from rl4p.model.folder import lasting_name
+from rl4p.runs.build import check_lengths, instantiate_phases
 from rl4p.runs.environment import data_sets, surroundings
+from rl4p.runs.evaluation import (
+    build_evaluation,
+    check_tasks,
+    check_term,
+    encoder,
+    evaluation_sampler,
+    held_out_questions,
+)
+from rl4p.runs.grading import STATUS, grades_of, rows_of_turns
 from rl4p.runs.outcome import params_sha256
+from rl4p.runs.policy import load_policy
 from rl4p.runs.progress import ResponseBar
 from rl4p.runs.record import EVALUATION, Record, replace_file
-from rl4p.runs.sample import SampleFile
+from rl4p.runs.sample import Sample, SampleFile
 from rl4p.runs.signals import RunConsole, StopRequest, Tolerance
 from rl4p.runs.tracker.local import NoTracker
-from rl4p.tools.evaluation.evaluated import (
-    LINK,
-    Evaluated,
-    build_evaluated,
-    identity_of,
-    samples_of_chunk,
-)
 from rl4p.tools.evaluation.lm_eval import write_lm_eval
-from rl4p.tools.evaluation.picture import plot_evaluation
-from rl4p.tools.evaluation.report import print_report, results, scores_of, settings
+from rl4p.tools.evaluation.report import plot_evaluation, print_report, results, scores_of, settings
+
+LINK = "rl4p.evaluates"  # tag: the identity of the evaluated run, of its tracker.json
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluated:
+    """The evaluation, the state that it evaluates, and where this comes from.
+
+    Attributes:
+      source: {"run", "step", "average"}, or {"model"}; values of JSON.
+      dropped: the number of prompts that were too long.
+    """
+
+    evaluation: Evaluation
+    state: TrainState
+    source: dict[str, Any]
+    dropped: int
+
+
+def build_evaluated(config: DictConfig, request: EvaluationRequest) -> Evaluated:
+    """Builds the evaluation and loads the parameters.
+
+    Raises:
+      InputError: parts are incompatible, or data, checkpoint or weights are wrong.
+    """
+    phases = instantiate_phases(config)
+    check_term(config, phases)
+    data = instantiate(config.data) if config.evaluation.held_out else None
+    held_out = held_out_questions(config, data)
+    check_tasks(phases, *(each.questions for each in held_out))
+    policy, params, step = load_policy(
+        config, request.run, step=request.step, average=request.average
+    )
+    sampler = evaluation_sampler(config, phases)
+    check_lengths(config, policy, sampler.max_response_tokens)
+    evaluation, dropped = build_evaluation(
+        config,
+        replace(phases, rollout=sampler),
+        policy,
+        held_out,
+        encoder(config, policy),
+        rows=config.prompts_per_step * config.group_size,
+    )
+    state = TrainState(
+        step=policy.mesh.replicate(np.int32(step or 0)),
+        params=params,
+        optimizer_state=None,
+        key=jax.random.key(config.seed),
+        memory=policy.mesh.replicate(phases.initial_memory()),
+    )
+    if request.run is None:
+        path = config.model.get("path")
+        source = {"model": lasting_name(path) if path else config.model._target_}
+    else:
+        source = {"run": str(request.run.resolve()), "step": step, "average": request.average}
+    evaluation = replace(evaluation, of_average=False)  # `request.average` has selected it
+    return Evaluated(evaluation=evaluation, state=state, source=source, dropped=dropped)
+
+
+def identity_of(run: Path) -> str | None:
+    """Returns the identity by which trackers know the run, or None if it has none."""
+    path = run / "tracker.json"
+    saved = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    return saved.get("rl4p.run")
+
+
+def samples_of_chunk(evaluation: Evaluation, answered: Answered) -> list[Sample]:
+    """Returns the samples of a chunk; all processes must call this.
+
+    `correct` is None if the term that decides gave no grade: it does not apply, or a grader failed.
+    """
+    correct_B, judged_B = evaluation.judged(answered.rewards)
+    rewards, mask_BT, versions_BT, finish_B = to_host(
+        (
+            answered.rewards,
+            answered.trajectories.response_mask_BT,
+            answered.trajectories.policy_version_BT,
+            answered.trajectories.finish_B,
+        )
+    )
+    tokens_B = np.sum(mask_BT, axis=1).tolist()
+    return [
+        Sample.response_to(
+            prompt,
+            answered.episodes[b].response,
+            sample=sample,
+            seed=None if sample is None else evaluation.seed,
+            status=STATUS[Finish(int(finish_B[b]))],
+            length=tokens_B[b],
+            turns=rows_of_turns(answered.episodes[b], versions_BT[b][mask_BT[b]]),
+            failure=answered.episodes[b].failure,
+            correct=correct_B[b] if judged_B[b] else None,
+            **vars(grades),
+        )
+        for b, ((prompt, sample), grades) in enumerate(
+            zip(answered.chunk.rows(), grades_of(rewards), strict=True)
+        )
+    ]
+
 
 REQUEST, RESPONSES = "request.json", "responses.jsonl"
 # The parts of the configuration that change the numbers by rounding only, or not at all.

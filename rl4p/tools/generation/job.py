@@ -1,17 +1,17 @@
-"""The job of `python -m rl4p.generate`: samples, grades and chooses responses.
-
-Beside FILE.jsonl, the kept responses, are two files:
-
-    FILE.responses.jsonl   all responses, one `Sample` on a line
-    FILE.settings.json     what the responses depend on
-"""
+"""The job of `rl4p.generate`: where responses come from, their grades, and which are kept."""
 
 import json
+import math
 import shlex
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
 
 from rl4p.base.errors import InputError, RunError, Stopped
 from rl4p.base.types import Prompt, Question
@@ -19,16 +19,225 @@ from rl4p.command import compose
 from rl4p.command.commands import is_document_with, refuse_other_file
 from rl4p.command.resume import OF_RESPONSES
 from rl4p.configuration import instantiate
+from rl4p.configuration.targets import resolved
 from rl4p.data.prompts import prompted, system_of
-from rl4p.runs.grading import graded, mean_grades
+from rl4p.loop.prompts import digest_of
+from rl4p.loop.stopwatch import keep_programs
+from rl4p.runs.build import check_lengths
+from rl4p.runs.evaluation import encoder
+from rl4p.runs.folder import run_folder
+from rl4p.runs.grading import graded, mean_grades, text_reward
+from rl4p.runs.policy import load_policy, run_sampler
 from rl4p.runs.progress import ResponseBar
 from rl4p.runs.record import replace_file
-from rl4p.runs.sample import Sample, SampleFile
+from rl4p.runs.sample import Sample, SampleFile, Status
 from rl4p.runs.signals import RunConsole, StopRequest, Tolerance
-from rl4p.tools.generation.options import Server, read_options
-from rl4p.tools.generation.responses import ResponseSet
-from rl4p.tools.generation.selection import check_reward, demonstration, kept
-from rl4p.tools.generation.sources import of_policy, of_server
+from rl4p.tools.generation.local import sample_locally
+from rl4p.tools.generation.options import GenerateOptions, ResponseSet, Server, read_options
+from rl4p.tools.generation.server import Chat, Client
+
+TOTAL = "reward"  # the name of the total reward
+
+
+def demonstration(sample: Sample, question: Question) -> dict[str, Any]:
+    """Returns the line of a kept response, as `data=jsonl` reads it."""
+    messages = replace(question, system_prompt=None).prompt_messages()
+    conversation = {} if question.messages is None else {"messages": messages}
+    return conversation | {
+        "question": sample.prompt,
+        "answer": sample.response,
+        "reference": sample.answer,
+        "id": sample.id,
+        "task": sample.task,
+        "sample": sample.sample,
+        "reward": sample.reward,
+        "terms": dict(sample.terms),
+    }
+
+
+def check_reward(reward: Any, options: GenerateOptions) -> None:
+    """Refuses a reward that cannot grade texts, and a term that it does not have."""
+    text_reward(reward, otherwise=", or grade=false")
+    if options.keep not in (None, TOTAL, *reward.terms):
+        raise InputError(
+            f"keep={options.keep} is not a term of the reward; its terms are "
+            f"{', '.join(reward.terms)}, and {TOTAL} is their total."
+        )
+
+
+def kept(
+    samples: Sequence[Sample], options: GenerateOptions
+) -> tuple[list[Sample], dict[str, int]]:
+    """Chooses responses to learn from, in their order.
+
+    A response that did not end by itself is never kept, because an answer that is cut would be
+    taught as a whole one; neither is an empty one. Of equal rewards the first sample counts as
+    better.
+
+    Returns:
+      The kept responses, and how many were left out for which reason.
+    """
+    left_out: Counter[str] = Counter()
+    by_prompt: dict[str | None, list[Sample]] = defaultdict(list)
+    for sample in samples:
+        if reason := refusal(sample, options):
+            left_out[reason] += 1
+        else:
+            by_prompt[sample.id].append(sample)
+    chosen: set[int] = set()
+    for mine in by_prompt.values():
+        best = sorted(mine, key=lambda sample: -(sample.reward or 0.0)) if options.best else mine
+        best = best[: options.best]
+        left_out["beyond the best"] += len(mine) - len(best)
+        chosen |= set(map(id, best))
+    return [sample for sample in samples if id(sample) in chosen], dict(+left_out)
+
+
+def refusal(sample: Sample, options: GenerateOptions) -> str | None:
+    """Returns why a response is not kept, or None."""
+    if sample.status is not Status.COMPLETED:
+        return "not finished"
+    if not sample.response.strip():
+        return "empty"
+    if options.keep is None and options.best is None:
+        return None
+    grade = sample.reward
+    if grade is not None and options.keep not in (None, TOTAL):
+        grade = sample.terms.get(options.keep)
+    if grade is None:
+        return "not graded"
+    if options.keep is None:
+        return None
+    least = 1.0 if options.at_least is None else options.at_least
+    # Grades have the precision of float32.
+    reached = grade >= least or math.isclose(grade, least, rel_tol=1e-6)
+    return None if reached else "below the least grade"
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuestionSource:
+    """A source of responses.
+
+    Attributes:
+      questions: the questions, in the form that the source takes.
+      settings: what the responses depend on, as JSON values.
+      complete: adds the missing responses to a file. It returns early if its last argument, a
+        function without arguments, returns true.
+      failures: the reasons of the responses that could not be had; `complete` adds them.
+      description: the source in words.
+    """
+
+    questions: Sequence[Question]
+    settings: Mapping[str, Any]
+    complete: Callable[[ResponseSet, Callable[[], bool]], None]
+    failures: Sequence[str] = field(default_factory=list)
+    description: str
+
+
+def of_policy(
+    config: DictConfig,
+    options: GenerateOptions,
+    questions: Sequence[Question],
+    system_prompt: str | None,
+) -> QuestionSource:
+    """Returns the policy of a run, or of `model`, as a source.
+
+    Raises:
+      InputError: the run has no such checkpoint, or the model, the mesh and the lengths do not go
+        together.
+    """
+    if {config.mesh.coordinator, config.mesh.processes, config.mesh.process} != {None}:
+        raise InputError(
+            "rl4p.generate runs in one process: leave mesh.coordinator, mesh.processes and "
+            "mesh.process out."
+        )
+    keep_programs()
+    run = None if options.run is None else run_folder(options.run, key="run")
+    sampler = run_sampler(config)
+    policy, params, step = load_policy(config, run, step=options.chosen, average=options.average)
+    check_lengths(config, policy, sampler.max_response_tokens)
+    prompts, dropped = encoder(config, policy)(questions, system_prompt=system_prompt)
+    complete = partial(
+        sample_locally,
+        policy,
+        params,
+        sampler,
+        prompts,
+        seed=config.seed,
+        samples=config.group_size,
+        prompts_at_a_time=config.prompts_per_step,
+    )
+    model = config.model.get("path") or config.model._target_
+    of_run = f"{options.run} after step {step}" if run else str(model)
+    over = f" ({dropped:,} dropped for being longer than max_prompt_tokens)" if dropped else ""
+    return QuestionSource(
+        questions=prompts,
+        settings={
+            "run": None if run is None else str(run),
+            "step": step,
+            "average": options.average,
+            "model": resolved(config.model),
+            "rollout": {"_target_": type(sampler).__qualname__} | asdict(sampler),
+            "prompts_per_step": config.prompts_per_step,
+        }
+        | common(config, prompts),
+        complete=complete,
+        description=f"{of_run}: {len(prompts):,} prompts x {config.group_size} samples{over}",
+    )
+
+
+def of_server(
+    config: DictConfig,
+    options: GenerateOptions,
+    questions: Sequence[Question],
+    system_prompt: str | None,
+) -> QuestionSource:
+    """Returns a server as a source.
+
+    Raises:
+      InputError: a sampling option is not part of the protocol, or there is no API key.
+    """
+    server, sampler = options.server, run_sampler(config)
+    sampling, stop = sampler.sampling, getattr(sampler, "stop", ())
+    if getattr(sampler, "tasks", None):
+        raise InputError("rollout.tasks cannot act on a server: leave it out.")
+    chat = Chat(
+        model=server.model,
+        sampling=sampling,
+        max_tokens=config.max_response_tokens,
+        seed=config.seed,
+        stop=stop,
+        system_prompt=system_prompt,
+        changes=server.body,
+    )
+    client = Client(server=server, chat=chat)
+    if not questions:
+        raise InputError("The data set has no questions: check the settings of data.")
+    return QuestionSource(
+        questions=questions,
+        settings={
+            "server": server.url,
+            "server.model": server.model,
+            "server.body": dict(server.body),
+            "rollout": asdict(sampling)
+            | {"max_response_tokens": config.max_response_tokens, "stop": list(stop)},
+            "data.system_prompt": system_prompt,
+        }
+        | common(config, questions),
+        complete=partial(client.complete, questions, config.group_size),
+        failures=client.failures,
+        description=f"{server.model} at {server.url}: {len(questions):,} prompts x "
+        f"{config.group_size} samples",
+    )
+
+
+def common(config: DictConfig, questions: Sequence[Question]) -> dict[str, Any]:
+    """Returns the settings on which the responses of every source depend."""
+    return {
+        "seed": config.seed,
+        "group_size": config.group_size,
+        "prompts": digest_of(questions),
+    }
 
 
 def generate(lines: Sequence[str]) -> None:

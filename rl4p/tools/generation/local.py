@@ -15,7 +15,7 @@ from rl4p.rollout.response_keys import response_keys
 from rl4p.rollout.sampler import Sampler
 from rl4p.runs.grading import STATUS
 from rl4p.runs.sample import Sample
-from rl4p.tools.generation.responses import ResponseSet
+from rl4p.tools.generation.options import ResponseSet
 
 
 def sample_locally(

@@ -1,14 +1,16 @@
 """The options of `python -m rl4p.generate` that are no keys of the configuration."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from rl4p.base.address import check_address, check_key_variable
 from rl4p.base.errors import InputError
+from rl4p.base.types import Question
 from rl4p.command.commands import Checkpoint, CommandLine, read, refuse_without_effect
 from rl4p.configuration.bounds import AboveZero, Positive
 from rl4p.runs.folder import run_folder
+from rl4p.runs.sample import Sample, SampleFile
 
 # The keys of the configuration that a command line may set, each with all keys below it.
 OF_BOTH = ("data", "reward", "rollout", "group_size", "max_response_tokens", "seed")
@@ -107,3 +109,48 @@ def read_options(arguments: Sequence[str]) -> CommandLine[GenerateOptions]:
     if options.run is not None:
         run_folder(options.run)
     return line
+
+
+class ResponseSet:
+    """The responses so far, without grades.
+
+    Args:
+      file: the file of the responses.
+      questions: all questions; their ids differ.
+      show: called with the number of responses when it changes.
+
+    Raises:
+      InputError: a sample in the file is no response to a question, or stands there twice.
+    """
+
+    def __init__(
+        self, file: SampleFile, questions: Sequence[Question], show: Callable[[int], None]
+    ) -> None:
+        self.file, self.show = file, show
+        self.order = {question.id: i for i, question in enumerate(questions)}
+        ungraded = [replace(x, reward=None, terms={}, valid=None) for x in file.samples]
+        self.by_key = {(x.id, x.sample): x for x in ungraded}
+        known = all(id in self.order and sample is not None for id, sample in self.by_key)
+        if not known or len(self.by_key) < len(file.samples):
+            raise InputError(
+                f"{file.path} has a line that is not a response to these prompts: delete "
+                f"{file.settings_path} to start again."
+            )
+
+    def __len__(self) -> int:
+        return len(self.by_key)
+
+    def missing(self, question: Question, samples: int) -> list[int]:
+        """Returns the numbers of the responses to a question that do not exist yet."""
+        return [n for n in range(samples) if (question.id, n) not in self.by_key]
+
+    def add(self, samples: Iterable[Sample]) -> None:
+        """Appends responses to the file, in one write."""
+        new = list(samples)
+        self.file.append(new)
+        self.by_key |= {(x.id, x.sample): x for x in new}
+        self.show(len(self))
+
+    def in_order(self) -> list[Sample]:
+        """Returns all responses in the order of the questions and of the samples."""
+        return sorted(self.by_key.values(), key=lambda x: (self.order[str(x.id)], x.sample or 0))

@@ -29,8 +29,7 @@ from rl4p.data.messages import for_request
 from rl4p.engine.remote.chat import chat_body, read_chat
 from rl4p.rollout.response_keys import words
 from rl4p.runs.sample import Sample, Status
-from rl4p.tools.generation.options import Server
-from rl4p.tools.generation.responses import ResponseSet
+from rl4p.tools.generation.options import ResponseSet, Server
 
 # By the reason why a response ended; any other reason is an abort.
 STATUS = {"stop": Status.COMPLETED, "length": Status.TRUNCATED}

@@ -11,9 +11,8 @@ import numpy as np
 from rl4p.configuration.slices import GIB, Chip, least_hops
 from rl4p.distributed.mesh import Mesh, divided_by_sampling
 from rl4p.tools.planning.abstract import AbstractRun
-from rl4p.tools.planning.flops import product_flops
 from rl4p.tools.planning.hlo import collectives, largest_loop_copy
-from rl4p.tools.planning.programs import Program, slots_of
+from rl4p.tools.planning.programs import Program, product_flops, slots_of
 
 
 def sizes_of(run: AbstractRun, chip: Chip, memory: float) -> dict[str, Any]:

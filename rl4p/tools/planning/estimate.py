@@ -1,13 +1,4 @@
-"""An estimate of a step's memory and time from shapes alone: nothing is compiled or allocated.
-
-What the backward pass keeps is counted from the residuals of the loss of one microbatch, as JAX
-traces them for the decoder, its `remat` and its adapters. The rest is arithmetic on the shapes of
-`abstract.AbstractRun`. Three numbers are rules instead, taken from compiled programs:
-
-* The work of a layer in the backward pass is what one layer would keep without `remat`.
-* A softmax over the vocabulary has three arrays of its logits, of sampling or of a chunk, at once.
-* Of kernels in 4 bits, one layer is expanded at a time, in float32 and in the dtype of activations.
-"""
+"""An estimate of a step from the shapes of what one device has, without compiling anything."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -17,9 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Jaxpr, Literal
+from jax.sharding import NamedSharding
 
 from rl4p.base.types import Params, TrainingBatch
 from rl4p.configuration.slices import Chip, least_hops
+from rl4p.distributed.partition import specs
 from rl4p.learner.device_gradient import microbatch_loss
 from rl4p.learner.gradient_step import add_minibatch_scores, shares_prompts
 from rl4p.learner.logprobs import ForwardRows, columns_per_chunk
@@ -29,19 +22,78 @@ from rl4p.model.experts import experts_of
 from rl4p.model.lora import merge_trees
 from rl4p.protocols.traits import KeepsCaches, RolloutTraits
 from rl4p.tools.planning.abstract import AbstractRun, bytes_of_chip, bytes_of_host
-from rl4p.tools.planning.device_shapes import (
-    bytes_in,
-    bytes_of_token,
-    decoder_of_device,
-    first_layers,
-    gathered,
-    itemsize,
-    local,
-    numbers_in_4_bits,
-    shape_of,
-)
-from rl4p.tools.planning.flops import children, product_flops
-from rl4p.tools.planning.programs import slots_of
+from rl4p.tools.planning.programs import children, product_flops, slots_of
+
+
+def decoder_of_device(run: AbstractRun) -> Decoder:
+    """Returns the decoder with the heads, feed-forward or experts, and vocabulary of one device."""
+    decoder, tp = run.policy.decoder, run.mesh.devices.shape["tp"]
+    c = decoder.config
+    own = replace(
+        c,
+        vocabulary=c.vocabulary // tp,
+        heads=c.heads // tp,
+        num_kv_heads=c.num_kv_heads // tp,
+        feed_forward_width=c.feed_forward_width if c.experts else c.feed_forward_width // tp,
+        experts=c.experts // tp,
+        chosen_experts=min(c.chosen_experts, c.experts // tp),
+    )
+    return replace(decoder, config=own, attention="xla")
+
+
+def bytes_of_token(run: AbstractRun) -> int:
+    """Returns the bytes of a token's keys and values in the cache of a device."""
+    decoder, mesh = run.policy.decoder, run.policy.sampling_mesh
+    c, tp = decoder.config, mesh.devices.shape["tp"]
+    numbers = 2 * c.layers * c.num_kv_heads * c.head_width // tp
+    return numbers * itemsize(decoder)
+
+
+def itemsize(decoder: Decoder) -> int:
+    return jnp.dtype(decoder.dtype).itemsize
+
+
+def bytes_in(tree: Any) -> int:
+    """Returns the bytes of whole arrays."""
+    return sum(x.size * jnp.dtype(x.dtype).itemsize for x in jax.tree.leaves(tree))
+
+
+def shape_of(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def local(run: AbstractRun, params: Params) -> Params:
+    """Returns parameters as a device uses them: divided along `tp`, gathered along `fsdp`.
+
+    A router has the columns of the device's own experts, for `decoder_of_device`.
+    """
+    devices = run.mesh.devices
+
+    def of(path: tuple, x: Any, spec: Any) -> jax.ShapeDtypeStruct:
+        shape = NamedSharding(devices, spec).shard_shape(x.shape)
+        if "router" in jax.tree_util.keystr(path):
+            shape = *shape[:-1], shape[-1] // devices.shape["tp"]
+        return shape_of(shape, x.dtype)
+
+    return jax.tree.map_with_path(of, params, specs(params, ("tp",)))
+
+
+def numbers_in_4_bits(params: Params) -> int:
+    """Returns how many numbers kernels hold in 4 bits, two in a byte."""
+    return sum(2 * x.size for x in jax.tree.leaves(params) if x.dtype == jnp.uint8)
+
+
+def gathered(run: AbstractRun) -> Params:
+    return local(run, run.merged())
+
+
+def first_layers(params: Params, count: int) -> Params:
+    """Returns the shapes of parameters with the first layers only."""
+    if "layers" not in params:
+        return params
+    layers = jax.tree.map(lambda x: x.update(shape=(count, *x.shape[1:])), params["layers"])
+    return params | {"layers": layers}
+
 
 LOGITS = 3  # arrays of logits at a time
 

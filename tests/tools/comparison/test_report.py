@@ -121,7 +121,7 @@ def test_names_are_no_markup_and_do_not_control_the_terminal(tmp_path, capsys):
 
 
 def test_a_comparison_does_not_import_jax():
-    code = "import sys, rl4p.tools.comparison.report, rl4p.tools.comparison.mlflow;"
+    code = "import sys, rl4p.tools.comparison.report, rl4p.tools.comparison.sources;"
     code += "sys.exit(bool({'jax', 'mlflow'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

@@ -1,8 +1,7 @@
 """Tests that samples stand side by side only for the same prompt, seed and step."""
 
 from rl4p.runs.sample import Sample
-from rl4p.tools.comparison.groups import RunGroup
-from rl4p.tools.comparison.runs import Run
+from rl4p.tools.comparison.runs import Run, RunGroup
 from rl4p.tools.comparison.samples import LETTERS, PROMPTS, side_by_side
 from tests.support.compared_runs import sample
 

@@ -6,7 +6,7 @@ import pytest
 
 from rl4p.command.evaluation import read
 from rl4p.evaluate import main
-from rl4p.tools.evaluation.evaluated import build_evaluated
+from rl4p.tools.evaluation.job import build_evaluated
 
 # With samples, an average, a task beside the data, and a grader that random responses satisfy.
 TRAINED = (
