@@ -237,8 +237,6 @@ def read(options: CompareOptions) -> tuple[list[Run], list[LeftOut], Path]:
     now = datetime.now()
     out = Path("outputs", "comparisons", f"{now:%Y-%m-%d}", f"{now:%H-%M-%S}")
     if options.experiment is not None:
-        from rl4p.tools.comparison.sources import read_experiment  # imports MLflow
-
         uri = None if options.tracker is None else options.tracker.uri
         runs, left_out = read_experiment(options.experiment, uri, options.metric)
     else:
