@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import LONG
+from tests.house.size import sizes
 from tests.support.options import keys_of, option, parents_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -243,3 +244,10 @@ def test_no_test_file_imports_another() -> None:
                 if name.startswith("tests.") and not allowed.match(name)
             ]
     assert wrong == []
+
+
+def test_the_figures_of_the_house_that_hold_stay() -> None:
+    figures = sizes()
+    assert figures["files"] <= 420
+    assert figures["modules under 100 lines with one importer"] <= 15
+    assert figures["names beside the entry points"] <= 16

@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -33,6 +34,12 @@ def fault(mutant) -> str | None:
     files = [word.partition("::")[0] for word in mutant.tests.split() if word.startswith("tests/")]
     if not files or not all((ROOT / file).exists() for file in files):
         return f"{mutant.name} names tests that there are not: {mutant.tests}."
+    _, _, chosen = mutant.tests.partition(" -k ")
+    words = set(re.findall(r"\w+", chosen)) - {"and", "or", "not"}
+    paths = [ROOT / file for file in files if (ROOT / file).is_file()]
+    text = "".join(path.read_text() for path in paths)
+    if paths and words and not any(word in text for word in words):
+        return f"{mutant.name} selects nothing by {chosen}."
     return None
 
 
@@ -46,6 +53,8 @@ def test_a_mutant_that_cannot_be_used_is_named():
     assert "its text stands 0 times" in fault(replace(good, before="nowhere"))
     assert "changes nothing" in fault(replace(good, after=good.before))
     assert "names tests that there are not" in fault(replace(good, tests="tests/nowhere.py"))
+    nothing = replace(good, tests="tests/test_python.py -k nowhere")
+    assert "selects nothing by" in fault(nothing)
 
 
 def test_a_mutant_is_wrong_and_not_merely_broken(tmp_path: Path):

@@ -1,0 +1,1 @@
+"""Counts what makes the house hard to read: `python -m tests.house` prints it."""
