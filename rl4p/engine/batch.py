@@ -15,14 +15,10 @@ import numpy as np
 from rl4p.base.types import Params
 from rl4p.distributed.mesh import Mesh
 from rl4p.engine import cache as programs
-from rl4p.engine.chunk import Ended
-from rl4p.engine.decode import Outcome, decode
-from rl4p.engine.distributions import Distribution
+from rl4p.engine.decode import Distribution, Outcome, decode
 from rl4p.engine.layout import Layout
-from rl4p.engine.sequence import TokenSequence
-from rl4p.engine.slots import Slots
-from rl4p.engine.speculate import speculate
-from rl4p.engine.speculation import Speculation
+from rl4p.engine.sequence import Ended, Slots, TokenSequence
+from rl4p.engine.speculation import Speculation, speculate
 from rl4p.model.cache import Cache
 from rl4p.model.policy import Policy
 

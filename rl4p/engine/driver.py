@@ -14,12 +14,10 @@ import numpy as np
 from rl4p.base.errors import InputError, RunError
 from rl4p.base.types import Finish, Params
 from rl4p.engine.batch import Batch, Kept, placed
-from rl4p.engine.chunk import Chunk, Ended
-from rl4p.engine.decode import MOST_STEPS
-from rl4p.engine.distributions import SharedDistribution
+from rl4p.engine.cache import check_scored, scored_tokens
+from rl4p.engine.decode import MOST_STEPS, SharedDistribution
 from rl4p.engine.layout import Layout
-from rl4p.engine.score import check_scored, scored_tokens
-from rl4p.engine.sequence import TokenSequence, check_request
+from rl4p.engine.sequence import Chunk, Ended, TokenSequence, check_request
 from rl4p.engine.speculation import Speculation
 from rl4p.model.policy import Policy, padded_width
 

@@ -11,16 +11,12 @@ import numpy as np
 from rl4p.base.types import Finish, Params, Sampling
 from rl4p.distributed.counting import Count, counted, newest
 from rl4p.engine.batch import Kept
-from rl4p.engine.chunk import Chunk
-from rl4p.engine.decode import MOST_STEPS
-from rl4p.engine.detokenizer import Detokenizer
-from rl4p.engine.distributions import SharedDistribution
+from rl4p.engine.decode import MOST_STEPS, SharedDistribution
+from rl4p.engine.detokenizer import Detokenizer, stopped_at
 from rl4p.engine.driver import CallSteps, Driver
 from rl4p.engine.layout import Layout, few_tokens, slot_counts
-from rl4p.engine.sequence import TokenSequence, check_request
-from rl4p.engine.slots import Slots
+from rl4p.engine.sequence import Chunk, Slots, TokenSequence, check_request
 from rl4p.engine.speculation import Counts, Speculation
-from rl4p.engine.stop_strings import stopped_at
 from rl4p.model.policy import Policy, padded_width
 from rl4p.protocols.engine import Completion, Request, RequestSource, finish
 

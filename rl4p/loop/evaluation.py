@@ -29,7 +29,7 @@ from rl4p.model.policy import Policy
 from rl4p.protocols.engine import Engine, HoldsEpisodes, Request, opened
 from rl4p.protocols.hook import StepInfo
 from rl4p.rollout.answers import answers
-from rl4p.rollout.response_keys import response_keys
+from rl4p.rollout.sampler import response_keys
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,11 +13,10 @@ from rl4p.base.types import Sampling
 from rl4p.configuration.bounds import Natural, Positive
 from rl4p.distributed.placement import with_shardings
 from rl4p.engine.cache import cache_shardings, place, prefill, resized_layer
-from rl4p.engine.decode import decode
-from rl4p.engine.distributions import SharedDistribution
+from rl4p.engine.decode import SharedDistribution, decode
 from rl4p.engine.in_process import ContinuousEngine
 from rl4p.engine.layout import response_room, slot_counts
-from rl4p.engine.slots import Slots
+from rl4p.engine.sequence import Slots
 from rl4p.engine.speculation import MOST_DRAFTED, Counts
 from rl4p.model.policy import Policy
 from rl4p.protocols.traits import CacheSize, PlannedProgram

@@ -13,8 +13,7 @@ from rl4p.base.types import Array, Params
 from rl4p.distributed.counting import Count
 from rl4p.distributed.mesh import Mesh
 from rl4p.distributed.processes import to_host
-from rl4p.engine.decode import without
-from rl4p.engine.distributions import Distribution, OwnDistributions, SharedDistribution
+from rl4p.engine.decode import Distribution, OwnDistributions, SharedDistribution, without
 from rl4p.engine.in_process import InProcess, PublishedWeights, Stop
 from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy, pad_left

@@ -17,7 +17,7 @@ from rl4p.protocols.hook import StepInfo
 from rl4p.reward.weighted import Weighted
 from rl4p.rollout.continuous import Continuous
 from rl4p.rollout.naive_sampler import NaiveSampler
-from rl4p.rollout.response_keys import response_keys
+from rl4p.rollout.sampler import response_keys
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,10 +1,13 @@
+import json
 from dataclasses import replace
 
 import numpy as np
 
 from rl4p.base.types import Finish
 from rl4p.loop.checks import check_trajectories
-from rl4p.rollout.answers import Decoded, answers
+from rl4p.rollout.answers import Decoded, answers, training_traces
+from rl4p.rollout.recorder import FinishedEpisode, rows_on_host
+from tests.support.episodes import segment
 
 
 def test_responses_stand_beside_their_prompts_in_groups(policy, make_prompt, make_completions):
@@ -95,3 +98,24 @@ def test_tokens_of_a_prompt_may_be_chosen_too(policy, make_prompt, make_completi
     )
     assert not made.response_mask_BT[:, :12].any()
     assert (made.group_size, made.prompt_columns) == (2, 0)  # no prompt is shared
+
+
+def test_each_turn_has_what_was_read_and_chosen(policy, make_prompt):
+    one = [segment([1, 2], (3,), [4, 5], (6, 7), [8]), segment([1, 9], (4,))]
+    episodes = [
+        FinishedEpisode(prompt=make_prompt(), segments=segments)
+        for segments in (one, [segment([1, 2])])
+    ]
+    trajectories, _ = rows_on_host(policy, episodes, 2, 16)
+    traces = training_traces(policy.mesh.shard_rows(trajectories))
+    assert json.loads(json.dumps(traces)) == traces
+    assert [(x["prompt_token_ids"], x["completion_token_ids"]) for x in traces[0]] == [
+        ([1, 2], [3]),
+        ([1, 2, 3, 4, 5], [6, 7]),
+        ([1, 9], [4]),
+    ]
+    for turn in traces[0]:
+        count = len(turn["completion_token_ids"])
+        assert turn["loss_mask"] == [1] * count
+        np.testing.assert_array_equal(turn["per_token_logps"], [-1.0] * count)
+    assert traces[1] == []

@@ -221,8 +221,8 @@ from rl4p.distributed.mesh import Mesh
 from rl4p.model.scratch import Scratch
 from rl4p.engine.cache import place, prefill
 from rl4p.engine.decode import decode
-from rl4p.engine.distributions import SharedDistribution
-from rl4p.engine.slots import Slots
+from rl4p.engine.decode import SharedDistribution
+from rl4p.engine.sequence import Slots
 from rl4p.rollout.naive_sampler import StaticBatch, generate
 from rl4p.base.types import Sampling
 

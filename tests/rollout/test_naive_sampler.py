@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rl4p.base.types import Finish, Sampling
-from rl4p.engine.distributions import SharedDistribution
+from rl4p.engine.decode import SharedDistribution
 from rl4p.loop.checks import check_trajectories
 from rl4p.rollout.naive_sampler import NaiveSampler, StaticBatch, generate
 

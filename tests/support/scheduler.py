@@ -5,8 +5,7 @@ import time
 from types import SimpleNamespace
 
 from rl4p.base.types import Sampling
-from rl4p.engine.sequence import TokenSequence
-from rl4p.engine.slots import key_data
+from rl4p.engine.sequence import TokenSequence, key_data
 
 R = 40
 

@@ -13,8 +13,8 @@ import pytest
 
 from rl4p.base.errors import InputError, RunError
 from rl4p.base.types import Finish
-from rl4p.engine.chunk import Chunk
 from rl4p.engine.detokenizer import Detokenizer
+from rl4p.engine.sequence import Chunk
 from rl4p.engine.serving.active_request import ReadyQueue
 from rl4p.engine.serving.app import Guard
 from rl4p.engine.serving.server_state import ServerState

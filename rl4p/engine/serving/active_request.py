@@ -6,14 +6,12 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 
 from rl4p.base.errors import InputError, RunError
-from rl4p.engine.chunk import Chunk
 from rl4p.engine.detokenizer import Detokenizer
 from rl4p.engine.driver import Submission
-from rl4p.engine.sequence import TokenSequence
+from rl4p.engine.sequence import Chunk, TokenSequence, key_data
 from rl4p.engine.serving.choice import Choice, CompletionOptions
 from rl4p.engine.serving.responses import ClientDisconnectError, HttpError
 from rl4p.engine.serving.scheduler import Scheduler
-from rl4p.engine.slots import key_data
 
 
 class ReadyQueue:

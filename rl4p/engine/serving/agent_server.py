@@ -11,9 +11,8 @@ from pydantic import BaseModel
 
 from rl4p.base.types import Sampling
 from rl4p.configuration.bounds import Port, Positive
-from rl4p.engine.chunk import Chunk
 from rl4p.engine.detokenizer import Detokenizer
-from rl4p.engine.sequence import TokenSequence
+from rl4p.engine.sequence import Chunk, TokenSequence
 from rl4p.engine.serving.active_request import ActiveRequest, ReadyQueue
 from rl4p.engine.serving.anthropic_messages import anthropic_messages
 from rl4p.engine.serving.app import App, Guard, Handler, Receive, Send, send_response

@@ -21,6 +21,7 @@ from rl4p.data.messages import (
     message_of,
     tool_calls,
 )
+from rl4p.engine.detokenizer import overlap
 from rl4p.engine.serving.app import HttpRequest
 from rl4p.engine.serving.body import (
     MANY,
@@ -36,7 +37,6 @@ from rl4p.engine.serving.choice import Choice
 from rl4p.engine.serving.completions import OpenAIRequest, OpenAIResponse
 from rl4p.engine.serving.responses import EventStream, HttpError, JsonResponse
 from rl4p.engine.serving.server_state import ServerState
-from rl4p.engine.stop_strings import overlap
 from rl4p.model.tokenizer import TEMPLATE_ERRORS, check_template
 
 BEGIN, END = "<tool_call>", "</tool_call>"

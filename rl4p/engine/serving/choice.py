@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from rl4p.base.types import Finish, Sampling
-from rl4p.engine.chunk import Chunk
-from rl4p.engine.detokenizer import Detokenizer, IncrementalDetokenizer
-from rl4p.engine.stop_strings import StopStrings
+from rl4p.engine.detokenizer import Detokenizer, IncrementalDetokenizer, StopStrings
+from rl4p.engine.sequence import Chunk
 
 FINISH = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.ABORT: "abort"}
 

@@ -11,8 +11,7 @@ from rl4p.base.types import Finish, Params, Prompt
 from rl4p.data.extraction import response_texts
 from rl4p.model.policy import Policy
 from rl4p.protocols.engine import Request
-from rl4p.rollout.response_keys import response_keys
-from rl4p.rollout.sampler import Sampler
+from rl4p.rollout.sampler import Sampler, response_keys
 from rl4p.runs.grading import STATUS
 from rl4p.runs.sample import Sample
 from rl4p.tools.generation.options import ResponseSet

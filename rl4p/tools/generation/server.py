@@ -27,7 +27,7 @@ from rl4p.base.http import (
 from rl4p.base.types import Question, Sampling
 from rl4p.data.messages import for_request
 from rl4p.engine.remote.chat import chat_body, read_chat
-from rl4p.rollout.response_keys import words
+from rl4p.rollout.sampler import words
 from rl4p.runs.sample import Sample, Status
 from rl4p.tools.generation.options import ResponseSet, Server
 

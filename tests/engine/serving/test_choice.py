@@ -2,9 +2,8 @@ import numpy as np
 import pytest
 
 from rl4p.base.types import Finish, Sampling
-from rl4p.engine.chunk import Chunk
 from rl4p.engine.detokenizer import Detokenizer
-from rl4p.engine.sequence import TokenSequence
+from rl4p.engine.sequence import Chunk, TokenSequence
 from rl4p.engine.serving.choice import Choice, CompletionOptions
 
 ONLY = TokenSequence(context=(1,), key=np.zeros(2, np.uint32), max_tokens=9, end_ids=())

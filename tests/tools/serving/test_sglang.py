@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from rl4p.base.types import Finish, Sampling
-from rl4p.engine.chunk import Chunk
+from rl4p.engine.sequence import Chunk
 from rl4p.engine.serving.choice import Choice, CompletionOptions
 from rl4p.tools.serving.sglang import GenerateRequest, GenerateResponse
 
