@@ -158,8 +158,8 @@ QUOTED = [
 
 @pytest.mark.parametrize("text", QUOTED)
 def test_an_error_is_quoted_as_it_is_printed(text, capsys):
-    command, _, printed = text.removeprefix("$ ").partition("\n")
-    (words,) = words_of(command)
+    line, _, printed = text.removeprefix("$ ").partition("\n")
+    (words,) = words_of(line)
     assert program(words) == "rl4p.train"
     with pytest.raises(SystemExit):
         command.main("train", print, argv=arguments(words))
