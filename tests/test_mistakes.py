@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from rl4p import compare, evaluate, export, generate, regrade, samples, serve, train
+from rl4p import command, compare, evaluate, export, generate, regrade, samples, serve, train
 from rl4p.runs.folder import JOBS, RECORD
 from rl4p.runs.tracker import mlflow
 
@@ -71,9 +71,9 @@ def folder(tmp_path, monkeypatch):
 
 def exit_code_of(line: str) -> int:
     """Returns the exit code of a command in this process."""
-    command, *words = line.split(" ")
-    if command != "train":
-        return COMMANDS[command](words)
+    name, *words = line.split(" ")
+    if name != "train":
+        return COMMANDS[name](words)
     words += [] if any(word.startswith("tracker") for word in words) else ["tracker=none"]
     with pytest.raises(SystemExit) as exit:
         command.main("train", train.job, argv=[*words, "steps=1", "hydra.run.dir=run"])

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-import rl4p.configuration
+import rl4p.command
 import rl4p.plan
 import rl4p.tools.planning.report
 
@@ -28,7 +28,7 @@ def test_main_is_the_entry_point_of_this_name(monkeypatch):
     """A plan is a single process and joins no others."""
     called = []
     monkeypatch.setattr(
-        rl4p.configuration, "main", lambda *args, **options: called.append((args, options))
+        rl4p.command, "main", lambda *args, **options: called.append((args, options))
     )
     rl4p.plan.main()
     assert called == [(("plan", rl4p.plan.job), {"reads_runs": True})]

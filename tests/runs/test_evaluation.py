@@ -109,12 +109,12 @@ def test_what_cannot_act_is_named(words, sentence):
 @pytest.fixture
 def four_tasks(monkeypatch):
     """Makes the sums a mixture of four tasks."""
-    questions = Arithmetic.questions
-    monkeypatch.setattr(
-        Arithmetic,
-        "questions",
-        lambda self: [replace(x, task=f"task{i % 4}") for i, x in enumerate(questions(self))],
-    )
+    questions = Arithmetic.questions.func
+
+    def of_four_tasks(self):
+        return [replace(x, task=f"task{i % 4}") for i, x in enumerate(questions(self))]
+
+    monkeypatch.setattr(Arithmetic, "questions", property(of_four_tasks))
 
 
 def rewards_of(*tasks):
@@ -152,13 +152,13 @@ def test_prompts_of_one_id_cannot_be_counted(make_prompt):
 
 
 def test_samples_need_ids_that_differ(monkeypatch):
-    questions = Arithmetic.questions
+    questions = Arithmetic.questions.func
 
     def twice(self):
-        found = questions(self)
-        return [found[0], replace(found[1], id=found[0].id), *found[2:]]
+        first, second, *others = questions(self)
+        return [first, replace(second, id=first.id), *others]
 
-    monkeypatch.setattr(Arithmetic, "questions", twice)
+    monkeypatch.setattr(Arithmetic, "questions", property(twice))
     assert "have the id arithmetic/" in refusal("evaluation.samples=2")
     assert built().samples == 0
 
