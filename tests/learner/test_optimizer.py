@@ -27,7 +27,7 @@ from rl4p.learner.optimizer import (
 )
 from rl4p.runs.checkpoint import Orbax, as_saved
 
-pytestmark = [pytest.mark.mixed_dtypes, pytest.mark.usefixtures("toys")]
+pytestmark = pytest.mark.usefixtures("toys")
 
 
 def rates(steps, **options):
@@ -173,6 +173,7 @@ def first_update(optimizer, gradient):
     )(gradient)
 
 
+@pytest.mark.mixed_dtypes
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_decay_touches_matrices_only(optimizer):
     decayed, _ = first_update(optimizer(weight_decay=0.1), as_gradient(0.0))
@@ -187,6 +188,7 @@ def test_decay_touches_matrices_only(optimizer):
     }
 
 
+@pytest.mark.mixed_dtypes
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize(("limit", "scale"), [(0.0, 1.0), (100.0, 1.0), (2.0, 0.5)])
 def test_a_long_gradient_is_scaled_down_to_the_limit(optimizer, limit, scale):
@@ -202,6 +204,7 @@ def test_a_long_gradient_is_scaled_down_to_the_limit(optimizer, limit, scale):
     assert any(leaf.size > 1 for leaf in jax.tree.leaves(state))
 
 
+@pytest.mark.mixed_dtypes
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_the_learning_rate_is_the_schedule_and_not_in_the_update(optimizer):
     options = {"schedule": "linear", "warmup_steps": 4, "total_steps": 8, "final_fraction": 0.5}
@@ -214,6 +217,7 @@ def test_the_learning_rate_is_the_schedule_and_not_in_the_update(optimizer):
     jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
+@pytest.mark.mixed_dtypes
 @pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_state_that_is_given_up_in_training_comes_back_from_a_checkpoint(
@@ -253,12 +257,14 @@ def test_a_state_that_is_given_up_in_training_comes_back_from_a_checkpoint(
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.mixed_dtypes
 def test_an_end_of_the_learning_rate_needs_a_schedule():
     with pytest.raises(ValueError, match=r"final_fraction=0\.1 has no effect with schedule=const"):
         OptimizerOptions(learning_rate=1.0, final_fraction=0.1)
     OptimizerOptions(learning_rate=1.0, final_fraction=0.1, schedule="cosine")
 
 
+@pytest.mark.mixed_dtypes
 @pytest.mark.parametrize(
     ("optimizer", "option", "word"),
     [
@@ -273,6 +279,7 @@ def test_options_of_the_momentum_need_a_momentum(optimizer, option, word):
     optimizer(momentum=0.5, **option)
 
 
+@pytest.mark.mixed_dtypes
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_the_yaml_has_the_defaults_of_the_class(optimizer):
     """Only the end of the schedule differs: it is the end of the run."""
@@ -281,6 +288,7 @@ def test_the_yaml_has_the_defaults_of_the_class(optimizer):
     assert instantiate(written.optimizer) == optimizer(total_steps=7)
 
 
+@pytest.mark.mixed_dtypes
 def test_the_defaults_change_nothing_but_the_length_of_a_gradient():
     options = OptimizerOptions(learning_rate=0.5)
     assert (options.schedule, options.warmup_steps, options.total_steps) == ("constant", 0, 1)
@@ -288,6 +296,7 @@ def test_the_defaults_change_nothing_but_the_length_of_a_gradient():
     np.testing.assert_array_equal([options.learning_rate_at(s) for s in (0, 1, 9)], 0.5)
 
 
+@pytest.mark.mixed_dtypes
 def test_the_gradient_is_clipped_before_the_direction_and_the_decay_is_not():
     """The norm 5 is clipped to 1 and doubled; half the parameter is added; the sum is negated."""
     options = OptimizerOptions(learning_rate=1.0, max_grad_norm=1.0, weight_decay=0.5)
@@ -299,6 +308,7 @@ def test_the_gradient_is_clipped_before_the_direction_and_the_decay_is_not():
     np.testing.assert_allclose(update["kernel"], [[-1.2 - 5, -1.6 + 10]], rtol=1e-6)
 
 
+@pytest.mark.mixed_dtypes
 def test_the_first_update_is_the_sign_of_the_gradient():
     """At the first step mu / sqrt(nu) is the sign, for any b1, b2 and learning rate."""
     transform = AdamW(learning_rate=7.0, max_grad_norm=0).transform()
@@ -308,6 +318,7 @@ def test_the_first_update_is_the_sign_of_the_gradient():
         np.testing.assert_allclose(leaf, -1, rtol=1e-5)
 
 
+@pytest.mark.mixed_dtypes
 def test_two_updates_by_hand():
     transform = AdamW(b1=0.9, b2=0.99, epsilon=0.1, max_grad_norm=0).transform()
     params = {"kernel": jnp.asarray([1.0])}
@@ -319,6 +330,7 @@ def test_two_updates_by_hand():
     np.testing.assert_allclose(update["kernel"], -mu / (np.sqrt(nu) + 0.1), rtol=1e-4)
 
 
+@pytest.mark.mixed_dtypes
 @pytest.mark.parametrize("parameter", ["float32", "bfloat16"])
 def test_the_moment_dtype_is_of_the_first_moment_only(parameter):
     state = AdamW(moment_dtype="bfloat16", max_grad_norm=0).transform()
@@ -326,6 +338,7 @@ def test_the_moment_dtype_is_of_the_first_moment_only(parameter):
     assert (adam.mu["kernel"].dtype, adam.nu["kernel"].dtype) == (jnp.bfloat16, parameter)
 
 
+@pytest.mark.mixed_dtypes
 def test_the_decay_is_of_the_parameter_beside_the_direction():
     """The gradient 3 has the direction 1, and the parameter 5 decays by a tenth."""
     transform = AdamW(weight_decay=0.1, max_grad_norm=0).transform()
@@ -334,6 +347,7 @@ def test_the_decay_is_of_the_parameter_beside_the_direction():
     np.testing.assert_allclose(update["kernel"], [[-1.5]], rtol=1e-5)
 
 
+@pytest.mark.mixed_dtypes
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -354,10 +368,12 @@ def test_two_updates_by_hand_of_sgd(options, expected):
     np.testing.assert_allclose(update["kernel"], [[expected]], rtol=1e-6)
 
 
+@pytest.mark.mixed_dtypes
 def test_without_momentum_there_is_no_state():
     assert not jax.tree.leaves(SGD(momentum=0.0).transform().init({"bias": jnp.ones(3)}))
 
 
+@pytest.mark.mixed_dtypes
 def test_the_moment_dtype_is_of_the_momentum():
     """The decay of the momentum has this dtype too: 0.9 is 0.8984375 in bfloat16."""
     transform = SGD(moment_dtype="bfloat16", max_grad_norm=0).transform()
@@ -370,6 +386,7 @@ def test_the_moment_dtype_is_of_the_momentum():
     np.testing.assert_array_equal(trace.astype(jnp.float32), 1.8984375)
 
 
+@pytest.mark.mixed_dtypes
 def test_two_updates_by_hand_of_lion():
     """After a gradient of 2, 0.9 x 0.5 x 2 + 0.1 g changes its sign at g = -9; mu uses b2 = 0.5."""
     transform = Lion(b1=0.9, b2=0.5, max_grad_norm=0, weight_decay=0.1).transform()
@@ -382,6 +399,7 @@ def test_two_updates_by_hand_of_lion():
     np.testing.assert_allclose(state[0].mu["kernel"], [[-3.95, -4.05, 0]], rtol=1e-6)
 
 
+@pytest.mark.mixed_dtypes
 def test_the_moment_dtype_is_of_the_moment():
     state = Lion(moment_dtype="bfloat16", max_grad_norm=0).transform()
     assert state.init({"bias": jnp.ones(2)})[0].mu["bias"].dtype == jnp.bfloat16
@@ -405,6 +423,7 @@ def quintic(x):
     return 3.4445 * x - 4.7750 * x**3 + 2.0315 * x**5
 
 
+@pytest.mark.mixed_dtypes
 def test_a_step_by_hand():
     """diag(3, 4) / 5 has the singular values 0.6 and 0.8; each iteration maps them separately.
 
@@ -419,6 +438,7 @@ def test_a_step_by_hand():
     np.testing.assert_allclose(update["layers"]["query"]["kernel"], [expected], rtol=1e-4)
 
 
+@pytest.mark.mixed_dtypes
 @pytest.mark.parametrize("nesterov", [True, False])
 def test_the_second_update_follows_the_momentum(nesterov):
     """The momentum is (0.5 x 0.5 g0 + 0.5 g1) / 0.75. Nesterov adds the gradient once more:
@@ -436,6 +456,7 @@ def test_the_second_update_follows_the_momentum(nesterov):
     np.testing.assert_allclose(update["layers"]["query"]["kernel"], [expected], atol=1e-5)
 
 
+@pytest.mark.mixed_dtypes
 @pytest.mark.parametrize("shape", [(24, 6, 4), (2, 4, 6), (2, 3, 6, 4)], ids=str)
 def test_every_matrix_of_every_layer_and_expert_is_orthogonalised(shape):
     layer = np.arange(shape[0]).reshape(-1, *[1] * (len(shape) - 1))
@@ -447,6 +468,7 @@ def test_every_matrix_of_every_layer_and_expert_is_orthogonalised(shape):
     assert values.max() < 1.3
 
 
+@pytest.mark.mixed_dtypes
 def test_a_layer_does_not_touch_the_next():
     gradient = random(2, 4, 4)
     other = np.stack([gradient[0], random(4, 4, seed=1)])
@@ -456,6 +478,7 @@ def test_a_layer_does_not_touch_the_next():
     assert not np.allclose(a[1], b[1], atol=1e-2)
 
 
+@pytest.mark.mixed_dtypes
 def test_a_layer_without_a_gradient_stays():
     """Adapters start in this state: B is 0, so A has no gradient."""
     update, _ = first_update_of_muon(layers(np.stack([np.zeros((4, 2)), random(4, 2)]), "lora_a"))
@@ -463,6 +486,7 @@ def test_a_layer_without_a_gradient_stays():
     assert np.isfinite(update["layers"]["query"]["lora_a"]).all()
 
 
+@pytest.mark.mixed_dtypes
 def test_the_rest_is_as_by_adamw():
     gradient = {
         "embedding": random(3, 2),
@@ -483,6 +507,7 @@ def test_the_rest_is_as_by_adamw():
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), update, adamw)
 
 
+@pytest.mark.mixed_dtypes
 def test_the_moment_dtype_is_of_both_first_moments():
     transform = Muon(moment_dtype="bfloat16", max_grad_norm=0).transform()
     params = layers(random(2, 4, 4)) | {"norm": {"scale": jnp.ones(2)}}
@@ -493,6 +518,7 @@ def test_the_moment_dtype_is_of_both_first_moments():
     assert adam.nu["norm"]["scale"].dtype == jnp.float32
 
 
+@pytest.mark.mixed_dtypes
 def test_epsilon_is_added_to_the_norm():
     """The norm 5 plus the epsilon 5 gives singular values 0.3 and 0.4, then one iteration."""
     update, _ = first_update_of_muon(
@@ -502,6 +528,7 @@ def test_epsilon_is_added_to_the_norm():
     np.testing.assert_allclose(update["layers"]["query"]["kernel"], [expected], rtol=1e-4)
 
 
+@pytest.mark.mixed_dtypes
 @pytest.mark.parametrize("shape", [(2, 5), (5, 2)], ids=str)
 def test_the_scale_is_that_of_the_longer_side(shape):
     """A matrix with a single nonzero entry has the singular value 1 before the one iteration."""
@@ -525,6 +552,7 @@ def direction(update, name="kernel"):
     return -np.asarray(update["layers"]["query"][name])
 
 
+@pytest.mark.mixed_dtypes
 def test_a_factored_step_by_hand():
     """g^2 = [1 4; 9 16] has the row means 2.5 and 12.5, column means 5 and 10, mean 7.5.
 
@@ -542,6 +570,7 @@ def test_a_factored_step_by_hand():
     np.testing.assert_allclose(direction(update), [u * 2 + 0.2], rtol=1e-5)
 
 
+@pytest.mark.mixed_dtypes
 def test_two_steps_without_factors_by_hand():
     """Gradients 2 and 4 give nu = 4, then d 4 + (1 - d) 16 with d = 1 - 2^-0.5."""
     params = layers(np.full((1, 1, 1), 3.0))
@@ -556,6 +585,7 @@ def test_two_steps_without_factors_by_hand():
     np.testing.assert_allclose(direction(averaged), 0.9 * 0.1 * 1 + 0.1 * u, 1e-5)
 
 
+@pytest.mark.mixed_dtypes
 def test_the_direction_is_clipped_in_each_block():
     """One layer has the gradient 1, then 4: u = 4 / sqrt(d + 16 (1 - d)), clipped to 1."""
     params = layers(np.ones((2, 2, 2)))
@@ -564,6 +594,7 @@ def test_the_direction_is_clipped_in_each_block():
     np.testing.assert_allclose(direction(update), np.ones((2, 2, 2)), rtol=1e-5)
 
 
+@pytest.mark.mixed_dtypes
 @pytest.mark.parametrize("size", [1, 128], ids=["factored", "whole"])
 @pytest.mark.parametrize(
     ("shape", "name"),
@@ -587,6 +618,7 @@ def test_a_block_is_as_if_it_were_alone(shape, name, size):
         )
 
 
+@pytest.mark.mixed_dtypes
 def test_a_factored_moment_is_a_row_and_a_column_of_each_matrix():
     state = (
         Adafactor(min_factored_size=8, max_grad_norm=0)
@@ -597,12 +629,14 @@ def test_a_factored_moment_is_a_row_and_a_column_of_each_matrix():
     assert sizes == [(3,), (3, 1), (3, 8), (3, 16)]
 
 
+@pytest.mark.mixed_dtypes
 def test_the_moment_dtype_is_of_the_momentum_of_adafactor():
     params = layers(np.ones((1, 2, 2)))
     _, state = updates([params], params, momentum=0.9, moment_dtype="bfloat16")
     assert sorted(str(leaf.dtype) for leaf in jax.tree.leaves(state)).count("bfloat16") == 1
 
 
+@pytest.mark.mixed_dtypes
 def test_a_parameter_of_zero_moves_as_one_of_a_thousandth():
     """The first direction is the sign of the gradient, and 0 for a gradient of 0."""
     gradient = [[[2.0, -4.0], [0.0, 8.0]]]
@@ -610,6 +644,7 @@ def test_a_parameter_of_zero_moves_as_one_of_a_thousandth():
     np.testing.assert_allclose(direction(update), 1e-3 * np.sign(gradient), rtol=1e-5)
 
 
+@pytest.mark.mixed_dtypes
 def test_a_direction_is_scaled_down_to_the_limit_of_its_root_mean_square():
     """A direction of signs has the root mean square 1."""
     params = layers(np.full((1, 2, 2), 2.0))
