@@ -65,16 +65,18 @@ def gather_rows(mesh: Mesh, tree: Any) -> Any:
     """Returns the arrays with all rows on each device; the sharding of other axes stays."""
     if mesh.row_shards == 1:
         return tree
-
-    def gathered(x: Array) -> Array:
-        spec = PartitionSpec(None, *[PartitionSpec.UNCONSTRAINED] * (x.ndim - 1))
-        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh.devices, spec))
-
-    return jax.tree.map(gathered, tree)
+    free = PartitionSpec.UNCONSTRAINED
+    wanted = jax.tree.map(lambda x: PartitionSpec(None, *[free] * (x.ndim - 1)), tree)
+    shardings = jax.tree.map(partial(NamedSharding, mesh.devices), wanted)
+    return jax.lax.with_sharding_constraint(tree, shardings)
 
 
 def total(mesh: Mesh, tree: Any) -> Any:
     return jax.lax.psum(tree, axes) if (axes := row_axes(mesh)) else tree
+
+
+def largest(mesh: Mesh, tree: Any) -> Any:
+    return jax.lax.pmax(tree, axes) if (axes := row_axes(mesh)) else tree
 
 
 def total_gradient(mesh: Mesh, gradient: Params) -> Params:
@@ -82,15 +84,10 @@ def total_gradient(mesh: Mesh, gradient: Params) -> Params:
     along_cp = ("cp",) if mesh.column_shards > 1 else ()
 
     def summed(spec: PartitionSpec, x: Array) -> Array:
-        divided = any(spec)
-        axes = row_axes(mesh, without="fsdp") if divided else row_axes(mesh) + along_cp
+        axes = row_axes(mesh, without="fsdp") if any(spec) else row_axes(mesh) + along_cp
         return jax.lax.psum(x, axes) if axes else x
 
     return jax.tree.map(summed, parts(mesh, gradient), gradient)
-
-
-def largest(mesh: Mesh, tree: Any) -> Any:
-    return jax.lax.pmax(tree, axes) if (axes := row_axes(mesh)) else tree
 
 
 def row_axes(mesh: Mesh, without: str | None = None) -> tuple[str, ...]:
@@ -148,15 +145,7 @@ def gathered(x: Array) -> Array:
     return jax.lax.all_gather(jnp.asarray(x), "cp", axis=1, tiled=True)
 
 
-def gathered_forward(x: Array) -> tuple[Array, None]:
-    return gathered(x), None
-
-
-def gathered_backward(_: None, dy: Array) -> tuple[Array]:
-    return (own(dy),)
-
-
-gathered.defvjp(gathered_forward, gathered_backward)
+gathered.defvjp(lambda x: (gathered(x), None), lambda _, dy: (own(dy),))
 
 
 def to_heads(q_BTHh: Array, k_BTKh: Array, v_BTKh: Array) -> tuple[Array, Array, Array]:

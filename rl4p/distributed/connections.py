@@ -111,27 +111,25 @@ class Connections:
                         f"Process {names} of {self.processes} (from 0) did not connect within "
                         f"{timeout:g} s (mesh.initialization_timeout)."
                     ) from None
-                self.admit(kept_alive(connection), run)
-
-    def admit(self, connection: socket.socket, run: str) -> None:
-        hello = receive(connection, IDENTIFY_TIMEOUT)
-        peer = hello.get("process") if hello else None
-        if hello is None or not isinstance(peer, int):
-            connection.close()  # not a process of this run, but perhaps a port scanner
-            return
-        if peer in self.peers or not 0 < peer < self.processes:
-            problem = f"two of the {self.processes} processes, numbered from 0, have this number"
-            if peer not in self.peers and peer != 0:
-                problem = f"there are {self.processes} processes, numbered from 0"
-            send(connection, failed=f"mesh.process={peer}: {problem}.")
-            connection.close()
-            raise InputError(f"mesh.process={peer}: {problem}.")
-        self.peers[peer] = connection
-        if hello.get("run") != run:
-            raise InputError(
-                f"The configurations of process {peer} and process 0 differ: only mesh.process may "
-                "differ."
-            )
+                hello = receive(kept_alive(connection), IDENTIFY_TIMEOUT)
+                peer = hello.get("process") if hello else None
+                if hello is None or not isinstance(peer, int):
+                    connection.close()  # not a process of this run, but perhaps a port scanner
+                    continue
+                if peer in self.peers or not 0 < peer < self.processes:
+                    all_of_them = f"{self.processes} processes, numbered from 0"
+                    problem = f"there are {all_of_them}"
+                    if peer in self.peers or peer == 0:
+                        problem = f"two of the {all_of_them}, have this number"
+                    send(connection, failed=f"mesh.process={peer}: {problem}.")
+                    connection.close()
+                    raise InputError(f"mesh.process={peer}: {problem}.")
+                self.peers[peer] = connection
+                if hello.get("run") != run:
+                    raise InputError(
+                        f"The configurations of process {peer} and process 0 differ: only "
+                        "mesh.process may differ."
+                    )
 
     def find_process_0(
         self, host: str, port: int, hello: dict[str, Any], until: float, timeout: float

@@ -7,12 +7,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from threading import Lock
 
 LOCK = Lock()
 COUNTS: list["Count"] = []  # of the phases that go on, in all threads; the newest is the last
 
 
+@dataclass(eq=False)  # two calls with equal counts are not the same
 class Count:
     """How much of one call of a phase is done.
 
@@ -25,10 +27,12 @@ class Count:
       began: when the call began, in the seconds of `time.perf_counter`.
     """
 
-    def __init__(self, phase: str, unit: str, total: int) -> None:
-        self.phase, self.unit, self.total = phase, unit, total
-        self.done = self.tokens = 0
-        self.began = time.perf_counter()
+    phase: str
+    unit: str
+    total: int
+    done: int = 0
+    tokens: int = 0
+    began: float = field(default_factory=time.perf_counter)
 
     def add(self, done: int = 0, *, tokens: int = 0, total: int = 0) -> None:
         """Adds to the count; any thread may call this."""

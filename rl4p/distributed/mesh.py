@@ -79,9 +79,23 @@ class Mesh(ProcessOptions):
     @cached_property
     def available(self) -> Sequence[Any]:
         """All available devices; the mesh takes as many as its axes need."""
-        if self.cpu_devices is not None:
-            divide_cpu(usable_cores() if self.cpu_devices == -1 else self.cpu_devices)
-        devices = devices_of_jax()
+        if (count := self.cpu_devices) is not None:
+            if count == -1:  # Linux can restrict a process to some cores
+                affinity = getattr(os, "sched_getaffinity", None)
+                count = len(affinity(0)) if affinity else os.cpu_count() or 1
+            try:
+                jax.config.update("jax_num_cpu_devices", count)
+            except (RuntimeError, ValueError) as error:  # JAX is in use, with another number
+                raise InputError(f"mesh.cpu_devices={count} cannot be set: {error}") from error
+        try:
+            devices = jax.devices()
+        except (AssertionError, RuntimeError) as error:  # without a GPU, an assertion of JAX fails
+            if not (platforms := os.environ.get("JAX_PLATFORMS")):
+                raise
+            raise InputError(
+                f"JAX_PLATFORMS={platforms}, but JAX finds no such device here (a GPU needs its "
+                "driver and rl4p[cuda]): leave JAX_PLATFORMS out, or write JAX_PLATFORMS=cpu"
+            ) from error
         if self.cpu_devices is not None and devices[0].platform != "cpu":
             raise InputError(
                 f"mesh.cpu_devices={self.cpu_devices} divides a CPU, and JAX runs on "
@@ -112,11 +126,6 @@ class Mesh(ProcessOptions):
             order = create_device_mesh(shape, devices, allow_split_physical_axes=True)
             return jax.sharding.Mesh(order, names, types)
 
-    @property
-    def samples_apart(self) -> bool:
-        """Whether other devices sample than those of this mesh."""
-        return bool(self.rollout_devices)
-
     def sampling_mesh(self, heads: int, num_kv_heads: int) -> "Mesh":
         """Returns the mesh that samples: another one with `sampling_tp`, `rollout_devices` or `cp`.
 
@@ -129,19 +138,6 @@ class Mesh(ProcessOptions):
         Raises:
           InputError: `sampling_tp` does not divide the devices that sample.
         """
-        tp = self.tp_while_sampling()
-        if tp is None:
-            return self
-        shards = math.gcd(tp, num_kv_heads)  # of the KV heads
-        options = {"topology": self.topology, "training": self, "divides_heads": heads % tp == 0}
-        return SamplingMesh(fsdp=tp // shards, tp=shards, **options)
-
-    def tp_while_sampling(self) -> int | None:
-        """Returns the number of devices that share a row while sampling, if the mesh is another.
-
-        Raises:
-          InputError: `sampling_tp` does not divide the devices that sample.
-        """
         own, count = self.devices.shape["tp"], self.rollout_devices or self.size
         if count % (self.sampling_tp or 1):
             raise InputError(
@@ -149,7 +145,11 @@ class Mesh(ProcessOptions):
                 "sample."
             )
         tp = self.sampling_tp or own
-        return tp if self.samples_apart or tp != own or self.column_shards > 1 else None
+        if not self.rollout_devices and tp == own and self.column_shards == 1:
+            return self
+        shards = math.gcd(tp, num_kv_heads)  # of the KV heads
+        options = {"topology": self.topology, "training": self, "divides_heads": heads % tp == 0}
+        return SamplingMesh(fsdp=tp // shards, tp=shards, **options)
 
     def key(self, seed: int) -> jax.Array:
         """Returns a random key, made after the check of the devices, which the first array uses."""
@@ -228,11 +228,6 @@ class Mesh(ProcessOptions):
         return NamedSharding(self.devices, PartitionSpec(ROW_AXES))
 
     @property
-    def rows_and_heads(self) -> NamedSharding:
-        """The sharding of arrays [B, K, ...], such as the keys of a cache."""
-        return NamedSharding(self.devices, PartitionSpec(ROW_AXES, "tp"))
-
-    @property
     def replicated(self) -> NamedSharding:
         return NamedSharding(self.devices, PartitionSpec())
 
@@ -296,15 +291,11 @@ class SamplingMesh(Mesh):
         return list(self.training.devices.devices.flat)
 
     def arranged(self, sizes: Mapping[str, int], devices: Sequence[Any]) -> jax.sharding.Mesh:
-        if self.training.samples_apart:
+        if self.training.rollout_devices:
             return super().arranged(sizes, devices)
         # Both meshes have one order: a program takes arrays of one and returns arrays of the other.
         in_order = np.reshape(devices, tuple(sizes.values()))
         return jax.sharding.Mesh(in_order, tuple(sizes), (AUTO,) * len(sizes))
-
-    @property
-    def platform(self) -> str:
-        return self.training.platform
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -360,41 +351,6 @@ def check_divisible(key: str, parts: int, name: str, size: int) -> None:
             f"{key}={parts} does not divide the model's {name}, which is {size}: the nearest that "
             f"does is {nearest}."
         )
-
-
-def devices_of_jax() -> Sequence[Any]:
-    """Returns the devices that JAX finds.
-
-    Raises:
-      InputError: JAX_PLATFORMS names a platform that this machine lacks.
-    """
-    try:
-        return jax.devices()
-    except (AssertionError, RuntimeError) as error:  # without a GPU, an assertion of JAX fails
-        if not (platforms := os.environ.get("JAX_PLATFORMS")):
-            raise
-        raise InputError(
-            f"JAX_PLATFORMS={platforms}, but JAX finds no such device here (a GPU needs its driver "
-            "and rl4p[cuda]): leave JAX_PLATFORMS out, or write JAX_PLATFORMS=cpu"
-        ) from error
-
-
-def usable_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):  # Linux can restrict a process to some cores
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def divide_cpu(devices: int) -> None:
-    """Divides the CPU into devices, which JAX allows only before its first use.
-
-    Raises:
-      InputError: JAX is already in use with another number of devices.
-    """
-    try:
-        jax.config.update("jax_num_cpu_devices", devices)
-    except (RuntimeError, ValueError) as error:
-        raise InputError(f"mesh.cpu_devices={devices} cannot be set: {error}") from error
 
 
 ONE_DEVICE = Mesh(dp=1)

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
+from jax.tree_util import keystr
 
 from rl4p.base.errors import InputError
 from rl4p.base.types import Array, Params
@@ -130,7 +131,7 @@ def spec(path: tuple, ndim: int, axes: tuple[str, ...] = ("fsdp", "tp")) -> Part
     mesh_axes = (RULES.get(name or "") for name in named)
     divided = [axis if axis in axes else None for axis in mesh_axes]
     if len(set(filter(None, divided))) < len([axis for axis in divided if axis]):
-        raise ValueError(f"{keys(path)}: {named} would be divided as {divided}, one axis twice.")
+        raise ValueError(f"{keystr(path)}: {named} would be divided as {divided}, one axis twice.")
     if "cp" in axes:
         divided = [("fsdp", "cp") if axis == "fsdp" else axis for axis in divided]
     return PartitionSpec(*[None] * front, *divided) if any(divided) else PartitionSpec()
@@ -148,10 +149,10 @@ def specs_beside(tree: Any, params: Params, axes: tuple[str, ...] = ("fsdp", "tp
     the last dimension only (the scales of blocks) is sharded along the others. All other leaves are
     replicated.
     """
-    shapes = {keys(path): jnp.shape(x) for path, x in jax.tree.leaves_with_path(params)}
+    shapes = {keystr(path): jnp.shape(x) for path, x in jax.tree.leaves_with_path(params)}
 
     def leaf_spec(path: tuple, x: Any) -> PartitionSpec:
-        ends = (keys(path[start:]) for start in range(len(path)))
+        ends = (keystr(path[start:]) for start in range(len(path)))
         shape = next((shapes[end] for end in ends if end in shapes), ())
         if len(shape) != jnp.ndim(x) or shape[:-1] != jnp.shape(x)[:-1]:
             return PartitionSpec()
@@ -225,23 +226,14 @@ def narrowed(params: Params, dtype: str) -> Params:
     )
 
 
-def keys(path: tuple) -> str:
-    return jax.tree_util.keystr(path)
-
-
 # Within a function that `collectives.on_rows` runs on each device.
 
 
 def gathered_axes() -> tuple[str, ...]:
-    """Returns the axes, `fsdp` and `cp`, along which devices gather parameters here."""
+    """Returns the axes, `fsdp` and `cp`, along which devices gather parameters here, in step."""
     mesh = jax.sharding.get_abstract_mesh()
     axes = ("fsdp", "cp")
     return tuple(axis for axis in axes if axis in mesh.manual_axes and mesh.shape[axis] > 1)
-
-
-def gathering() -> bool:
-    """Returns whether parameters are sharded here, so that devices must gather in step."""
-    return bool(gathered_axes())
 
 
 def gather(params: Params, dtype: Any) -> Params:
@@ -249,12 +241,12 @@ def gather(params: Params, dtype: Any) -> Params:
 
     Skips stacked layers: each layer is gathered when it runs, without `layers` in its path.
     """
-    if not gathering():
+    if not gathered_axes():
         return params
 
     def gathered(path: tuple, x: Array) -> Array:
         divided = tuple(spec(path, x.ndim, ("fsdp",)))
-        if "layers" in keys(path) or "fsdp" not in divided:
+        if "layers" in keystr(path) or "fsdp" not in divided:
             return x
         place = spec(path, x.ndim, ("tp",))
         axis, own = divided.index("fsdp"), x.dtype if not declared(path).narrowed else dtype
@@ -270,12 +262,8 @@ def all_gathered(x: Array, axis: int, dtype: Any, place: PartitionSpec) -> Array
     Args:
       place: the partition spec along `tp`, which does not change.
     """
-    axes = gathered_axes()
-
-    def gathered(x: Array) -> Array:
-        return jax.lax.all_gather(jnp.asarray(x).astype(dtype), axes, axis=axis, tiled=True)
-
-    return along_tp(gathered, place)(x)
+    gather = partial(jax.lax.all_gather, axis_name=gathered_axes(), axis=axis, tiled=True)
+    return along_tp(lambda x: gather(jnp.asarray(x).astype(dtype)), place)(x)
 
 
 def gathered_forward(x: Array, axis: int, dtype: Any, place: PartitionSpec) -> tuple[Array, Any]:
@@ -290,13 +278,9 @@ def gathered_backward(
     # makes an all-reduce and a slice of this. Reduce-scatters along one dimension after another
     # compile as such and send half the bytes, but over the links of one dimension at a time, where
     # the all-reduce uses all: on v5p 7/8 of the array over one link, against 14/8 over three.
-    axes = gathered_axes()
-
-    def scattered(dy: Array) -> Array:
-        dy = jnp.asarray(dy).astype(like.dtype)
-        return jax.lax.psum_scatter(dy, axes, scatter_dimension=axis, tiled=True)
-
-    return (along_tp(scattered, place)(dy),)
+    options = {"axis_name": gathered_axes(), "scatter_dimension": axis, "tiled": True}
+    scatter = partial(jax.lax.psum_scatter, **options)
+    return (along_tp(lambda dy: scatter(jnp.asarray(dy).astype(like.dtype)), place)(dy),)
 
 
 all_gathered.defvjp(gathered_forward, gathered_backward)
@@ -318,4 +302,4 @@ def along_tp(function: Callable[[Array], Array], place: PartitionSpec) -> Callab
 
 def in_step(count: Array) -> Array:
     """Returns the largest count of the devices that gather together, so that none stops early."""
-    return jax.lax.pmax(count, "fsdp") if gathering() else count
+    return jax.lax.pmax(count, "fsdp") if gathered_axes() else count

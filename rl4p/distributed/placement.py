@@ -13,7 +13,7 @@ import jax
 from jax import memory
 from jax.sharding import NamedSharding
 
-from rl4p.base.types import Array, Params
+from rl4p.base.types import Params
 from rl4p.distributed.mesh import Mesh, SamplingMesh
 from rl4p.distributed.partition import (
     changed_for_decoding,
@@ -35,16 +35,16 @@ def offloaded(tree: Any) -> Any:
 
 def on_device(tree: Any) -> Any:
     """Returns arrays on the devices, with copies of those that are in the memory of the host."""
-    return jax.tree.map(lambda x: x if space_of(x) is DEVICE else jax.device_put(x, DEVICE), tree)
+    return jax.tree.map(
+        lambda x: x if jax.typeof(x).memory_space is DEVICE else jax.device_put(x, DEVICE), tree
+    )
 
 
 def as_before(tree: Any, before: Any) -> Any:
     """Moves each array to the memory that holds its counterpart in `before`."""
-    return jax.tree.map(lambda x, old: x if space_of(old) is DEVICE else offloaded(x), tree, before)
-
-
-def space_of(x: Array) -> Any:
-    return jax.typeof(x).memory_space
+    return jax.tree.map(
+        lambda x, old: x if jax.typeof(old).memory_space is DEVICE else offloaded(x), tree, before
+    )
 
 
 def is_offloaded(x: Any) -> bool:

@@ -210,7 +210,9 @@ def place(tree: Any, sharding: Any) -> Any:
     shardings = [sharding] * len(leaves) if one else structure.flatten_up_to(sharding)
     spread = {i for i, x in enumerate(leaves) if spans_processes(x)}
     # `jax.device_put` cannot reshard arrays of several processes, but a compiled function can.
-    resharded = [i for i in spread if not has_sharding(leaves[i], shardings[i])]
+    resharded = [
+        i for i in spread if not leaves[i].sharding.is_equivalent_to(shardings[i], leaves[i].ndim)
+    ]
     if resharded:
         targets = [shardings[i] for i in resharded]
         results = jax.jit(identity, out_shardings=targets)([leaves[i] for i in resharded])
@@ -252,10 +254,6 @@ def to_host(tree: Any) -> Any:
 def spans_processes(x: Any) -> bool:
     """Returns whether x is an array on devices of several processes."""
     return isinstance(x, jax.Array) and not x.is_fully_addressable
-
-
-def has_sharding(x: jax.Array, sharding: jax.sharding.Sharding) -> bool:
-    return x.sharding.is_equivalent_to(sharding, x.ndim)
 
 
 def identity(x: Any) -> Any:

@@ -12,12 +12,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from rl4p.base.errors import InputError
 from rl4p.base.types import Array, Params
 from rl4p.distributed.collectives import gather_rows
-from rl4p.distributed.mesh import Mesh
+from rl4p.distributed.mesh import ROW_AXES, Mesh
 from rl4p.model.cache import Cache
 from rl4p.model.decoder import Decoder
 from rl4p.model.policy import padded_width
@@ -229,9 +229,10 @@ def divided(cache: Cache, mesh: Mesh) -> Cache:
 
 def cache_shardings(cache: Cache, mesh: Mesh) -> Any:
     """Returns the shardings of a cache: rows over `dp` and `fsdp`, KV heads over `tp`."""
+    rows_and_heads = NamedSharding(mesh.devices, PartitionSpec(ROW_AXES, "tp"))
     shardings: Any = Cache  # typed Any, since the fields here are shardings and not arrays
     return shardings(
-        layers=jax.tree.map(lambda _: mesh.rows_and_heads, cache.layers),
+        layers=jax.tree.map(lambda _: rows_and_heads, cache.layers),
         positions_BS=mesh.rows,
         segment_ids_BS=mesh.rows,
     )

@@ -15,7 +15,7 @@ from rl4p.base.errors import InputError
 from rl4p.base.types import Array, Params
 from rl4p.distributed import collectives
 from rl4p.distributed.mesh import Mesh
-from rl4p.distributed.partition import GATHERED, gather, gathering
+from rl4p.distributed.partition import GATHERED, gather, gathered_axes
 from rl4p.model.attention import AttentionInputs, Kernel, softcapped, views
 from rl4p.model.cache import Cache, Prefix, Writer
 from rl4p.model.decoder_config import DecoderConfig
@@ -183,7 +183,7 @@ class Decoder:
         saved = jax.checkpoint_policies.save_anything_except_these_names(GATHERED)
         if self.remat != "none":
             saved = PRODUCTS if self.remat == "elementwise" else None
-        if self.remat != "none" or gathering():
+        if self.remat != "none" or gathered_axes():
             # A loop already keeps the compiler from merging the recomputation with the original.
             run_layer = jax.checkpoint(run_layer, prevent_cse=self.unroll, policy=saved)
         index_of = seen.kinds.index

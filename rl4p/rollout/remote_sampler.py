@@ -91,8 +91,8 @@ class RemoteSampler(PoolOptions, ABC):
           InputError: the run has several processes, or another mesh for sampling.
         """
         mesh = policy.mesh
-        if mesh.samples_apart or mesh.sampling_tp not in (None, mesh.devices.shape["tp"]):
-            key = "rollout_devices" if mesh.samples_apart else "sampling_tp"
+        if mesh.rollout_devices or mesh.sampling_tp not in (None, mesh.devices.shape["tp"]):
+            key = "rollout_devices" if mesh.rollout_devices else "sampling_tp"
             raise InputError(
                 f"mesh.{key} would have no effect, because servers draw the tokens: leave it out."
             )

@@ -340,13 +340,23 @@ def test_processes_that_count_otherwise_are_refused(port):
 
 
 @pytest.mark.parametrize("hello", [b"[]\n", b'{"process": "1"}\n', b"{\n", b'{"run": 1}\n'])
-def test_a_hello_that_is_none_is_passed_over(hello):
-    ours, theirs = socket.socketpair()
-    call = Connections(0, 2)
-    with theirs:
-        theirs.sendall(hello)
-        call.admit(ours, "the same")
-    assert not call.peers
+def test_a_hello_that_is_none_is_passed_over(port, hello):
+    first, answers = Connections(0, 2), []
+
+    def knock():
+        until = time.monotonic() + 5
+        while not answers and time.monotonic() < until:
+            with suppress(OSError), socket.create_connection(("localhost", port), 1) as theirs:
+                theirs.sendall(hello)
+                answers.append(theirs.recv(1))
+
+    thread = threading.Thread(target=knock)
+    thread.start()
+    (error,) = gathered(port, first, timeout=1.0)
+    thread.join()
+    assert answers == [b""]  # the connection is closed
+    assert "Process 1 of 2 (from 0) did not connect" in str(error)
+    assert not first.peers
 
 
 def test_a_port_that_is_taken_is_named(port):

@@ -295,14 +295,15 @@ def test_all_devices_are_taken_by_default():
 
 
 CORES = """
-import sys
+import os, sys
 from rl4p.base.errors import InputError
-from rl4p.distributed.mesh import Mesh, usable_cores
+from rl4p.distributed.mesh import Mesh
 
-assert Mesh(cpu_devices=-1).size == usable_cores() >= 1
+cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+assert Mesh(cpu_devices=-1).size == cores >= 1
 assert Mesh(dp=1).size == 1
 try:
-    Mesh(cpu_devices=usable_cores() + 1).size
+    Mesh(cpu_devices=cores + 1).size
 except InputError as error:
     sys.exit(str(error))
 """
@@ -358,9 +359,9 @@ layout = Mesh(dp=1, fsdp=8, sampling_tp=4)
 sampling = layout.sampling_mesh(24, 12)
 assert dict(sampling.devices.shape) == {"dp": 2, "fsdp": 1, "tp": 4}
 assert list(sampling.devices.devices.flat) == list(layout.devices.devices.flat)
-assert (layout.row_shards, layout.samples_apart, sampling.platform) == (8, False, "cpu")
+assert (layout.row_shards, layout.rollout_devices, sampling.platform) == (8, None, "cpu")
 both = Mesh(dp=4, rollout_devices=4, sampling_tp=2)
-assert both.samples_apart and both.row_shards == 4
+assert both.rollout_devices and both.row_shards == 4
 assert dict(both.sampling_mesh(24, 4).devices.shape) == {"dp": 2, "fsdp": 1, "tp": 2}
 
 # Devices that divide columns sample rows of their own, and two along tp share a row.

@@ -220,7 +220,7 @@ def test_sizes_of_the_axes():
 def test_a_gradient_is_whole_without_a_mesh():
     params = {"embedding": jnp.ones((4, 2))}
     assert partition.gather(params, "bfloat16") is params
-    assert not partition.gathering()
+    assert not partition.gathered_axes()
 
 
 def test_a_sampler_is_given_matrices_as_they_are_multiplied():

@@ -24,7 +24,9 @@ def test_several_processes_are_refused(protocol, policy, monkeypatch):
 def test_a_mesh_for_sampling_is_refused(protocol, apart, key):
     sampler = PROTOCOLS[protocol][0](servers=("http://127.0.0.1:1",), max_response_tokens=8)
     one = SimpleNamespace(shape={"tp": 1})
-    mesh = SimpleNamespace(samples_apart=apart, sampling_tp=None if apart else 2, devices=one)
+    mesh = SimpleNamespace(
+        rollout_devices=int(apart), sampling_tp=None if apart else 2, devices=one
+    )
     policy = SimpleNamespace(mesh=mesh)
     with pytest.raises(InputError, match=rf"mesh\.{key} would have no effect"):
         sampler.open(policy)

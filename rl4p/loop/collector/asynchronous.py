@@ -230,7 +230,7 @@ class OpenAsynchronous:
         if self.engine.version == version:
             return
         options, mesh = self.options, self.policy.mesh
-        if self.synced.every == 1 and options.copies(not mesh.samples_apart):
+        if self.synced.every == 1 and options.copies(not mesh.rollout_devices):
             params = jax.tree.map(jnp.copy, params)  # the update donates the state's
         self.engine.publish(params, version)
         if options.on_new_weights != "finish":

@@ -71,16 +71,12 @@ def write_gemma(c: DecoderConfig) -> dict[str, Any]:
     }
 
 
-def write_gemma2(c: DecoderConfig) -> dict[str, Any]:
-    return write_shape(c) | write_gemma(c)
-
-
 GEMMA2 = Family(
     model_type="gemma2",
     architecture="Gemma2ForCausalLM",
     classifier="Gemma2ForSequenceClassification",
     read_config=read_gemma2,
-    write_config=write_gemma2,
+    write_config=lambda c: write_shape(c) | write_gemma(c),
     names=partial(names, layer_names=GEMMA2_NAMES),
 )
 
@@ -121,14 +117,14 @@ def read_gemma3_rope(
         the base of those that name none.
     """
     keys.must_be("partial_rotary_factor", 1.0)
-    sections = keys.section("rope_parameters")
+    sections = keys.get("rope_parameters", dict, {})
     for name in sections.keys() - {"full_attention", "sliding_attention"}:
         raise keys.refuse(f"rope_parameters with {name!r}")
     inside = Keys(sections, f"{keys.where}, in rope_parameters,")
-    whole, local = inside.section("full_attention"), inside.section("sliding_attention")
+    whole, local = (inside.get(f"{kind}_attention", dict, {}) for kind in ("full", "sliding"))
     if keys.scaling(local) is not None:
         raise keys.refuse("scaled positions in sliding-window layers")
-    old = keys.section("rope_scaling")
+    old = keys.get("rope_scaling", dict, {})
     if old and whole and keys.scaling(old) != keys.scaling(whole):
         raise keys.two_ropes("rope_scaling and rope_parameters")
     theta = keys.theta(whole, "rope_theta", default)
@@ -141,15 +137,13 @@ def read_gemma3_rope(
     }
 
 
-def write_gemma3(c: DecoderConfig) -> dict[str, Any]:
-    return write_shape(c) | write_gemma(c) | {"rope_local_base_freq": c.local_rope_theta}
-
-
 GEMMA3 = Family(
     model_type="gemma3_text",
     architecture="Gemma3ForCausalLM",
     classifier="Gemma3TextForSequenceClassification",
     read_config=read_gemma3,
-    write_config=write_gemma3,
+    write_config=lambda c: (
+        write_shape(c) | write_gemma(c) | {"rope_local_base_freq": c.local_rope_theta}
+    ),
     names=partial(names, layer_names=GEMMA3_NAMES),
 )

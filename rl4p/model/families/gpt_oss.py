@@ -29,7 +29,7 @@ PAIRS = {
     "mlp.experts.gate_up_proj": ("gate", "up"),
     "mlp.experts.gate_up_proj_bias": ("gate_bias", "up_bias"),
 }
-ROPE = {
+ROPE = {  # of a file without a rope section, such as those of the first models
     "rope_type": "yarn",
     "factor": 32.0,
     "beta_fast": 32.0,
@@ -53,9 +53,17 @@ def read_gpt_oss(config: dict[str, Any], where: str) -> DecoderConfig:
         )
     shape = keys.shape(head_width=64)
     slides = [i % 2 == 0 for i in range(shape["layers"])]
+    # The same as original_max_position_embeddings, in files from before transformers knew the key.
+    original = keys.get("initial_context_length", int, 0)
+    rope = keys.rope(theta=150_000.0)
+    sections = [keys.get(key, dict, {}) for key in ("rope_scaling", "rope_parameters")]
+    if rope["rope_scaling"] is None and not any(sections):
+        rope["rope_scaling"] = keys.scaling(ROPE)
+    if original and original != getattr(rope["rope_scaling"], "original_max_positions", original):
+        raise keys.two_ropes("initial_context_length and its rope section")
     return DecoderConfig(
         family="gpt_oss",
-        **read_gpt_oss_rope(keys),
+        **rope,
         **shape,
         **keys.sliding(keys.window(128), slides),
         tied_embedding=keys.get("tie_word_embeddings", bool, False),
@@ -67,20 +75,6 @@ def read_gpt_oss(config: dict[str, Any], where: str) -> DecoderConfig:
         expert_bias=True,
         normalized_experts=True,
     )
-
-
-def read_gpt_oss_rope(keys: Keys) -> dict[str, Any]:
-    """Returns the rope options; a file without a rope section has the one of the first models."""
-    # The same as original_max_position_embeddings, in files from before transformers knew the key.
-    original = keys.get("initial_context_length", int, 0)
-    rope = keys.rope(theta=150_000.0)
-    if rope["rope_scaling"] is None and not (
-        keys.section("rope_scaling") or keys.section("rope_parameters")
-    ):
-        rope["rope_scaling"] = keys.scaling(ROPE)
-    if original and original != getattr(rope["rope_scaling"], "original_max_positions", original):
-        raise keys.two_ropes("initial_context_length and its rope section")
-    return rope
 
 
 def write_gpt_oss(c: DecoderConfig) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from rl4p.base.errors import InputError
@@ -52,12 +53,12 @@ class Config(dict[str, Any]):
         return super().__contains__(key)
 
 
+@dataclass(frozen=True)
 class Keys:
     """A reader of config.json that raises InputError for a missing key or a wrong type."""
 
-    def __init__(self, config: dict[str, Any], where: str) -> None:
-        self.config = config
-        self.where = where
+    config: dict[str, Any]
+    where: str  # the path of the file, for messages
 
     def get(self, key: str, kind: type, default: Any = None) -> Any:
         """Returns a value of type `kind`, or the default if it is null or absent.
@@ -118,27 +119,25 @@ class Keys:
                 "rope_theta": self.theta(section, "rope_theta", theta),
                 "rope_scaling": self.scaling(section, partial=head_width is not None, long=long),
             }
-            if head_width is not None:
-                options["rotary_width"] = self.rotary_width(section, head_width, rotated)
+            if head_width is not None:  # the part is in the section, or else outside it
+                key = "partial_rotary_factor"
+                outside = self.get(key, float, rotated)
+                within = Keys(section, f"{self.where}, in rope_parameters,")
+                part = within.get(key, float, outside)
+                if part != outside and self.config.get(key) is not None:
+                    raise self.two_ropes(f"{key} and the one of its rope section")
+                width = int(head_width * part)
+                if width % 2 or not 0 < width <= head_width:
+                    what = f"{key} {part}, which rotates {width} of {head_width} elements"
+                    raise self.refuse(what)
+                options["rotary_width"] = width
             return options
 
-        sections = (self.section("rope_scaling"), self.section("rope_parameters"))
+        sections = [self.get(key, dict, {}) for key in ("rope_scaling", "rope_parameters")]
         readings = [*map(reading, filter(None, sections))] or [reading({})]
         if readings[0] != readings[-1]:
             raise self.two_ropes("rope_scaling and rope_parameters")
         return readings[0]
-
-    def rotary_width(self, section: dict[str, Any], head_width: int, default: float) -> int:
-        """Returns how many elements of a head are rotated, by a rope section or else outside it."""
-        key = "partial_rotary_factor"
-        outside = self.get(key, float, default)
-        within = Keys(section, f"{self.where}, in rope_parameters,").get(key, float, outside)
-        if within != outside and self.config.get(key) is not None:
-            raise self.two_ropes(f"{key} and the one of its rope section")
-        width = int(head_width * within)
-        if width % 2 or not 0 < width <= head_width:
-            raise self.refuse(f"{key} {within}, which rotates {width} of {head_width} elements")
-        return width
 
     def theta(self, section: dict[str, Any], key: str, default: float) -> float:
         """Returns the rotary base of a rope section, or else the one under `key`."""
@@ -154,10 +153,6 @@ class Keys:
             f"{self.where}: {what} differ, and versions of transformers take one or the other: "
             "leave the wrong one out."
         )
-
-    def section(self, key: str) -> dict[str, Any]:
-        """Returns an object within the configuration, empty if it is absent or null."""
-        return self.get(key, dict, {})
 
     def scaling(
         self, rope: dict[str, Any], *, partial: bool = False, long: bool = False
@@ -191,7 +186,14 @@ class Keys:
             return keys.yarn(factor, original)
         if kind == "longrope":
             longest = self.size("max_position_embeddings")
-            return keys.long(factor or longest / original, original, longest)
+            magnitude = long_magnitude(factor or longest / original, original)
+            return LongScaling(
+                factors=keys.numbers("short_factor"),
+                long_factors=keys.numbers("long_factor"),
+                original_max_positions=original,
+                max_positions=longest,
+                magnitude=keys.get("attention_factor", float, magnitude),
+            )
         return Llama3Scaling(
             factor=factor,
             low_frequency_factor=keys.get("low_freq_factor", float),
@@ -212,17 +214,6 @@ class Keys:
             fast_turns=self.get("beta_fast", float, 32.0),
             slow_turns=self.get("beta_slow", float, 1.0),
             truncated=self.get("truncate", bool, True),
-            magnitude=self.get("attention_factor", float, magnitude),
-        )
-
-    def long(self, factor: float, original: int, longest: int) -> LongScaling:
-        """Returns the scaling of a rope section of type longrope."""
-        magnitude = long_magnitude(factor, original)
-        return LongScaling(
-            factors=self.numbers("short_factor"),
-            long_factors=self.numbers("long_factor"),
-            original_max_positions=original,
-            max_positions=longest,
             magnitude=self.get("attention_factor", float, magnitude),
         )
 
@@ -307,17 +298,12 @@ def write_shape(c: DecoderConfig) -> dict[str, Any]:
         "num_key_value_heads": c.num_kv_heads,
         "head_dim": c.head_width,
         "max_position_embeddings": c.max_positions,
-        **write_rope(c.rope_theta, c.rope_scaling),
+        "rope_theta": c.rope_theta,
+        **({"rope_scaling": write_scaling(c.rope_scaling)} if c.rope_scaling else {}),
         **rotary,
         "rms_norm_eps": c.norm_epsilon,
         "tie_word_embeddings": c.tied_embedding,
     }
-
-
-def write_rope(theta: float, scaling: Scaling | None) -> dict[str, Any]:
-    """Returns the rope options in the keys that all versions of transformers read."""
-    section = write_scaling(scaling)
-    return {"rope_theta": theta} | ({"rope_scaling": section} if section else {})
 
 
 def write_scaling(scaling: Scaling | None) -> dict[str, Any]:
@@ -380,7 +366,7 @@ def read_labels(config: dict[str, Any], where: str) -> int:
     names = keys.get("architectures", list, [])
     if not any(isinstance(name, str) and name.endswith(KIND) for name in names):
         return 0
-    return len(keys.section("id2label")) or keys.get("num_labels", int, 2)
+    return len(keys.get("id2label", dict, {})) or keys.get("num_labels", int, 2)
 
 
 def write_labels(labels: int) -> dict[str, Any]:

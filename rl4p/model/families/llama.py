@@ -35,16 +35,14 @@ def read_llama(config: dict[str, Any], where: str) -> DecoderConfig:
     )
 
 
-def write_llama(c: DecoderConfig) -> dict[str, Any]:
-    return write_shape(c) | {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
-
-
 LLAMA = Family(
     model_type="llama",
     architecture="LlamaForCausalLM",
     classifier="LlamaForSequenceClassification",
     read_config=read_llama,
-    write_config=write_llama,
+    write_config=lambda c: (
+        write_shape(c) | {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
+    ),
     names=partial(names, layer_names=LAYER_NAMES),
 )
 
@@ -67,16 +65,12 @@ def read_mistral(config: dict[str, Any], where: str) -> DecoderConfig:
     )
 
 
-def write_mistral(c: DecoderConfig) -> dict[str, Any]:
-    return write_shape(c) | {"hidden_act": "silu", "sliding_window": c.window}
-
-
 MISTRAL = Family(
     model_type="mistral",
     architecture="MistralForCausalLM",
     classifier="MistralForSequenceClassification",
     read_config=read_mistral,
-    write_config=write_mistral,
+    write_config=lambda c: write_shape(c) | {"hidden_act": "silu", "sliding_window": c.window},
     names=partial(names, layer_names=LAYER_NAMES),
 )
 
@@ -87,7 +81,19 @@ def read_smollm3(config: dict[str, Any], where: str) -> DecoderConfig:
     keys.must_be("attention_bias", False)
     keys.must_be("mlp_bias", False)
     shape = keys.shape()
-    unrotated = read_unrotated(keys, shape["layers"])
+    layers = shape["layers"]
+    # no_rope_layers has a 1 for each layer that has rotary embeddings. In its place,
+    # no_rope_layer_interval=n means that every n-th layer has none.
+    interval = keys.size("no_rope_layer_interval", 4)
+    rotated = keys.get(
+        "no_rope_layers", list, [int((i + 1) % interval != 0) for i in range(layers)]
+    )
+    if len(rotated) < layers or any(type(x) is not int or x not in (0, 1) for x in rotated):
+        raise InputError(
+            f"{where}: no_rope_layers must have a 0 or a 1 for each of the {layers} layers, not "
+            f"{rotated!r}."
+        )
+    unrotated = tuple(x == 0 for x in rotated[:layers])
     window = None
     if keys.get("use_sliding_window", bool, False) and config.get("sliding_window") is not None:
         window = keys.size("sliding_window")
@@ -100,24 +106,6 @@ def read_smollm3(config: dict[str, Any], where: str) -> DecoderConfig:
         tied_embedding=keys.get("tie_word_embeddings", bool, True),
         attention_bias=False,
     )
-
-
-def read_unrotated(keys: Keys, layers: int) -> tuple[bool, ...]:
-    """Returns for each layer whether it has no rotary embeddings.
-
-    no_rope_layers has a 1 for each layer that has them. In its place, no_rope_layer_interval=n
-    means that every n-th layer has none.
-    """
-    interval = keys.size("no_rope_layer_interval", 4)
-    rotated = keys.get(
-        "no_rope_layers", list, [int((i + 1) % interval != 0) for i in range(layers)]
-    )
-    if len(rotated) < layers or any(type(x) is not int or x not in (0, 1) for x in rotated):
-        raise InputError(
-            f"{keys.where}: no_rope_layers must have a 0 or a 1 for each of the {layers} layers, "
-            f"not {rotated!r}."
-        )
-    return tuple(x == 0 for x in rotated[:layers])
 
 
 def write_smollm3(c: DecoderConfig) -> dict[str, Any]:
@@ -157,9 +145,20 @@ def read_olmo3(config: dict[str, Any], where: str) -> DecoderConfig:
     keys.must_be("attention_bias", False)
     shape = keys.shape()
     slides = [(i + 1) % 4 != 0 for i in range(shape["layers"])]
+    # Sliding layers are not scaled, and all layers have one base.
+    theta = keys.get("rope_theta", float, OLMO3_THETA)
+    rope = read_gemma3_rope(keys, theta, "rope_theta", theta)
+    sliding = keys.get("rope_parameters", dict, {}).get("sliding_attention") or {}
+    if rope["rope_theta"] != rope["local_rope_theta"] or (
+        theta != OLMO3_THETA and "rope_theta" not in sliding
+    ):  # transformers 5 gives sliding layers that name no base the default one
+        raise keys.two_ropes("the bases of its full-attention and sliding layers")
+    scaling = rope["rope_scaling"]
+    if isinstance(scaling, YarnScaling) and not scaling.truncated:
+        raise keys.refuse("truncate false")  # transformers looks for it in another place
     return DecoderConfig(
         family="olmo3",
-        **read_olmo3_rope(keys),
+        **rope,
         **shape,
         **keys.sliding(keys.window(4096), slides),
         pre_norms=False,
@@ -168,21 +167,6 @@ def read_olmo3(config: dict[str, Any], where: str) -> DecoderConfig:
         tied_embedding=keys.get("tie_word_embeddings", bool, False),
         attention_bias=False,
     )
-
-
-def read_olmo3_rope(keys: Keys) -> dict[str, Any]:
-    """Returns the rope options: sliding layers are not scaled, and all layers have one base."""
-    theta = keys.get("rope_theta", float, OLMO3_THETA)
-    rope = read_gemma3_rope(keys, theta, "rope_theta", theta)
-    sliding = keys.section("rope_parameters").get("sliding_attention") or {}
-    if rope["rope_theta"] != rope["local_rope_theta"] or (
-        theta != OLMO3_THETA and "rope_theta" not in sliding
-    ):  # transformers 5 gives sliding layers that name no base the default one
-        raise keys.two_ropes("the bases of its full-attention and sliding layers")
-    scaling = rope["rope_scaling"]
-    if isinstance(scaling, YarnScaling) and not scaling.truncated:
-        raise keys.refuse("truncate false")  # transformers looks for it in another place
-    return rope
 
 
 def write_olmo3(c: DecoderConfig) -> dict[str, Any]:

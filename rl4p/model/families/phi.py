@@ -97,16 +97,10 @@ def read_glm4(config: dict[str, Any], where: str) -> DecoderConfig:
     )
 
 
-def write_glm4(c: DecoderConfig) -> dict[str, Any]:
-    return write_shape(c) | {"hidden_act": "silu", "attention_bias": c.attention_bias}
-
-
 def glm4_tensors(c: DecoderConfig) -> Iterator[Tensor]:
     parts = rows({(name, "kernel"): c.feed_forward_width for name in ("gate", "up")})
-    biases = (
-        GLM4_NAMES if c.attention_bias else {k: v for k, v in GLM4_NAMES.items() if k[1] != "bias"}
-    )
-    return names(c, biases, parts)
+    own = {k: name for k, name in GLM4_NAMES.items() if c.attention_bias or k[1] != "bias"}
+    return names(c, own, parts)
 
 
 GLM4 = Family(
@@ -114,6 +108,8 @@ GLM4 = Family(
     architecture="Glm4ForCausalLM",
     classifier="Glm4ForSequenceClassification",
     read_config=read_glm4,
-    write_config=write_glm4,
+    write_config=lambda c: (
+        write_shape(c) | {"hidden_act": "silu", "attention_bias": c.attention_bias}
+    ),
     names=glm4_tensors,
 )

@@ -55,16 +55,12 @@ def write_sliding(c: DecoderConfig) -> dict[str, Any]:
     }
 
 
-def write_qwen2(c: DecoderConfig) -> dict[str, Any]:
-    return write_shape(c) | write_sliding(c) | {"hidden_act": "silu"}
-
-
 QWEN2 = Family(
     model_type="qwen2",
     architecture="Qwen2ForCausalLM",
     classifier="Qwen2ForSequenceClassification",
     read_config=read_qwen2,
-    write_config=write_qwen2,
+    write_config=lambda c: write_shape(c) | write_sliding(c) | {"hidden_act": "silu"},
     names=partial(names, layer_names=QWEN2_NAMES),
 )
 
@@ -89,16 +85,14 @@ def read_qwen3(config: dict[str, Any], where: str) -> DecoderConfig:
     )
 
 
-def write_qwen3(c: DecoderConfig) -> dict[str, Any]:
-    return write_shape(c) | write_sliding(c) | {"hidden_act": "silu", "attention_bias": False}
-
-
 QWEN3 = Family(
     model_type="qwen3",
     architecture="Qwen3ForCausalLM",
     classifier="Qwen3ForSequenceClassification",
     read_config=read_qwen3,
-    write_config=write_qwen3,
+    write_config=lambda c: (
+        write_shape(c) | write_sliding(c) | {"hidden_act": "silu", "attention_bias": False}
+    ),
     names=partial(names, layer_names=QWEN3_NAMES),
 )
 

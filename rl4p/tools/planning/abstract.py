@@ -74,7 +74,7 @@ class AbstractRun:
 
     def resident_while_sampling(self) -> Any:
         """Returns the arrays that are on the sampling mesh while it samples."""
-        if self.mesh.samples_apart:
+        if self.mesh.rollout_devices:
             return self.sampling_params()
         return self.resident, self.copied_for_sampling()
 
@@ -175,7 +175,7 @@ def abstract_run(config: DictConfig, mesh: Mesh) -> AbstractRun:
     collector = instantiate(config.collector)
     copies = 0
     if isinstance(collector, KeepsCopies):
-        copies = collector.copies(not mesh.samples_apart)
+        copies = collector.copies(not mesh.rollout_devices)
     if RolloutTraits.read(phases.rollout).sync_every > 1:
         copies = max(1, copies)  # `SyncedWeights`, whose copy engines share
     frozen += [params] * copies
@@ -206,7 +206,7 @@ def abstract_run(config: DictConfig, mesh: Mesh) -> AbstractRun:
         prompt_columns=padded_width(config.max_prompt_tokens),
         response_tokens=config.max_response_tokens,
         reference=reference,
-        overlaps=CollectorTraits.read(collector).overlaps and not mesh.samples_apart,
+        overlaps=CollectorTraits.read(collector).overlaps and not mesh.rollout_devices,
     )
 
 

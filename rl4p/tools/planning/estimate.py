@@ -139,7 +139,7 @@ class StepEstimate:
 
     def while_sampling(self) -> Parts:
         """Returns what a device that samples holds."""
-        if self.run.mesh.samples_apart:
+        if self.run.mesh.rollout_devices:
             return {"sampling copy": bytes_of_chip(self.run.sampling_params())} | self.sampling()
         return self.resident() | self.copy() | self.sampling()
 

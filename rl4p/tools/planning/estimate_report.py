@@ -84,7 +84,7 @@ def expected_time(
     mesh = estimate.run.mesh
     share = SHARE.get(mesh.platform)
     seconds = [least(estimate.seconds[phase]) for phase in estimate.memory]
-    if share is None or mesh.samples_apart or not all(seconds):
+    if share is None or mesh.rollout_devices or not all(seconds):
         return None
     return ExpectedTime(
         step=sum(seconds) / share,

@@ -115,7 +115,7 @@ def programs(run: AbstractRun) -> list[Program]:
 
 def weights_for_sampling(run: AbstractRun) -> Iterator[Program]:
     """Yields `placement.for_sampling`, unless other devices sample."""
-    if isinstance(run.phases.rollout, Planned) and not run.mesh.samples_apart:
+    if isinstance(run.phases.rollout, Planned) and not run.mesh.rollout_devices:
         whole, wanted = run.without_critic(), run.copied_for_sampling()
         places = jax.tree.map(lambda x: x.sharding, wanted)
         dtype = run.policy.decoder.dtype

@@ -11,7 +11,6 @@ from rl4p.model.families.keys import (
     read_labels,
     write_labels,
     write_layer_types,
-    write_rope,
     write_scaling,
     write_shape,
 )
@@ -280,11 +279,13 @@ def test_long_factors_are_read_and_written():
     ],
 )
 def test_rope_options_are_written_as_they_are_read(scaling):
-    assert keys(**write_rope(5.0, scaling)).rope() == {"rope_theta": 5.0, "rope_scaling": scaling}
+    config = dataclasses.replace(decoder_config("llama"), rope_theta=5.0, rope_scaling=scaling)
+    read = keys(**write_shape(config)).rope()
+    assert read == {"rope_theta": 5.0, "rope_scaling": scaling}
 
 
 def test_the_scaling_of_llama_is_written_in_its_own_keys():
-    assert write_rope(5.0, LLAMA3_SCALING) == {"rope_theta": 5.0, "rope_scaling": LLAMA3}
+    assert write_scaling(LLAMA3_SCALING) == LLAMA3
 
 
 CLASSIFIER = {"architectures": ["LlamaForSequenceClassification"]}
