@@ -5,6 +5,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from rl4p.base.terminal import write
@@ -88,16 +89,17 @@ class BackgroundMirror:
         self._news.set()
         close_timeout, upload_timeout = self._timeouts
         close_timeout = max(close_timeout, self._creation)
-        if max(self._silence, seconds_since(self._asked)) >= close_timeout:
+        asked = self._asked
+        silence = 0.0 if asked is None else time.monotonic() - asked
+        if max(self._silence, silence) >= close_timeout:
             close_timeout = min(close_timeout, SECONDS_FOR_A_SILENT_STORE)
         if self._sent.wait(close_timeout):
             self._ended.wait(upload_timeout)
         if self._where and not self._failure:
             write(self._where)
         if self._failure:
-            log.warning(
-                "%s lacks a part of this run (%s)%s", self._name, self._failure, self._repeat
-            )
+            lacking = "%s lacks a part of this run (%s)%s"
+            log.warning(lacking, self._name, self._failure, self._repeat)
         return not self._failure
 
     def _work(self) -> None:
@@ -107,7 +109,7 @@ class BackgroundMirror:
             self._news.clear()
             last = self._closing.is_set()
             pause = self._between
-            self._asked = time.monotonic()
+            asked = self._asked = time.monotonic()
             try:
                 mirror, self._creation = mirror or self._connect(), 0.0
                 if self._grown:
@@ -119,44 +121,33 @@ class BackgroundMirror:
                 if last:
                     mirror.close(self._status)
                     self._where = mirror.where()
-                    self._upload(mirror)
+                    # From now on `finish` waits for the requested uploads alone.
+                    uploads = self._timeouts[1] > 0
+                    self._failure = LATE if uploads else None
+                    self._sent.set()
+                    if uploads:
+                        mirror.upload(self._status)
+                        self._failure = None
             except Exception as error:  # noqa: BLE001 - the run continues after any error
-                self._failure, self._silence = reason(error), seconds_since(self._asked)
+                self._failure, self._silence = reason(error), time.monotonic() - asked
                 if mirror is not None:
                     mirror.abandon()
                 mirror, pause = None, SECONDS_BETWEEN_ATTEMPTS
                 self._news.set()
                 if not warned and not self._closing.is_set():
-                    log.warning(
-                        "The run continues without %s until it answers: %s",
-                        self._name,
-                        self._failure,
-                    )
+                    told = "The run continues without %s until it answers: %s"
+                    log.warning(told, self._name, self._failure)
                 warned = True
             self._asked = None
             self._closing.wait(pause)
         self._sent.set()
         self._ended.set()
 
-    def _upload(self, mirror: Mirror) -> None:
-        """Uploads what was requested; from now on `finish` waits for that alone."""
-        requested = self._timeouts[1] > 0
-        self._failure = LATE if requested else None
-        self._sent.set()
-        if requested:
-            mirror.upload(self._status)
-            self._failure = None
-
 
 def warn_of_variables(names: Iterable[str], reason: str) -> None:
     """Names the environment variables among these that are set, and have no effect."""
     if present := [name for name in names if os.environ.get(name)]:
         log.warning("%s has no effect: %s", " ".join(present), reason)
-
-
-def seconds_since(time_then: float | None) -> float:
-    """Returns the seconds since a time, 0 if there is none."""
-    return 0.0 if time_then is None else time.monotonic() - time_then
 
 
 def reason(error: BaseException) -> str:
@@ -169,9 +160,7 @@ def reason(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
-Step = tuple[int, float, dict[str, float]]
-
-
+@dataclass
 class TimedSteps:
     """The steps of a record, each with the time at which it ended.
 
@@ -179,16 +168,15 @@ class TimedSteps:
     depends on the record alone, so a mirror that is written again has the same times.
     """
 
-    def __init__(self, folder: Path, start: float):
-        self._record = Record(folder)
-        self._offset = 0  # in metrics.jsonl
-        self._milliseconds = float(start)
+    folder: Path
+    milliseconds: float
+    offset: int = 0  # in metrics.jsonl
 
-    def new(self) -> list[Step]:
+    def new(self) -> list[tuple[int, float, dict[str, float]]]:
         """Returns the steps that were recorded since the last call: (step, time, metrics)."""
-        rows, self._offset = self._record.metrics_from(self._offset)
+        rows, self.offset = Record(self.folder).metrics_from(self.offset)
         steps = []
         for row in rows:
-            self._milliseconds += 1000 * row.get("time/step", 0.0)
-            steps.append((int(row.pop("step")), self._milliseconds, row))
+            self.milliseconds += 1000 * row.get("time/step", 0.0)
+            steps.append((int(row.pop("step")), self.milliseconds, row))
         return steps

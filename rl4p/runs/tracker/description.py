@@ -34,16 +34,7 @@ LONGEST_NAME = 120
 
 @dataclass(frozen=True, kw_only=True)
 class LoggedDataSet:
-    """A data set that a run reads.
-
-    Attributes:
-      name: the name of its file or of its task, such as "arithmetic".
-      key: its key in the configuration.
-      digest: depends on the rows that the run uses, and not on their place.
-      context: "training" or "evaluation".
-      uri: its file; None if the run generates it.
-      rows: the number of different rows.
-    """
+    """A data set that a run reads (`runs.environment.data_sets`)."""
 
     name: str
     key: str
@@ -94,14 +85,20 @@ class Description:
 
         A run without overrides has the names of its model and task, and its date.
         """
-        values = keys_and_values(self.overrides)
-        swept = [key for key in self._swept if key in values]
-        shown = {key: values[key] for key in swept or values}
+        values, keys = keys_and_values(self.overrides), []
+        if self._sweep_file is not None:
+            hydra = read_mapping(self._sweep_file).get("hydra") or {}
+            task = (hydra.get("overrides") or {}).get("task") or []
+            keys = list(swept(task, (hydra.get("sweeper") or {}).get("params") or {}))
+        shown = {key: values[key] for key in keys if key in values} or values
         if shown:
-            return short(f"{key}={last_part(value)}" for key, value in shown.items())
-        model, data = self.config.get("model") or {}, self.config.get("data") or {}
+            words = []
+            for key, value in shown.items():
+                is_path = value.startswith(("/", "./", "../", "~"))
+                words.append(f"{key}={Path(value).name if is_path else value}")
+            return short(words)
         names = ["evaluation"] if self.is_evaluation else []
-        names += [self._choice("model", model), data.get("task") or self._choice("data", data)]
+        names += [self._choices["model"], self.options("data").get("task") or self._choices["data"]]
         date = datetime.fromtimestamp(self.started).strftime("%Y-%m-%d %H:%M")
         return short([*(str(name) for name in names if name), date])
 
@@ -110,15 +107,13 @@ class Description:
         """The sizes, the options of groups, classes of the user, and all overrides, as texts."""
         params: dict[str, Any] = {key: self.config.get(key) for key in ROOT_KEYS}
         for group in GROUPS:
-            options = self.config.get(group) or {}
-            params[group] = self._choice(group, options)
+            options = self.options(group)
+            params[group] = self._choices[group]
             own = [key for key in OPTIONS if key.startswith(f"{group}.")]
             params |= {key: options.get(key.split(".")[1]) for key in own}
-        params |= {
-            key: target
-            for key, target in targets(self.config)
-            if not target.startswith(("rl4p.", "optax."))
-        }
+        for key, target in targets(self.config):
+            if not target.startswith(("rl4p.", "optax.")):
+                params[key] = target
         params |= keys_and_values(self.overrides)
         return {key: str(value) for key, value in params.items() if value is not None}
 
@@ -135,9 +130,15 @@ class Description:
         return node
 
     @cached_property
-    def _hydra(self) -> dict[str, Any]:
+    def _choices(self) -> dict[str, str | None]:
+        """The chosen option of each group, or the name of its class."""
         path = self.folder / ".hydra" / "hydra.yaml"
-        return read_mapping(path)["hydra"] if path.exists() else {}
+        hydra = read_mapping(path)["hydra"] if path.exists() else {}
+        choices = (hydra.get("runtime") or {}).get("choices") or {}
+        shown = {each: choices.get(each) or self.options(each).get("_target_") for each in GROUPS}
+        if choices.get("model") == "pretrained" and (model := self.options("model").get("path")):
+            shown["model"] = Path(model).name
+        return shown
 
     @property
     def sweep(self) -> str | None:
@@ -153,23 +154,6 @@ class Description:
         files = (parent / "multirun.yaml" for parent in parents)
         return next((file for file in files if file.exists()), None)
 
-    @property
-    def _swept(self) -> list[str]:
-        """The keys that differ between the jobs of the sweep."""
-        if self._sweep_file is None:
-            return []
-        hydra = read_mapping(self._sweep_file).get("hydra") or {}
-        task = (hydra.get("overrides") or {}).get("task") or []
-        return list(swept(task, (hydra.get("sweeper") or {}).get("params") or {}))
-
-    def _choice(self, group: str, options: Mapping[str, Any]) -> str | None:
-        """Returns the chosen option of a group, or the name of its class."""
-        runtime = self._hydra.get("runtime") or {}
-        choice = (runtime.get("choices") or {}).get(group)
-        if group == "model" and choice == "pretrained" and options.get("path"):
-            return Path(options["path"]).name
-        return choice or options.get("_target_")
-
 
 def options_of(tracker: Any, target: str) -> dict[str, Any] | None:
     """Returns the options of one tracker in a ``tracker`` node; None if it is not there.
@@ -182,10 +166,8 @@ def options_of(tracker: Any, target: str) -> dict[str, Any] | None:
         return None
     if tracker.get("_target_") == target:
         return {str(name): value for name, value in tracker.items() if name != "_target_"}
-    options_of_each = (
-        options_of(node, target) for node in (tracker.get("trackers") or {}).values()
-    )
-    return next((options for options in options_of_each if options is not None), None)
+    inner = (options_of(node, target) for node in (tracker.get("trackers") or {}).values())
+    return next((options for options in inner if options is not None), None)
 
 
 def keys_and_values(overrides: Iterable[str]) -> dict[str, str]:
@@ -233,11 +215,6 @@ def targets(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
                 yield inner, str(child)
             else:
                 yield from targets(child, inner)
-
-
-def last_part(value: str) -> str:
-    """Returns the last part of a path, and other values unchanged."""
-    return Path(value).name if value.startswith(("/", "./", "../", "~")) else value
 
 
 def short(words: Iterable[str]) -> str:

@@ -192,7 +192,9 @@ class EventFile(Mirror):
 
     def __init__(self, folder: Path):
         from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto import event_pb2
 
+        self._messages: Any = event_pb2  # made at import, so no type checker sees them
         self._description = description = Description(folder)
         self._record = Record(folder)
         self._steps = TimedSteps(folder, 1000 * description.started)
@@ -207,11 +209,22 @@ class EventFile(Mirror):
         self._writer.flush()
 
     def send_metrics(self) -> None:
+        from tensorboardX.summary import hparams, text
+
         for step, milliseconds, metrics in self._steps.new():
             if not self._times:
-                self._begin(list(metrics))
+                # The parameters come first, for the view that compares them with the metrics.
+                restart = self._messages.Event()
+                restart.session_log.status = self._messages.SessionLog.START
+                self._write(restart, 0)
+                compared = [name for name in metrics if name.startswith("eval/")] + ["reward/mean"]
+                parameters = self._description.parameters
+                experiment, session, self._end = hparams(parameters, dict.fromkeys(compared, 0.0))
+                command = text("command", f"`{self._description.command}`")
+                for summary in (experiment, session, command):
+                    self._write(self._messages.Event(summary=summary), 0)
             self._times[step] = milliseconds / 1000
-            event = _messages().Event()
+            event = self._messages.Event()
             for name, value in metrics.items():
                 event.summary.value.add(tag=name, simple_value=value)
             self._write(event, step)
@@ -226,37 +239,16 @@ class EventFile(Mirror):
             sample = {name: x for name, x in zip(columns, row, strict=True) if x is not None}
             shown = "\n\n".join(f"**{name}**: {value}" for name, value in sample.items())
             name = f"samples/{sample.get('id', 'sample')}"
-            self._write(_messages().Event(summary=text(name, shown)), sample["step"])
+            self._write(self._messages.Event(summary=text(name, shown)), sample["step"])
         if self._times:
-            self._write(_messages().Event(summary=self._end), max(self._times))
+            self._write(self._messages.Event(summary=self._end), max(self._times))
         self._writer.close()
 
     def abandon(self) -> None:
         with suppress(OSError, ValueError):  # it may be closed already
             self._writer.close()
 
-    def _begin(self, names: list[str]) -> None:
-        """Writes the parameters, for the view that compares them with the metrics."""
-        from tensorboardX.summary import hparams, text
-
-        restart = _messages().Event()
-        restart.session_log.status = _messages().SessionLog.START
-        compared = [name for name in names if name.startswith("eval/")] + ["reward/mean"]
-        parameters = self._description.parameters
-        experiment, session, self._end = hparams(parameters, dict.fromkeys(compared, 0.0))
-        command = text("command", f"`{self._description.command}`")
-        self._write(restart, 0)
-        for summary in (experiment, session, command):
-            self._write(_messages().Event(summary=summary), 0)
-
     def _write(self, event: Any, step: int) -> None:
         event.step = step
         event.wall_time = self._times.get(step, self._description.started)
         self._writer.write_event(event)
-
-
-def _messages() -> Any:
-    """Returns the messages of event files, which no type checker sees: they are made at import."""
-    from tensorboardX.proto import event_pb2
-
-    return event_pb2

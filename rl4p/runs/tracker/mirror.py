@@ -14,42 +14,22 @@ import sys
 import uuid
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rl4p.base.errors import RunError
 from rl4p.protocols.hook import Mirror
 from rl4p.runs.record import Record, replace_file
 from rl4p.runs.saved_steps import steps_of
 from rl4p.runs.tracker.background import TimedSteps
-from rl4p.runs.tracker.description import Description, LoggedDataSet
+from rl4p.runs.tracker.description import Description
 from rl4p.runs.tracker.view import ALL_RUNS, PARAMETERS, page, share_view, view, where_to_look
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import DatasetInput, Run
-    from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
 
 STEP = "rl4p.step"  # tag of a version
-
-
-def checkpoints(folder: Path) -> dict[str, Any] | None:
-    """Returns the path, the steps and the size of the checkpoints of a run; None without any."""
-    place = folder / "checkpoints"
-    steps = steps_of(place)
-    if not steps:
-        return None
-    newest = place / str(steps[-1])
-    size = sum(path.stat().st_size for path in newest.rglob("*") if path.is_file())
-    return {"folder": str(place), "steps": steps, "bytes_of_newest": size}
-
-
-def upload_checkpoint(client: "MlflowClient", run_id: str, folder: Path) -> None:
-    """Uploads the newest checkpoint as ``checkpoints/STEP``, unless the store has it."""
-    for step in steps_of(folder / "checkpoints")[-1:]:
-        place = f"checkpoints/{step}"
-        if not client.list_artifacts(run_id, place):
-            client.log_artifacts(run_id, str(folder / place), place)
 
 
 def register_policy(
@@ -154,8 +134,6 @@ class MLflowMirror(Mirror):
         """Finds or creates the run, with its parameters, tags and data sets.
 
         Args:
-          client: a client of the store.
-          experiment_id: the experiment of the run in the store.
           folder: the folder of the run, after `Record.describe` was called.
           parent: the id of the sweep's run in the store.
           system_metrics: whether to measure the machine until the mirror is closed.
@@ -182,19 +160,30 @@ class MLflowMirror(Mirror):
         self._sent = int(run.data.tags.get(SENT, -1))
         self._steps = TimedSteps(self._folder, run.info.start_time)
         client.update_run(self._id, status="RUNNING")
-        tags = _tags(description) | ({PARENT: parent} if parent else {})
+
+        flat = description.environment.items()
+        tags = {mlflow_key(k): str(v) for k, v in flat if isinstance(v, str | int | float)}
+        tags |= {"folder": str(self._folder), "command": description.command}
+        if "git_commit" in tags:
+            tags[COMMIT] = tags["git_commit"]
+        if parent:
+            tags[PARENT] = parent
+        client.log_batch(self._id, tags=[RunTag(k, v[:8000]) for k, v in tags.items()])
         # MLflow cannot change a parameter; config.yaml shows the new value of a resumed run.
         parameters = {mlflow_key(k): v[:6000] for k, v in description.parameters.items()}
         new = [Param(k, v) for k, v in parameters.items() if k not in run.data.params]
-        client.log_batch(self._id, tags=[RunTag(k, v[:8000]) for k, v in tags.items()])
         for start in range(0, len(new), PARAMS_PER_BATCH):
             client.log_batch(self._id, params=new[start : start + PARAMS_PER_BATCH])
         if not (run.inputs and run.inputs.dataset_inputs):
-            client.log_inputs(
-                self._id, [_input(description, each) for each in description.data_sets]
-            )
+            client.log_inputs(self._id, data_set_inputs(description))
         self.send_files(*FIRST_FILES)
-        self._monitor = _monitor(client, self._id) if system_metrics else None
+        self._monitor = None
+        if system_metrics:  # a thread of MLflow
+            from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+
+            uri = client.tracking_uri
+            self._monitor = SystemMetricsMonitor(self._id, resume_logging=True, tracking_uri=uri)
+            self._monitor.start()
 
     def send_metrics(self) -> None:
         """Sends the new lines of the record."""
@@ -226,39 +215,32 @@ class MLflowMirror(Mirror):
                 )
                 self._client.log_artifact(self._id, str(path), place or None)
 
-    def send_table(self) -> None:
-        """Sends the samples as a table for MLflow's views.
-
-        MLflow's `log_table` is not used: it appends, so a resumed run would repeat its rows.
-        """
-        columns, data = self._record.table_of_samples(ROWS_OF_TABLE)
-        if not data:
-            return
-        self._client.log_dict(self._id, {"columns": columns, "data": data}, TABLE)
-        shown = json.dumps([{"path": TABLE, "type": "table"}])
-        self._client.set_tag(self._id, "mlflow.loggedArtifacts", shown)
-
-    def send_checkpoints(self) -> None:
-        """Sends where the checkpoints are, which may be gigabytes, instead of the checkpoints."""
-        if (saved := checkpoints(self._folder)) is not None:
-            self._client.log_dict(self._id, saved, "checkpoints.json")
-            self._client.set_tag(self._id, "checkpoints", saved["folder"])
-
     def close(self, status: str) -> None:
         """Sends the remaining data and the final status."""
         self.send_metrics()
         self.send_files(*LAST_FILES)
-        self.send_table()
-        self.send_checkpoints()
+        columns, data = self._record.table_of_samples(ROWS_OF_TABLE)
+        if data:  # MLflow's `log_table` appends, so a resumed run would repeat its rows
+            self._client.log_dict(self._id, {"columns": columns, "data": data}, TABLE)
+            shown = json.dumps([{"path": TABLE, "type": "table"}])
+            self._client.set_tag(self._id, "mlflow.loggedArtifacts", shown)
+        # Where the checkpoints are, which may be gigabytes, instead of the checkpoints.
+        place = self._folder / "checkpoints"
+        if steps := steps_of(place):
+            files = (path for path in (place / str(steps[-1])).rglob("*") if path.is_file())
+            size = sum(path.stat().st_size for path in files)
+            saved = {"folder": str(place), "steps": steps, "bytes_of_newest": size}
+            self._client.log_dict(self._id, saved, "checkpoints.json")
+            self._client.set_tag(self._id, "checkpoints", str(place))
         self._client.set_tag(self._id, "status", status)
         if self._parent is None:
             names = self._client.get_run(self._id).data.metrics
             share_view(self._client, self._experiment, ALL_RUNS, view(PARAMETERS, names))
         if self._monitor is not None:
             self._monitor.finish()
-        self._client.set_terminated(
-            self._id, STATUS.get(status, "KILLED"), _modified(self._record.metrics_file)
-        )
+        metrics = self._record.metrics_file  # without it MLflow takes the current time
+        ended = int(metrics.stat().st_mtime * 1000) if metrics.exists() else None
+        self._client.set_terminated(self._id, STATUS.get(status, "KILLED"), ended)
 
     def where(self) -> str:
         """Returns a sentence with the address of the charts; empty for a job of a sweep."""
@@ -273,8 +255,11 @@ class MLflowMirror(Mirror):
         if Description(self._folder).is_evaluation:
             return
         checkpoint, name, trusted = self._uploads
-        if checkpoint:
-            upload_checkpoint(self._client, self._id, self._folder)
+        steps = steps_of(self._folder / "checkpoints")
+        if checkpoint and steps:
+            place = f"checkpoints/{steps[-1]}"
+            if not self._client.list_artifacts(self._id, place):
+                self._client.log_artifacts(self._id, str(self._folder / place), place)
         if name is not None and status == "finished":
             register_policy(self._client, self._id, self._folder, name, trusted)
 
@@ -302,21 +287,6 @@ def source_tags() -> dict[str, str]:
     }
 
 
-def _monitor(client: "MlflowClient", run_id: str) -> "SystemMetricsMonitor":
-    """Starts MLflow's thread that measures the machine."""
-    from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
-
-    uri = client.tracking_uri
-    monitor = SystemMetricsMonitor(run_id, resume_logging=True, tracking_uri=uri)
-    monitor.start()
-    return monitor
-
-
-def _modified(path: Path) -> int | None:
-    """Returns the file's modification time in ms; None, MLflow's current time, without a file."""
-    return int(path.stat().st_mtime * 1000) if path.exists() else None
-
-
 def identity_of(folder: Path) -> str:
     path = folder / "tracker.json"
     if not path.exists():
@@ -331,7 +301,11 @@ def mlflow_key(name: str) -> str:
     Another part gets _ for each wrong letter and a digest of the part: "a@b" is "a_b 1a2b3c4d". So
     do parts that look like this already, and a whole name that is too long.
     """
-    key = "/".join(part if taken(part) else marked(part, part) for part in name.split("/"))
+    parts = name.split("/")
+    for i, part in enumerate(parts):
+        if part.strip() != part or part in ("", ".") or re.search(WRONG_PART, part):
+            parts[i] = marked(part, part)
+    key = "/".join(parts)
     return key if len(key) <= LONGEST_KEY else marked(key[: LONGEST_KEY - 9], name)
 
 
@@ -343,35 +317,24 @@ def is_size(metric: str) -> bool:
     return metric.startswith("eval/") and metric.endswith("/prompts")
 
 
-def taken(part: str) -> bool:
-    """Returns whether MLflow takes a part of a path, and it does not look like a changed one."""
-    return part.strip() == part not in ("", ".") and not re.search(WRONG_PART, part)
-
-
 def marked(readable: str, name: str) -> str:
     """Returns the letters of a text that MLflow takes, with a digest of a name."""
     letters = re.sub(WRONG_LETTER, "_", readable).strip(" .") or "_"
     return f"{letters} {hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
 
 
-def _tags(description: Description) -> dict[str, str]:
-    flat = description.environment.items()
-    tags = {mlflow_key(k): str(v) for k, v in flat if isinstance(v, str | int | float)}
-    if "git_commit" in tags:
-        tags[COMMIT] = tags["git_commit"]
-    return tags | {"folder": str(description.folder), "command": description.command}
-
-
-def _input(description: Description, data_set: LoggedDataSet) -> "DatasetInput":
+def data_set_inputs(description: Description) -> "list[DatasetInput]":
+    """Returns the data sets of a run as inputs of its run in MLflow."""
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
-    if data_set.uri is None:
-        options = description.options(data_set.key)
-        kind, source = "code", {"tags": {k: str(v) for k, v in options.items()}}
-    else:
-        kind, source = "local", {"uri": data_set.uri}
-    profile = json.dumps({"num_rows": data_set.rows})
-    return DatasetInput(
-        Dataset(data_set.name, data_set.digest, kind, json.dumps(source), profile=profile),
-        [InputTag("mlflow.data.context", data_set.context)],
-    )
+    inputs = []
+    for each in description.data_sets:
+        if each.uri is None:
+            options = description.options(each.key)
+            kind, source = "code", {"tags": {k: str(v) for k, v in options.items()}}
+        else:
+            kind, source = "local", {"uri": each.uri}
+        profile = json.dumps({"num_rows": each.rows})
+        data_set = Dataset(each.name, each.digest, kind, json.dumps(source), profile=profile)
+        inputs.append(DatasetInput(data_set, [InputTag("mlflow.data.context", each.context)]))
+    return inputs

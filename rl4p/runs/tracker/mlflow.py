@@ -94,7 +94,13 @@ def create_if_missing(database: Path, create: Callable[[str], Any]) -> None:
     if complete(database):
         return
     with one_at_a_time(database):
-        while not complete(database) and _is_being_written(database):
+        # Another program, such as a server, may create it just now.
+        while not complete(database):
+            written = database.stat() if database.exists() else None
+            if written is None or not written.st_size:
+                break
+            if not 0 <= time.time() - written.st_mtime < SECONDS_OF_SILENCE:
+                break
             time.sleep(0.1)
         if complete(database):
             return
@@ -109,8 +115,17 @@ def create_if_missing(database: Path, create: Callable[[str], Any]) -> None:
             with closing(sqlite3.connect(first)) as connection, copy.open("wb") as file:
                 file.write(connection.serialize())
                 os.fsync(file.fileno())
-            if _has_content(place):
-                _set_aside(place)
+            if place.exists() and place.stat().st_size:
+                # No version of MLflow opens an incomplete database.
+                names = (f"{place.name}.incomplete{number or ''}" for number in count())
+                aside = next(name for name in names if not place.with_name(name).exists())
+                place.rename(place.with_name(aside))
+                log.warning(
+                    "%s is incomplete, because the program that created it was interrupted. It has"
+                    " no experiment. It is now %s, and a new database takes its place.",
+                    place,
+                    aside,
+                )
             copy.replace(place)
 
 
@@ -129,30 +144,6 @@ def one_at_a_time(database: Path | None) -> Iterator[None]:
     with lock_of(database).open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-
-
-def _has_content(database: Path) -> bool:
-    return database.exists() and database.stat().st_size > 0
-
-
-def _is_being_written(database: Path) -> bool:
-    """Returns whether a program wrote to the file just now, such as a server that creates it."""
-    if not _has_content(database):
-        return False
-    return 0 <= time.time() - database.stat().st_mtime < SECONDS_OF_SILENCE
-
-
-def _set_aside(database: Path) -> None:
-    """Renames an incomplete database, which no version of MLflow opens."""
-    names = (database.with_name(f"{database.name}.incomplete{number or ''}") for number in count())
-    aside = next(name for name in names if not name.exists())
-    database.rename(aside)
-    log.warning(
-        "%s is incomplete, because the program that created it was interrupted. It has no"
-        " experiment. It is now %s, and a new database takes its place.",
-        database,
-        aside.name,
-    )
 
 
 TARGET = "rl4p.runs.tracker.mlflow.MLflow"
@@ -268,13 +259,10 @@ class MLflow:
         live: bool = False,
         trusted: tuple[str, ...] = (),
     ) -> MLflowMirror:
-        """Returns a mirror of a run folder, connected to the store.
+        """Returns a mirror of a run folder, connected to the store; see `MLflowMirror`.
 
         Args:
-          folder: the folder of the run.
-          parent: the id of the sweep's run in the store.
           live: whether the run is active in this process, so that the machine can be measured.
-          trusted: the packages that an export of the policy may use.
         """
         return MLflowMirror(
             *self.connect(),

@@ -8,7 +8,7 @@ import atexit
 import logging
 import os
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,10 +53,9 @@ class ParentRun(Callback):
     the store is down, the sweep gets a warning and no parent, after the timeout of one request.
     """
 
-    def __init__(self) -> None:
-        # The store, the parent's id, the keys that vary and the folder. It holds no client, because
-        # launchers pickle callbacks.
-        self._parent: tuple[MLflow, str, list[str], Path] | None = None
+    # The store, the parent's id, the keys that vary and the folder. It holds no client, because
+    # launchers pickle callbacks.
+    _parent: tuple[MLflow, str, list[str], Path] | None = None
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         os.environ.pop(PARENT_VARIABLE, None)
@@ -72,26 +71,20 @@ class ParentRun(Callback):
         try:
             parent = open_parent(*tracker.connect(), config, axes)
         except Exception as error:  # noqa: BLE001 - the sweep continues after any error
-            log.warning(
-                "The runs of this sweep have no parent run in MLflow at %s: %s",
-                tracker.uri,
-                reason(error),
-            )
+            problem = "The runs of this sweep have no parent run in MLflow at %s: %s"
+            log.warning(problem, tracker.uri, reason(error))
             return
         self._parent = tracker, parent, list(axes), Path(config.hydra.sweep.dir)
         _opened[Path(config.hydra.sweep.dir).resolve()] = tracker, parent
         os.environ[PARENT_VARIABLE] = parent
         # Hydra does not call on_multirun_end if an exception ends the sweep.
-        atexit.register(self._close, "KILLED")
-        AT_FORCED_END.append(self._interrupted)
+        atexit.register(self._close)
+        AT_FORCED_END.append(self._close)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         self._close("FINISHED")
 
-    def _interrupted(self) -> None:
-        self._close("KILLED")
-
-    def _close(self, status: str) -> None:
+    def _close(self, status: str = "KILLED") -> None:
         """Ends the parent, which has failed if a job has, whatever ended the sweep."""
         if self._parent is None:
             return
@@ -99,7 +92,7 @@ class ParentRun(Callback):
         self._parent = None
         os.environ.pop(PARENT_VARIABLE, None)
         atexit.unregister(self._close)
-        AT_FORCED_END.remove(self._interrupted)
+        AT_FORCED_END.remove(self._close)
         try:
             client, experiment = tracker.connect()
             children = client.search_runs([experiment], f"tags.`{PARENT}` = '{parent}'")
@@ -110,7 +103,8 @@ class ParentRun(Callback):
             elif ended & {"KILLED", "RUNNING"}:  # a signal stopped the sweep, or one of its jobs
                 status = "KILLED"
             metrics = {name for child in children for name in child.data.metrics}
-            share_view(client, experiment, parent, view_of_sweep(parent, keys, metrics))
+            columns = [mlflow_key(key) for key in keys]
+            share_view(client, experiment, parent, view(columns, metrics, parent=parent))
             client.set_terminated(parent, status)
             write(where_to_look(str(tracker.uri), page(experiment, parent)))
         except Exception as error:  # noqa: BLE001 - the runs have ended and their records exist
@@ -139,13 +133,9 @@ def open_parent(
         name = name or "/".join(folder.parts[-2:])
         parent = client.create_run(experiment, run_name=name, tags=tags).info.run_id
         client.set_tag(parent, NOTE, f"{links(experiment, parent)}\n\n`{command}`")
-    share_view(client, experiment, parent, view_of_sweep(parent, list(axes), ()))
+    columns = [mlflow_key(key) for key in axes]  # what differs comes first
+    share_view(client, experiment, parent, view(columns, (), parent=parent))
     return parent
-
-
-def view_of_sweep(parent: str, keys: Sequence[str], metrics: Collection[str]) -> dict[str, Any]:
-    """Returns the view of the runs of a sweep, whose first columns are the keys that differ."""
-    return view([mlflow_key(key) for key in keys], metrics, parent=parent)
 
 
 def links(experiment: str, parent: str) -> str:

@@ -62,12 +62,6 @@ def where_to_look(uri: str, page: str, what: str = "The runs in MLflow") -> str:
     return f"{what} ({command}): http://127.0.0.1:5000/{page}"
 
 
-def scores_of(metrics: Collection[str]) -> list[str]:
-    """Returns the metrics of evaluations, pass@1 and losses first."""
-    scores = sorted(name for name in metrics if name.startswith("eval/"))
-    return sorted(scores, key=lambda name: not name.endswith(("/pass_at_1", "/loss")))
-
-
 def share_view(client: "MlflowClient", experiment: str, name: str, state: dict[str, Any]) -> None:
     """Saves a view under a name."""
     client.set_experiment_tag(experiment, VIEW + name, json.dumps(state))
@@ -87,48 +81,44 @@ def view(
       parent: the id of a sweep's run, to show its runs alone, the best first. Without it all runs
         are shown, the newest first.
     """
-    scores = scores_of(metrics)[:MOST_SCORES]
-    columns = [column("params", key) for key in parameters]
-    columns += [column("metrics", name) for name in [*scores, REWARD]]
-    fixed = [column("attributes", "Run Name"), "runDateAndNestInfo"]
-    best = column("metrics", scores[0] if scores else REWARD)
+    scores = sorted(name for name in metrics if name.startswith("eval/"))
+    scores.sort(key=lambda name: not name.endswith(("/pass_at_1", "/loss")))  # these come first
+    scores = scores[:MOST_SCORES]
+    measures = [f"metrics.`{name}`" for name in [*scores, REWARD]]
+    columns = [*(f"params.`{key}`" for key in parameters), *measures]
     return {
         "searchFilter": f"tags.mlflow.parentRunId = '{parent}'" if parent else "",
-        "orderByKey": best if parent else "attributes.start_time",
+        "orderByKey": measures[0] if parent else "attributes.start_time",
         "orderByAsc": False,
         "selectedColumns": columns,
-        "columnOrder": [*fixed, *columns],
+        "columnOrder": ["attributes.`Run Name`", "runDateAndNestInfo", *columns],
         "isAccordionReordered": True,  # otherwise the page sorts the sections
-        "compareRunSections": [section(name) for name in (FIRST, *SECTIONS)],
+        # The page adds the charts of its other metrics to the sections.
+        "compareRunSections": [
+            {
+                "uuid": name.lower().replace(" ", "-"),
+                "name": name,
+                "display": True,
+                "isReordered": True,
+                "deleted": False,
+                "isGenerated": name != FIRST,
+            }
+            for name in (FIRST, *SECTIONS)
+        ],
         "compareRunCharts": [
             chart(name) for name in [*scores, *CHARTS] if name in metrics or name == REWARD
         ],
     }
 
 
-def column(kind: str, name: str) -> str:
-    return f"{kind}.`{name}`"
-
-
-def section(name: str) -> dict[str, Any]:
-    """Returns a section of the charts. The page adds the charts of its other metrics."""
-    return {
-        "uuid": identifier(name),
-        "name": name,
-        "display": True,
-        "isReordered": True,
-        "deleted": False,
-        "isGenerated": name != FIRST,
-    }
-
-
 def chart(metric: str) -> dict[str, Any]:
     """Returns the chart of a metric over the steps, in the first section."""
+    section = FIRST.lower().replace(" ", "-")
     return {
-        "uuid": f"{identifier(FIRST)}-{metric}",
+        "uuid": f"{section}-{metric}",
         "type": "LINE",
         "metricKey": metric,
-        "metricSectionId": identifier(FIRST),
+        "metricSectionId": section,
         "runsCountToCompare": 10,
         "deleted": False,
         "isGenerated": False,
@@ -144,7 +134,3 @@ def chart(metric: str) -> dict[str, Any]:
         "useGlobalXaxisKey": True,
         "useGlobalLineSmoothing": True,
     }
-
-
-def identifier(name: str) -> str:
-    return name.lower().replace(" ", "-")

@@ -50,7 +50,16 @@ class WandB:
     def __post_init__(self):
         if find_spec("wandb") is None:
             raise InputError("tracker=wandb needs wandb: pip install wandb.")
-        refuse_other_server()
+        # A file of a checkout of somebody else may name a server, which would get the API key.
+        root = Path(os.environ.get("WANDB_DIR") or ".")
+        for path in (root / "wandb/settings", root / ".wandb/settings"):
+            if "WANDB_BASE_URL" in os.environ or not path.is_file():
+                continue
+            if re.search(r"(?im)^\s*(base_url|host)\b", path.read_text(errors="replace")):
+                raise InputError(
+                    f"{path.absolute()} names the server of Weights & Biases, which would get your "
+                    "API key: set WANDB_BASE_URL to the server that you trust."
+                )
 
     def open(self, folder: Path) -> BackgroundMirror:
         warn_of_variables(WITHOUT_EFFECT, "a run is found by tracker.json in its folder.")
@@ -64,23 +73,6 @@ class WandB:
 
     def mirror(self, folder: Path) -> "WandBRun":
         return WandBRun(self, folder)
-
-
-def refuse_other_server() -> None:
-    """Refuses a server that a file in the working directory names, since it would get the API key.
-
-    Raises:
-      InputError: a checkout of somebody else may have brought the file.
-    """
-    root = Path(os.environ.get("WANDB_DIR") or ".")
-    for path in (root / "wandb/settings", root / ".wandb/settings"):
-        if "WANDB_BASE_URL" in os.environ or not path.is_file():
-            continue
-        if re.search(r"(?im)^\s*(base_url|host)\b", path.read_text(errors="replace")):
-            raise InputError(
-                f"{path.absolute()} names the server of Weights & Biases, which would get your API "
-                "key: set WANDB_BASE_URL to the server that you trust."
-            )
 
 
 class WandBRun(Mirror):
@@ -137,16 +129,13 @@ class WandBRun(Mirror):
                 self._run.save(str(path), base_path=str(self._folder), policy="now")
 
     def close(self, status: str) -> None:
-        self.send_metrics()
-        self.send_files(*FILES)
-        self._send_table()
-        self._run.summary["status"] = status
-        self._run.finish(exit_code=EXIT_CODES.get(status, 1))
-
-    def _send_table(self) -> None:
         import wandb
 
+        self.send_metrics()
+        self.send_files(*FILES)
         columns, data = self._record.table_of_samples(ROWS_OF_TABLE)
         if data:
             table: Any = wandb.Table  # its annotations want lists of a wider type
             self._run.log({"samples": table(columns=columns, data=data)}, step=self._last)
+        self._run.summary["status"] = status
+        self._run.finish(exit_code=EXIT_CODES.get(status, 1))

@@ -34,7 +34,6 @@ from rl4p.runs.tracker.mirror import (
     STEP,
     TABLE,
     MLflowMirror,
-    checkpoints,
     export,
     steps_of,
 )
@@ -65,9 +64,10 @@ def made(tmp_path_factory):
     return folder
 
 
-def test_a_run_without_a_checkpoint_has_none(tmp_path):
-    assert steps_of(tmp_path / "checkpoints") == []
-    assert checkpoints(tmp_path) is None
+def test_a_run_without_a_checkpoint_has_none(record, client):
+    assert steps_of(record.folder / "checkpoints") == []
+    MLflowMirror(client, "12", record.folder).close("finished")
+    assert "checkpoints" not in client.tags
 
 
 def test_steps_are_in_the_order_of_numbers(tmp_path):
@@ -314,14 +314,14 @@ def test_no_two_folders_share_a_place_that_mlflow_takes(record, client):
 
 def test_the_table_has_a_row_for_each_of_the_newest_samples(record, client, monkeypatch):
     monkeypatch.setattr(mirroring, "ROWS_OF_TABLE", 2)
-    MLflowMirror(client, "12", record.folder).send_table()
+    MLflowMirror(client, "12", record.folder).close("finished")
     assert not hasattr(client, "table")  # without samples there is none
     assert "mlflow.loggedArtifacts" not in client.tags
     record.log_samples(1, [{"response": "x"}])
     graded = {"response": "y", "terms": {"correct": 1.0}, "tokens": {"ids": [1], "texts": ["y"]}}
     record.log_samples(2, [graded, {"response": "z"}])
     mirror = MLflowMirror(client, "12", record.folder)
-    mirror.send_table()
+    mirror.close("finished")
     name, table = client.table
     assert name == TABLE == "samples.json"
     assert table["columns"] == ["response", "step", "correct"]
@@ -432,10 +432,11 @@ def test_more_parameters_than_a_batch_takes_are_all_sent(record, client):
     assert max(client.sizes) <= 100
 
 
-def test_tags_are_what_is_flat_of_the_environment(record):
+def test_tags_are_what_is_flat_of_the_environment(record, client):
     environment = {"git_commit": "0a", "git_dirty": True, "devices": 8, "packages": {"jax": "1"}}
     record.describe({}, environment)
-    assert mirroring._tags(Description(record.folder)) == {
+    MLflowMirror(client, "12", record.folder)
+    assert client.tags == {
         "git_commit": "0a",
         "git_dirty": "True",
         "devices": "8",

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from rl4p.runs.tracker.mirror import mlflow_key
-from rl4p.runs.tracker.sweep import links, view_of_sweep
+from rl4p.runs.tracker.sweep import links
 from rl4p.runs.tracker.view import ALL_RUNS, FIRST, VIEW, page, view, where_to_look
 from tests.support.trackers import only_run
 
@@ -13,8 +13,9 @@ PASS = "eval/sums/pass_at_1"
 
 
 def test_what_differs_is_first_and_the_scores_follow():
-    state = view_of_sweep("0a1b", ["advantage", "model@teacher"], {PASS})
-    columns = ["params.`advantage`", f"params.`{mlflow_key('model@teacher')}`"]
+    keys = ["advantage", mlflow_key("model@teacher")]
+    state = view(keys, {PASS}, parent="0a1b")
+    columns = [f"params.`{key}`" for key in keys]
     columns += [f"metrics.`{PASS}`", "metrics.`reward/mean`"]
     assert state["selectedColumns"] == columns
     assert state["columnOrder"] == ["attributes.`Run Name`", "runDateAndNestInfo", *columns]
@@ -23,7 +24,7 @@ def test_what_differs_is_first_and_the_scores_follow():
 
 
 def test_without_an_evaluation_the_reward_orders_the_runs():
-    assert view_of_sweep("0a1b", ["seed"], ())["orderByKey"] == "metrics.`reward/mean`"
+    assert view(["seed"], (), parent="0a1b")["orderByKey"] == "metrics.`reward/mean`"
 
 
 def test_charts_begin_with_what_matters():
