@@ -102,6 +102,13 @@ class EMA:
     decay: Annotated[float, Field(ge=0, lt=1)]
     use_for_eval: bool
 
+    def __post_init__(self) -> None:
+        if not self.decay and not self.use_for_eval:
+            raise InputError(
+                "ema.use_for_eval=false has no effect, because ema.decay=0 keeps no average: set "
+                "ema.decay, or leave it out."
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Stop:
@@ -184,6 +191,7 @@ def check(config: DictConfig, *, targets: bool = True) -> None:
     for name, section in SECTIONS.items():
         check_type(name, tree[name], dict)
         check_arguments(name, tree[name], section, name)
+        section(**tree[name])  # which refuses options of one section that contradict
     check_names(names := names_in(tree["trusted_targets"]))
     trusted = (*TRUSTED, *names)
     check_trust(tree, trusted)

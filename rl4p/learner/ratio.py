@@ -94,6 +94,10 @@ class RatioOptions(UpdateOptions):
 
     old_policy: Literal["proximal", "behaviour"] = "proximal"
 
+    def idle_options(self) -> list[str]:
+        """Returns as for any update; a ratio to the policy that sampled is not 1."""
+        return [] if self.old_policy == "behaviour" else super().idle_options()
+
     def old_logprobs(self, batch: TrainingBatch) -> Array:
         """Returns log pi_old of the tokens: [B, T]."""
         if self.old_policy == "behaviour":

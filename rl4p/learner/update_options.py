@@ -4,7 +4,7 @@ The weights of the aggregation come from the whole minibatch, so the loss is a p
 It does not depend on the number of microbatches, on padding, or on the width of the batch.
 """
 
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from typing import ClassVar, Literal
 
 import jax.numpy as jnp
@@ -32,9 +32,11 @@ class UpdateOptions:
         More loops pad less and take longer to compile. Where rows are packed, half of the loops are
         for microbatches of fewer rows.
       reads_advantages: whether the loss depends on the advantages (`compatibility.py`).
+      ratio_options: the options that act only where the ratio to an older policy is not 1.
     """
 
     reads_advantages: ClassVar[bool] = True
+    ratio_options: ClassVar[frozenset[str]] = frozenset()
 
     aggregation: Aggregation = "token_mean"
     aggregation_length: Positive | None = None
@@ -54,6 +56,19 @@ class UpdateOptions:
                 f"aggregation_length={self.aggregation_length} works only with "
                 f"aggregation=constant, not with {self.aggregation}: leave it out."
             )
+
+    def idle_options(self) -> list[str]:
+        """Returns a sentence for each changed option of a ratio that is 1 in every update."""
+        if self.epochs * self.minibatches > 1:
+            return []
+        return [
+            f"update.{each.name}={value} has no effect, because a step has one "
+            "update, in which the ratio of the loss is 1: set update.minibatches or "
+            "update.epochs above 1, or leave it out."
+            for each in fields(self)
+            if each.name in self.ratio_options and each.default is not MISSING
+            if (value := getattr(self, each.name)) != each.default
+        ]
 
     @property
     def microbatching(self) -> Microbatching:

@@ -113,6 +113,15 @@ class Closes(Protocol):
 
 
 @runtime_checkable
+class NamesIdleOptions(Protocol):
+    """A phase with options that may have no effect beside others of its own."""
+
+    def idle_options(self) -> list[str]:
+        """Returns a sentence for each changed option that has none, to warn before the run."""
+        ...
+
+
+@runtime_checkable
 class Anneals(Protocol):
     """A rollout whose temperature may change over the run."""
 

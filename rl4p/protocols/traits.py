@@ -127,15 +127,12 @@ class UpdateTraits(PhaseTraits):
       whole_groups: whether the loss compares the samples of a group, which is then never divided.
       pack: whether several sequences share a row.
       old_policy: `behaviour` if the ratio of the loss is the whole importance weight.
-      ratio_options: the names of the options that act only where the ratio is not 1, so not in the
-        first update of a step with `old_policy=proximal`.
     """
 
     reads_advantages: bool = True
     whole_groups: bool = False
     pack: bool = False
     old_policy: str | None = None
-    ratio_options: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
 
-from rl4p.base.types import Episode
+from rl4p.base.types import Episode, Prompt
 from rl4p.configuration.bounds import AboveZero, Positive, Share
 from rl4p.data.countdown import solves
 from rl4p.data.crossword import canonical, contains
@@ -77,6 +77,16 @@ class Correct:
                 f"extract={list(rules)} must name at least one place, and none twice: write "
                 "hashes, or [boxed,hashes]."
             )
+
+    def unasked(self, name: str, prompt: Prompt) -> str | None:
+        """Returns a sentence about answers that are read after a mark that no prompt mentions."""
+        messages = prompt.prompt_messages()
+        if self.extract != "hashes" or any("####" in str(each["content"]) for each in messages):
+            return None
+        return (
+            f"reward.terms.{name} reads the answer after ####, which the prompts do not ask for: "
+            "set data.system_prompt, or choose reward=gsm8k, which reads a number in any format."
+        )
 
     def __call__(self, episodes: Sequence[Episode]) -> Sequence[float]:
         return [

@@ -125,6 +125,17 @@ class Sampler(ABC):
         own = ((task, name) for task, options in self.tasks.items() for name in options)
         return names + [f"tasks.{task}.{name}" for task, name in own if name != "stop"]
 
+    def why_untrained(self) -> str | None:
+        """Returns why nothing can be trained with these options, or None."""
+        if not (options := self.untrained()):
+            return None
+        return (
+            f"rollout.{options[0]} changes the distribution of tokens in a way that the trainer "
+            "does not compute, so the log-probabilities would not agree: set it for the evaluation "
+            f"(+rollout@evaluation.rollout=continuous evaluation.rollout.{options[0]}=...), or for "
+            "rl4p.evaluate and rl4p.generate."
+        )
+
     def of_one_response(self) -> list[str]:
         """Returns the options that act on the tokens of one response, and not of several turns."""
         return [*(["stop"] if self.stop else []), *self.untrained(), *self.tasks][:1]

@@ -49,7 +49,7 @@ from rl4p.runs.compatibility import (
     choice,
     idle_options,
     refuse_a_gap_that_is_never_measured,
-    refuse_idle_options,
+    refuse_idle_roots,
     refuse_offloading_on_a_cpu,
     refuse_what_cannot_act,
 )
@@ -299,7 +299,7 @@ def build_phases(config: DictConfig) -> Phases:
     """
     phases = instantiate_phases(config)
     refuse_what_cannot_act(phases)
-    refuse_idle_options(config, phases)
+    refuse_idle_roots(config, phases)
     return phases
 
 

@@ -1,13 +1,14 @@
-"""Refuses combinations of options in which one has no effect: no option is silently ignored.
+"""Refuses combinations of parts in which an option has no effect: no option is silently ignored.
 
-A rule is a function of the phases, and may read the configuration too. It returns an error message,
-or None if the combination is valid. The rules read the traits of the phases
-(`protocols/traits.py`). Options that sweeps may leave without effect are named at the start.
+Only what concerns two parts is here. A bound of one option is in its annotation, and what concerns
+the options of one class is in that class: `__post_init__` refuses them, `idle_options` names them.
+
+A rule is a function of the phases. It returns an error message, or None if the combination is
+valid. The rules read the traits of the phases (`protocols/traits.py`).
 """
 
 import re
 from collections.abc import Iterator
-from dataclasses import MISSING, fields
 from typing import Any
 
 from omegaconf import DictConfig
@@ -16,7 +17,7 @@ from rl4p.advantage.gdpo import GDPO
 from rl4p.base.errors import InputError
 from rl4p.distributed.mesh import Mesh
 from rl4p.loop.phases import Phases
-from rl4p.protocols.phases import Optimizer
+from rl4p.protocols.phases import NamesIdleOptions, Optimizer
 from rl4p.protocols.traits import (
     AdvantageTraits,
     CollectorTraits,
@@ -32,7 +33,7 @@ from rl4p.rollout.sampler import Sampler
 
 
 def refuse_what_cannot_act(phases: Phases) -> None:
-    """Checks every rule.
+    """Checks every rule about two phases.
 
     Raises:
       InputError: a rule is broken; the message is the sentence of the first one.
@@ -114,22 +115,16 @@ def samples_of_another_model(phases: Phases) -> str | None:
 
 def distributions_that_the_trainer_does_not_score(phases: Phases) -> str | None:
     """Refuses to train on samples whose distribution depends on earlier tokens or on the task."""
-    if not isinstance(phases.rollout, Sampler) or not (options := phases.rollout.untrained()):
-        return None
-    return (
-        f"rollout.{options[0]} changes the distribution of tokens in a way that the trainer does "
-        "not compute, so the log-probabilities would not agree: set it for the evaluation "
-        f"(+rollout@evaluation.rollout=continuous evaluation.rollout.{options[0]}=...), or for "
-        "rl4p.evaluate and rl4p.generate."
-    )
+    rollout = phases.rollout
+    return rollout.why_untrained() if isinstance(rollout, Sampler) else None
 
 
 def advantages_that_nothing_reads(phases: Phases) -> str | None:
     """Refuses an advantage if the update does not use advantages."""
-    advantage, update = phases.advantage, choice("update", phases.update)
-    traits = AdvantageTraits.read(advantage)
     if UpdateTraits.read(phases.update).reads_advantages:
         return None
+    advantage, update = phases.advantage, choice("update", phases.update)
+    traits = AdvantageTraits.read(advantage)
     if not traits.uniform:
         return (
             f"{update} does not use advantages, so {choice('advantage', advantage)} would have no "
@@ -280,42 +275,14 @@ def importance_that_counts_twice(phases: Phases) -> str | None:
     )
 
 
-def refuse_idle_options(config: DictConfig, phases: Phases) -> None:
-    """Checks every rule.
-
-    Raises:
-      InputError: an option would have no effect; the message is the sentence of the first rule.
-    """
-    for rule in (
-        groups_of_one_sample,
-        average_that_is_not_kept,
-        end_of_a_constant_schedule,
-    ):
-        if sentence := rule(config, phases):
-            raise InputError(sentence)
-
-
 def idle_options(phases: Phases) -> list[str]:
     """Returns a sentence for each changed option that the chosen phases do not read.
 
     They are no errors, because sweeps over phases and over the number of updates contain such runs.
     """
-    return [*ratios_of_one_update(phases), *weights_of_normalised_terms(phases)]
-
-
-def ratios_of_one_update(phases: Phases) -> Iterator[str]:
-    """Yields a sentence for each option of a ratio that is always 1."""
-    update = phases.update
-    traits = UpdateTraits.read(update)
-    if update.epochs * update.minibatches > 1 or traits.old_policy == "behaviour":
-        return
-    for name in changed(update):
-        if name in traits.ratio_options:
-            yield (
-                f"update.{name}={getattr(update, name)} has no effect, because a step has one "
-                "update, in which the ratio of the loss is 1: set update.minibatches or "
-                "update.epochs above 1, or leave it out."
-            )
+    own = [phase for phase in phases.by_name.values() if isinstance(phase, NamesIdleOptions)]
+    named = [sentence for phase in own for sentence in phase.idle_options()]
+    return [*named, *weights_of_normalised_terms(phases)]
 
 
 def weights_of_normalised_terms(phases: Phases) -> Iterator[str]:
@@ -336,42 +303,22 @@ def weights_of_normalised_terms(phases: Phases) -> Iterator[str]:
                 )
 
 
-def changed(options: Any) -> list[str]:
-    """Returns the names of the options of a dataclass that differ from their defaults."""
-    return [
-        each.name
-        for each in fields(options)
-        if each.default is not MISSING and getattr(options, each.name) != each.default
-    ]
+def refuse_idle_roots(config: DictConfig, phases: Phases) -> None:
+    """Refuses keys of the root that a phase or the optimizer leaves without effect.
 
-
-def groups_of_one_sample(config: DictConfig, phases: Phases) -> str | None:
-    """Refuses groups of one sample if the advantage compares the samples of a group."""
-    if config.group_size > 1 or not AdvantageTraits.read(phases.advantage).compares_group:
-        return None
-    return (
-        f"{choice('advantage', phases.advantage)} compares the samples of a prompt, so with "
-        "group_size=1 every advantage would be 0: set group_size=2 or more, or choose "
-        "advantage=reinforce."
-    )
-
-
-def average_that_is_not_kept(config: DictConfig, phases: Phases) -> str | None:
-    """Refuses an option of the moving average of the parameters if none is kept."""
-    if config.ema.decay or config.ema.use_for_eval:
-        return None
-    return (
-        "ema.use_for_eval=false has no effect, because ema.decay=0 keeps no average: set ema.decay,"
-        " or leave it out."
-    )
-
-
-def end_of_a_constant_schedule(config: DictConfig, phases: Phases) -> str | None:
-    """Refuses the last step of a learning rate that does not fall."""
+    Raises:
+      InputError: a group has one sample that an advantage compares with the others, or the last
+        step of a learning rate is given that does not fall.
+    """
+    if config.group_size == 1 and AdvantageTraits.read(phases.advantage).compares_group:
+        raise InputError(
+            f"{choice('advantage', phases.advantage)} compares the samples of a prompt, so with "
+            "group_size=1 every advantage would be 0: set group_size=2 or more, or choose "
+            "advantage=reinforce."
+        )
     optimizer = config.optimizer
-    if optimizer.get("schedule") != "constant" or optimizer.total_steps == config.steps:
-        return None
-    return (
-        f"optimizer.total_steps={optimizer.total_steps} has no effect with schedule=constant: "
-        "choose optimizer.schedule=linear or cosine, or leave it out."
-    )
+    if optimizer.get("schedule") == "constant" and optimizer.total_steps != config.steps:
+        raise InputError(
+            f"optimizer.total_steps={optimizer.total_steps} has no effect with schedule=constant: "
+            "choose optimizer.schedule=linear or cosine, or leave it out."
+        )

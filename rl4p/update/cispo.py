@@ -24,6 +24,8 @@ class CISPO(RatioOptions):
       low, high: the paper has no lower bound, which is absolute 0 or relative 1.
     """
 
+    ratio_options = frozenset({"bound", "low", "high"})
+
     bound: Literal["absolute", "relative"] = "absolute"
     low: NonNegative = 0.0
     high: NonNegative = 5.0
@@ -43,10 +45,9 @@ class CISPO(RatioOptions):
             return 1.0 - self.low, 1.0 + self.high
         return self.low, self.high
 
-    @property
-    def ratio_options(self) -> frozenset[str]:
-        inside = self.bounds[0] <= 1 <= self.bounds[1]
-        return frozenset({"bound", "low", "high"} if inside else ())
+    def idle_options(self) -> list[str]:
+        """Returns as for any ratio; bounds without 1 between them change a weight of 1 too."""
+        return super().idle_options() if self.bounds[0] <= 1 <= self.bounds[1] else []
 
     def __call__(self, logprobs_BT: Array, batch: TrainingBatch) -> tuple[Array, dict[str, Array]]:
         ratio = clamped_exp(self.log_ratio(logprobs_BT, batch))

@@ -1,6 +1,8 @@
 """Tests the YAML of the package: every file composes and fits its target."""
 
 import re
+import statistics
+import tomllib
 from itertools import zip_longest
 
 import pytest
@@ -68,6 +70,28 @@ REQUIRED = {
         "reward.terms.my_llm_judge.model=m",
     ],
 }
+
+
+def test_no_target_is_above_the_floor_of_its_group():
+    """The other options of a group give its floor. CONTRIBUTING.md says why one is above."""
+    (contract, *_) = tomllib.loads((CONF.parent / "pyproject.toml").read_text())["tool"][
+        "importlinter"
+    ]["contracts"]
+    names = [re.findall(r"\w+", layer) for layer in contract["layers"]]
+    height = {name: -floor for floor, row in enumerate(names) for name in row}
+    above = []
+    for folder in (each for each in CONF.iterdir() if each.is_dir() and each.name != "experiment"):
+        floors = {
+            path.stem: [height[x] for x in re.findall(r"_target_: rl4p\.(\w+)", path.read_text())]
+            for path in folder.glob("*.yaml")
+        }
+        usual = statistics.mode([x for each in floors.values() for x in each] or [0])
+        above += [
+            f"{folder.name}={name}"
+            for name, own in floors.items()
+            if max(own, default=usual) > usual
+        ]
+    assert above == ["model=run"]
 
 
 def test_the_defaults_fit():

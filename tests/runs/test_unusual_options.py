@@ -1,15 +1,13 @@
 """The sentences about options that rarely suit a large model."""
 
-from dataclasses import replace
-
-import jax
 import pytest
 
 from rl4p.configuration import compose
-from rl4p.learner.optimizer import SGD, AdamW
+from rl4p.learner.optimizer import AdamW
 from rl4p.runs import description
 from rl4p.runs.build import build
-from rl4p.runs.unusual_options import unusual_options, unusual_rate, usual_rate
+from rl4p.runs.description import size_of
+from rl4p.runs.unusual_options import unusual_options
 
 TINY = ("mesh.dp=1", "data.train_size=20", "data.held_out_size=4", "prompts_per_step=4")
 
@@ -37,6 +35,10 @@ def large(monkeypatch):
         (("reward=gsm8k",), ("trains on a CPU",)),
         (("data.system_prompt='Answer after ####.'", "max_prompt_tokens=64"), ("trains on a CPU",)),
         (("reward=gsm8k", "optimizer.learning_rate=1e-3"), ("trains on a CPU", "far above")),
+        (
+            ("reward=gsm8k", "optimizer=sgd", "optimizer.learning_rate=1e-3"),
+            ("trains on a CPU",),
+        ),
         (("experiment=arithmetic_sft", "optimizer.learning_rate=1e-3"), ("trains on a CPU",)),
         (
             ("reward=gsm8k", "model.lora.rank=2", "optimizer.learning_rate=5e-4"),
@@ -47,7 +49,16 @@ def large(monkeypatch):
             ("trains on a CPU", "far below the usual rate for adapters"),
         ),
     ],
-    ids=["format", "any format", "asked", "rate", "supervised", "base", "adapters"],
+    ids=[
+        "format",
+        "any format",
+        "asked",
+        "rate",
+        "other optimizer",
+        "supervised",
+        "base",
+        "adapters",
+    ],
 )
 def test_an_option_that_rarely_suits_a_large_model_is_named(words, sentences):
     got = said(*words)
@@ -67,23 +78,22 @@ def test_an_option_that_rarely_suits_a_large_model_is_named(words, sentences):
     ],
 )
 def test_the_usual_rate_falls_with_the_size_of_the_model(parameters, adapters, rate):
-    assert usual_rate(parameters, adapters=adapters) == pytest.approx(rate, rel=0.02)
+    assert AdamW.usual_rate(parameters, adapters=adapters) == pytest.approx(rate, rel=0.02)
 
 
 @pytest.mark.parametrize(
     ("rate", "named"), [(3e-6, True), (1.1e-5, False), (2e-4, False), (4e-4, True)]
 )
 def test_only_a_rate_that_is_far_from_the_usual_one_is_named(policy, params, rate, named):
-    optimizer = AdamW(learning_rate=rate)
-    assert (unusual_rate(policy, params, optimizer) is not None) is named
-    assert unusual_rate(policy, params, SGD(learning_rate=rate)) is None
+    size = size_of(policy, params)
+    sentence = AdamW(learning_rate=rate).unusual_rate(size, adapters=False)
+    assert (sentence is not None) is named
 
 
-def test_a_rate_names_one_to_try(policy, params):
-    big = replace(policy, frozen={"w": jax.ShapeDtypeStruct((10**9,), "bfloat16")})
-    sentence = unusual_rate(big, params, AdamW())
+def test_a_rate_names_one_to_try():
+    sentence = AdamW().unusual_rate(10**9, adapters=True)
     assert sentence is None  # 5e-5 beside 1e-5
-    sentence = unusual_rate(big, params, AdamW(learning_rate=1e-6))
+    sentence = AdamW(learning_rate=1e-6).unusual_rate(10**9, adapters=True)
     assert (
         "adapters of a model of 1,000M parameters: try optimizer.learning_rate=1e-05." in sentence
     )
