@@ -18,7 +18,7 @@ from rl4p.protocols.environment import AgentEpisode, OpenAgentServer, ServesAgen
 from rl4p.protocols.traits import require
 from rl4p.rollout.episode_loop import EpisodeLoop, within
 from rl4p.rollout.episodes import EpisodeFailure, EpisodeKey, EpisodeRollout
-from rl4p.rollout.recorder import CallLimits, FinishedEpisode, RecordedCalls, Segment, text_of
+from rl4p.rollout.recorder import FinishedEpisode, Segment
 
 
 class AgentServerOfCall:
@@ -90,21 +90,11 @@ class Agent(EpisodeRollout):
         sample: EpisodeKey,
     ) -> FinishedEpisode:
         """Runs the function with an address of its own, until it returns."""
-        episode = FinishedEpisode(prompt=prompt, segments=[], finish=Finish.STOP)
-        calls = RecordedCalls(
-            loop.complete,
-            episode,
-            sample.key,
-            CallLimits(
-                tokens=self.max_response_tokens,
-                calls=self.max_calls,
-                call_tokens=self.max_call_tokens,
-                positions=loop.longest,
-            ),
-            self.sampling,
-            partial(text_of, policy.tokenizer),
-            policy.end_ids,
+        calls = self.recorder(
+            loop, policy, prompt, sample.key, calls=self.max_calls, call_tokens=self.max_call_tokens
         )
+        episode = calls.episode
+        episode.finish = Finish.STOP
         address = server.opened.register(calls)
         agent_episode = AgentEpisode(
             prompt=prompt,

@@ -9,15 +9,15 @@ from typing import Any, TypeVar
 import numpy as np
 
 from rl4p.base.errors import RunError
-from rl4p.base.types import Finish, Prompt, Turn
+from rl4p.base.types import Finish, Prompt
 from rl4p.configuration.bounds import AboveZero, Positive
+from rl4p.data.conversation import Template
 from rl4p.model.policy import Policy
-from rl4p.protocols.engine import Request
-from rl4p.protocols.environment import Message, OpensEnvironment, StepResult
+from rl4p.protocols.environment import CallRefused, Message, OpensEnvironment, StepResult
 from rl4p.protocols.traits import require
 from rl4p.rollout.episode_loop import EpisodeLoop, within
 from rl4p.rollout.episodes import EpisodeFailure, EpisodeKey, EpisodeRollout
-from rl4p.rollout.recorder import ExactConversation, FinishedEpisode, conversation_of
+from rl4p.rollout.recorder import FinishedEpisode, Recorder
 
 Result = TypeVar("Result")
 
@@ -61,8 +61,17 @@ class Environment(EpisodeRollout):
         self, loop: EpisodeLoop, policy: Policy, prompt: Prompt, sample: EpisodeKey
     ) -> FinishedEpisode:
         """Runs an episode to its end; a failure of its environment ends it."""
-        conversation = conversation_of(policy, prompt, None, prompt.prompt_messages())
-        episode = FinishedEpisode(prompt=prompt, segments=conversation.segments)
+        recorder = self.recorder(
+            loop, policy, prompt, sample.key, calls=self.max_turns, call_tokens=self.max_turn_tokens
+        )
+        template = Template(
+            tokenizer=policy.tokenizer,
+            end_ids=policy.end_ids,
+            tools=prompt.tools,
+            arguments=policy.template,
+        )
+        recorder.begin(template, prompt.prompt_messages())
+        episode = recorder.episode
         try:
             environment = self.environment.open(prompt, sample.seed, sample.episode_id)
             try:
@@ -70,57 +79,27 @@ class Environment(EpisodeRollout):
                 tools = self.environment.tools(prompt)
                 if first or tools:
                     messages = opening(prompt, first)
-                    conversation = conversation_of(policy, prompt, tools, messages)
-                    episode.segments = conversation.segments
+                    own = template if tools is None else replace(template, tools=tools)
+                    recorder.begin(own, messages)
                     episode.opening = tuple(messages) if first else None
-                await self.turns(loop, episode, conversation, environment, sample)
+                await self.turns(recorder, environment)
             finally:
                 await self.answer(environment.close)
         except EpisodeFailure as failure:
             episode.failure = str(failure)
         return episode
 
-    async def turns(
-        self,
-        loop: EpisodeLoop,
-        episode: FinishedEpisode,
-        conversation: ExactConversation,
-        environment: Any,
-        sample: EpisodeKey,
-    ) -> None:
+    async def turns(self, recorder: Recorder, environment: Any) -> None:
         """Lets policy and environment answer each other until the episode ends."""
-        room = self.max_response_tokens
-        for turn in range(self.max_turns):
-            limit = min(
-                room, self.max_turn_tokens or room, loop.longest - len(conversation.context)
-            )
-            if limit < 1:
+        episode = recorder.episode
+        while True:
+            try:
+                message = await recorder.respond()
+            except CallRefused:
                 return
-            began = time.monotonic()
-            completion = await loop.complete(
-                Request(
-                    tokens=tuple(conversation.context),
-                    keys_N=sample.key[None],
-                    max_tokens=limit,
-                    drawn=sum(each.tokens for each in episode.turns),
-                    keep=turn + 1 < self.max_turns,
-                    messages=tuple(conversation.messages),
-                )
-            )
-            message = conversation.respond(completion)
-            room -= len(completion.tokens)
-            asked = time.monotonic()
-            episode.turns.append(
-                Turn(
-                    text=message["content"],
-                    tokens=len(completion.tokens),
-                    sampling_seconds=asked - began,
-                )
-            )
-            episode.engine, episode.finish = completion.engine, Finish.LENGTH
-            if completion.finish is not Finish.STOP:
-                episode.finish = completion.finish
+            if episode.finish is not Finish.STOP:
                 return
+            asked, episode.finish = time.monotonic(), Finish.LENGTH
             result = result_of(await self.answer(lambda: environment.step(message)))  # noqa: B023
             episode.turns[-1] = replace(
                 episode.turns[-1],
@@ -134,7 +113,7 @@ class Environment(EpisodeRollout):
                 episode.finish = Finish.STOP
                 return
             try:
-                room -= conversation.extend(result.messages)
+                recorder.extend(result.messages)
             except RunError as error:
                 raise EpisodeFailure(str(error)) from None
 

@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 from zlib import crc32
 
@@ -21,7 +22,7 @@ from rl4p.protocols.engine import Engine, Frees, OpensEngine, complete_all
 from rl4p.protocols.phases import Anneals
 from rl4p.protocols.traits import CacheSize, Planned, RolloutTraits
 from rl4p.rollout.episode_loop import EpisodeLoop, ForwardedRequests
-from rl4p.rollout.recorder import FinishedEpisode, rows_on_host
+from rl4p.rollout.recorder import CallLimits, FinishedEpisode, Recorder, rows_on_host, text_of
 from rl4p.rollout.sampler import Sampler, sequence_keys
 
 Result = TypeVar("Result")
@@ -226,6 +227,32 @@ class EpisodeRollout(ABC):
         self, loop: EpisodeLoop, policy: Policy, samples: Sequence[tuple[Prompt, EpisodeKey]]
     ) -> tuple[AbstractAsyncContextManager[Any], Sequence[Coroutine[Any, Any, FinishedEpisode]]]:
         """Returns what is open while the episodes run, and the episodes."""
+
+    def recorder(
+        self,
+        loop: EpisodeLoop,
+        policy: Policy,
+        prompt: Prompt,
+        key: np.ndarray,
+        *,
+        calls: int,
+        call_tokens: int | None,
+    ) -> Recorder:
+        """Returns the recorder of a new episode with at most so many calls."""
+        return Recorder(
+            generate=loop.complete,
+            episode=FinishedEpisode(prompt=prompt, segments=[]),
+            key=key,
+            limits=CallLimits(
+                tokens=self.max_response_tokens,
+                calls=calls,
+                call_tokens=call_tokens,
+                positions=loop.longest,
+            ),
+            sampling=self.sampling,
+            decode=partial(text_of, policy.tokenizer),
+            end_ids=policy.end_ids,
+        )
 
     def engine_of(self, policy: Policy) -> Engine:
         """Returns the engine that all calls share, until `close`."""

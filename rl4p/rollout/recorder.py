@@ -12,6 +12,7 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,6 @@ from rl4p.protocols.engine import Completion, Request
 from rl4p.protocols.environment import CallRefused
 
 Message = Mapping[str, Any]
-OVER = "The episode has ended: its address takes no more requests."
 
 
 @dataclass(kw_only=True)
@@ -59,86 +59,6 @@ class Segment(Serializable):
         self.chosen += [True] * len(completion.tokens)
         self.logprobs += completion.logprobs.tolist()
         self.versions += completion.versions.tolist()
-
-
-class ExactConversation:
-    """A conversation that grows by responses of the policy and by messages of an environment.
-
-    Args:
-      template: the chat template, with the tools of the conversation.
-      messages: the messages before the first response.
-
-    Attributes:
-      segments: the tokens so far; the policy goes on with the last segment.
-      messages: the messages so far.
-    """
-
-    def __init__(self, template: Template, messages: Sequence[Message]) -> None:
-        self.template, self.messages = template, list(messages)
-        self.text = self.render()
-        self.segments = [Segment()]
-        self.segments[0].read(self.template.tokenize(self.text)[0])
-
-    @property
-    def context(self) -> list[int]:
-        """Returns the tokens that precede the next token of the policy."""
-        return self.segments[-1].tokens
-
-    def respond(self, completion: Completion) -> Message:
-        """Appends a response of the policy and returns its message.
-
-        The content of the message is the text of all its tokens except the end token, with special
-        tokens as they stand, so that the template writes the same text again.
-        """
-        self.segments[-1].choose(completion)
-        tokenizer, tokens = self.template.tokenizer, completion.tokens.tolist()
-        self.text += text_of(tokenizer, tokens)
-        shown = without_end(tokens, self.template.end_ids)
-        message = {"role": "assistant", "content": text_of(tokenizer, shown)}
-        self.messages.append(message)
-        return message
-
-    def extend(self, messages: Sequence[Message]) -> int:
-        """Appends messages of the environment; returns the number of tokens that they added.
-
-        Raises:
-          RunError: the chat template does not take the messages.
-        """
-        self.messages += messages
-        text = self.render()
-        if text.startswith(self.text):
-            added = self.template.tokenize(text[len(self.text) :])[0]
-        else:
-            added = self.template.tokenize(text)[0]
-            self.segments.append(Segment())
-        self.text = text
-        self.segments[-1].read(added)
-        return len(added)
-
-    def render(self) -> str:
-        try:
-            return self.template.render(self.messages, add_generation_prompt=True)
-        except TEMPLATE_ERRORS as error:
-            raise RunError(
-                f"The model's chat template does not take the messages of the environment: {error}."
-            ) from None
-
-
-def conversation_of(
-    policy: Policy, prompt: Prompt, tools: Sequence[Message] | None, messages: Sequence[Message]
-) -> ExactConversation:
-    """Returns the conversation of an episode, before the first response.
-
-    Args:
-      tools: the schemas of the tools that an environment offers; None takes the prompt's own.
-    """
-    template = Template(
-        tokenizer=policy.tokenizer,
-        end_ids=policy.end_ids,
-        tools=prompt.tools if tools is None else tools,
-        arguments=policy.template,
-    )
-    return ExactConversation(template, messages)
 
 
 @dataclass(kw_only=True)
@@ -207,33 +127,35 @@ class CallLimits:
     positions: int
 
 
-class RecordedCalls:
-    """The calls of one episode (`protocols.environment.ModelCalls`).
+@dataclass(kw_only=True, eq=False)
+class Recorder:
+    """Records the calls of one episode (`protocols.environment.ModelCalls`).
 
     A call whose context begins with all tokens of a segment goes on with it. Any other call (of a
     second conversation, of a branch, or after the history was edited) begins a new segment, which
     the policy reads from its beginning. Every token that the policy chose is in exactly one segment
     as chosen.
 
-    Args:
-      complete: draws the tokens of a request.
+    An agent sends contexts (`complete`). For an environment the recorder keeps the conversation
+    (`begin`, `respond` and `extend`).
+
+    Attributes:
+      generate: draws the tokens of a request.
       key: the key of the episode.
       decode: returns the text of tokens, special tokens included.
       end_ids: the tokens that end a response.
+      context: the tokens that precede the next response in the conversation.
     """
 
-    def __init__(
-        self,
-        complete: Callable[[Request], Awaitable[Completion]],
-        episode: FinishedEpisode,
-        key: np.ndarray,
-        limits: CallLimits,
-        sampling: Sampling,
-        decode: Any,
-        end_ids: Sequence[int],
-    ) -> None:
-        self.generate, self.episode, self.key, self.limits = complete, episode, key, limits
-        self.sampling, self.decode, self.end_ids = sampling, decode, end_ids
+    generate: Callable[[Request], Awaitable[Completion]]
+    episode: FinishedEpisode
+    key: np.ndarray
+    limits: CallLimits
+    sampling: Sampling
+    decode: Callable[[Sequence[int]], str]
+    end_ids: Sequence[int]
+
+    def __post_init__(self) -> None:
         self.contexts: dict[tuple[int, ...], tuple[str, Sequence[Message] | None]] = {}
         self.marks: list[tuple[str, tuple[int, ...]]] = []  # of contexts with their completions
         self.sampled: dict[Any, str] = {}  # the sampled text of each message that a client got
@@ -241,6 +163,49 @@ class RecordedCalls:
         self.calls = self.drawn = self.used = 0
         self.over = self.full = False  # whether the episode has ended, and has refused a call
         self.asked = 0.0  # when the last call ended
+
+    def begin(self, template: Template, messages: Sequence[Message]) -> None:
+        """Begins the conversation, with the messages before the first response.
+
+        Raises:
+          RunError: the chat template does not take the messages.
+        """
+        self.template, self.messages = template, []
+        self.extend(messages)
+        self.episode.segments = [Segment()]
+        self.episode.segments[0].read(self.context)
+
+    def extend(self, messages: Sequence[Message]) -> None:
+        """Appends messages of the environment to the conversation.
+
+        Raises:
+          RunError: the chat template does not take the messages.
+        """
+        self.messages += messages
+        try:
+            text = self.template.render(self.messages, add_generation_prompt=True)
+        except TEMPLATE_ERRORS as error:
+            raise RunError(
+                f"The model's chat template does not take the messages of the environment: {error}."
+            ) from None
+        before, rest = self.continued(text)
+        self.context = [*before, *self.template.tokenize(rest)[0]]
+        self.read(text, self.context, tuple(self.messages))
+
+    async def respond(self) -> Message:
+        """Draws the next response of the conversation, and returns its message.
+
+        The content of the message is the text of all its tokens except the end token, with special
+        tokens as they stand, so that the template writes the same text again.
+
+        Raises:
+          CallRefused: as `room`.
+        """
+        drawn = sum(turn.tokens for turn in self.episode.turns)
+        await self.call(self.context, self.room(self.context), drawn)
+        message = {"role": "assistant", "content": self.episode.turns[-1].text}
+        self.messages.append(message)
+        return message
 
     def continued(self, text: str) -> tuple[Sequence[int], str]:
         known = [mark for mark in self.marks if text.startswith(mark[0])]
@@ -259,12 +224,12 @@ class RecordedCalls:
         return message if text is None else {"role": "assistant", "content": text}
 
     def answered(self, tokens: Sequence[int], message: Message) -> None:
-        message = message_of(message, "assistant")
-        self.sampled[name_of(message)] = self.decode(without_end(tokens, self.end_ids))
+        name = name_of(message_of(message, "assistant"))
+        self.sampled[name] = self.decode(without_end(tokens, self.end_ids))
 
     def room(self, context: Sequence[int]) -> int:
         if self.over:
-            raise CallRefused(OVER)
+            raise CallRefused("The episode has ended: its address takes no more requests.")
         limits = self.limits
         read = len(context) - len(self.leaf(context).tokens) if self.calls else 0
         room = min(limits.tokens - self.used - read, limits.positions - len(context))
@@ -277,71 +242,62 @@ class RecordedCalls:
         return min(room, limits.call_tokens or room)
 
     async def complete(self, context: Sequence[int], max_tokens: int) -> Completion:
-        limit, began = min(max_tokens, self.room(context)), time.monotonic()
+        limit = min(max_tokens, self.room(context))
+        # Note what the client says to the last message, and how long it took.
+        _, messages = self.contexts.get(tuple(context), ("", None))
+        turns = self.episode.turns
+        if not self.calls:
+            self.episode.opening = None if messages is None else tuple(messages)
+        elif turns and not self.claimed:
+            new = takewhile(lambda x: x.get("role") != "assistant", reversed(messages or ()))
+            turns[-1] = replace(
+                turns[-1],
+                messages=tuple(new)[::-1],
+                environment_seconds=time.monotonic() - self.asked,
+            )
+        # Calls at the same time must not draw with the same keys.
+        drawn, self.drawn = self.drawn, self.drawn + limit
+        return await self.call(context, limit, drawn)
+
+    async def call(self, context: Sequence[int], limit: int, drawn: int) -> Completion:
+        """Draws a completion, and appends it to its segment and to the turns of the episode."""
         text, messages = self.contexts.get(tuple(context), (None, None))
-        self.note(messages, began)
-        segment = self.leaf(context)
+        segment, began = self.leaf(context), time.monotonic()
         # What this call may need at most counts until it has ended.
         self.used += limit + (len(context) - len(segment.tokens) if self.calls else 0)
-        drawn, self.drawn = self.drawn, self.drawn + limit
         self.calls += 1
         self.claimed.append(segment)
         if not segment.tokens:
             self.episode.segments.append(segment)
+        request = Request(
+            tokens=tuple(context),
+            keys_N=self.key[None],
+            max_tokens=limit,
+            drawn=drawn,
+            keep=self.calls < self.limits.calls,
+            messages=messages,
+        )
         try:
-            completion = await self.generate(
-                Request(
-                    tokens=tuple(context),
-                    keys_N=self.key[None],
-                    max_tokens=limit,
-                    drawn=drawn,
-                    keep=True,
-                    messages=messages,
-                )
-            )
+            completion = await self.generate(request)
         finally:
             self.claimed = [x for x in self.claimed if x is not segment]
         if not self.over:
-            self.used -= limit - len(completion.tokens)
-            self.record(segment, context, text, completion, time.monotonic() - began)
+            tokens = completion.tokens.tolist()
+            self.used -= limit - len(tokens)
+            segment.read(context[len(segment.tokens) :])
+            segment.choose(completion)
+            if text is not None:
+                self.marks.append((text + self.decode(tokens), (*context, *tokens)))
+            self.episode.turns.append(
+                Turn(
+                    text=self.decode(without_end(tokens, self.end_ids)),
+                    tokens=len(tokens),
+                    sampling_seconds=time.monotonic() - began,
+                )
+            )
+            self.episode.finish, self.episode.engine = completion.finish, completion.engine
         self.asked = time.monotonic()
         return completion
-
-    def note(self, messages: Sequence[Message] | None, now: float) -> None:
-        """Notes what a client says to the last message, and how long it took."""
-        episode = self.episode
-        if not self.calls:
-            episode.opening = None if messages is None else tuple(messages)
-        elif episode.turns and not self.claimed:
-            new: list[Message] = []
-            for message in reversed(messages or ()):
-                if message.get("role") == "assistant":
-                    break
-                new.insert(0, message)
-            episode.turns[-1] = replace(
-                episode.turns[-1], messages=tuple(new), environment_seconds=now - self.asked
-            )
-
-    def record(
-        self,
-        segment: Segment,
-        context: Sequence[int],
-        text: str | None,
-        completion: Completion,
-        seconds: float,
-    ) -> None:
-        """Appends a call to its segment and to the turns of the episode."""
-        segment.read(context[len(segment.tokens) :])
-        segment.choose(completion)
-        tokens = completion.tokens.tolist()
-        if text is not None:
-            self.marks.append((text + self.decode(tokens), (*context, *tokens)))
-        shown = tokens[:-1] if completion.finish is Finish.STOP else tokens
-        episode = self.episode
-        episode.turns.append(
-            Turn(text=self.decode(shown), tokens=len(tokens), sampling_seconds=seconds)
-        )
-        episode.finish, episode.engine = completion.finish, completion.engine
 
     def leaf(self, context: Sequence[int]) -> Segment:
         """Returns the longest free segment with which a context begins, or a new one."""

@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerFast
 from rl4p.base.types import Finish, Sampling
 from rl4p.engine.detokenizer import LONG, Detokenizer, IncrementalDetokenizer, StopStrings, overlap
 from rl4p.engine.sequence import Chunk
-from rl4p.engine.serving.choice import Choice, CompletionOptions
+from rl4p.engine.serving.active_request import Choice, CompletionOptions
 from rl4p.model.tokenizer import byte_tokenizer
 
 

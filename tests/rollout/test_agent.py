@@ -13,7 +13,7 @@ from openai import AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
 
 from rl4p.base.errors import InputError
 from rl4p.base.types import Finish
-from rl4p.engine.serving.choice import Choice
+from rl4p.engine.serving.active_request import Choice
 from rl4p.loop.checks import check_trajectories
 from tests.support.episodes import ENDS, REWRITES, TEMPLATE, logprobs_of, rollout, words
 

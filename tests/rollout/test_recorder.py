@@ -2,43 +2,60 @@
 
 import asyncio
 import copy
+from functools import partial
 
 import numpy as np
 import pytest
 
 from rl4p.base.errors import RunError
-from rl4p.base.types import Finish, Sampling, Turn
+from rl4p.base.types import Finish, Sampling
+from rl4p.data.conversation import Template
 from rl4p.loop.checks import check_trajectories
 from rl4p.protocols.engine import Completion
 from rl4p.protocols.environment import CallRefused
 from rl4p.rollout.recorder import (
     CallLimits,
     FinishedEpisode,
-    RecordedCalls,
+    Recorder,
     context_and_rest,
-    conversation_of,
     rows_on_host,
+    text_of,
 )
-from tests.support.episodes import completion as answered
 from tests.support.episodes import segment
 
 USER = {"role": "user", "content": "more"}
 
 
+def recorder(complete, prompt, decode, end_ids, **limits):
+    limits = {"tokens": 40, "calls": 8, "call_tokens": 4, "positions": 100} | limits
+    return Recorder(
+        generate=complete,
+        episode=FinishedEpisode(prompt=prompt, segments=[]),
+        key=np.zeros(2, np.uint32),
+        limits=CallLimits(**limits),
+        sampling=Sampling(),
+        decode=decode,
+        end_ids=end_ids,
+    )
+
+
 @pytest.fixture
 def begin(policy, make_prompt):
-    """Returns a function that begins a conversation, perhaps with another template."""
+    """Returns a function that begins a conversation, perhaps with another chat template."""
 
-    def begin(template=None):
-        from dataclasses import replace
+    def begin(template=None, messages=None, responses=()):
+        tokenizer = copy.deepcopy(policy.tokenizer)
+        tokenizer.chat_template = template or tokenizer.chat_template
+        prompt, left = make_prompt(), iter(responses)
 
-        own = policy
-        if template is not None:
-            tokenizer = copy.deepcopy(policy.tokenizer)
-            tokenizer.chat_template = template
-            own = replace(policy, tokenizer=tokenizer)
-        prompt = make_prompt()
-        return own, conversation_of(own, prompt, None, prompt.prompt_messages())
+        async def complete(request):
+            return completion(next(left))
+
+        decode = partial(text_of, tokenizer)
+        calls = recorder(complete, prompt, decode, policy.end_ids, tokens=200, positions=400)
+        own = Template(tokenizer=tokenizer, end_ids=policy.end_ids, arguments=policy.template)
+        calls.begin(own, messages or prompt.prompt_messages())
+        return calls
 
     return begin
 
@@ -56,49 +73,52 @@ def ids(policy, text):
     return policy.tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-def test_the_next_turn_continues_the_sampled_tokens(begin):
-    policy, conversation = begin()
-    prompt = list(conversation.context)
+def test_the_next_turn_continues_the_sampled_tokens(begin, policy):
+    sampled, last = [*ids(policy, "a b"), policy.end_ids[0]], [*ids(policy, "c"), policy.end_ids[0]]
+    calls = begin(responses=[sampled, last])
+    prompt = list(calls.context)
     assert prompt == ids(policy, "<|user|>q<|end|><|assistant|>")
-    sampled = [*ids(policy, "a b"), policy.end_ids[0]]
-    assert conversation.respond(completion(sampled)) == {"role": "assistant", "content": "a b"}
-    added = conversation.extend([USER])
+    assert asyncio.run(calls.respond()) == {"role": "assistant", "content": "a b"}
+    calls.extend([USER])
     rest = ids(policy, "<|user|>more<|end|><|assistant|>")
-    assert added == len(rest)
-    (segment,) = conversation.segments
-    assert segment.tokens == prompt + sampled + rest
-    assert segment.chosen == [False] * len(prompt) + [True] * len(sampled) + [False] * len(rest)
-    assert segment.versions == [-1] * len(prompt) + [3] * len(sampled) + [-1] * len(rest)
-    assert sum(segment.logprobs) == -0.5 * len(sampled)
+    assert calls.context == prompt + sampled + rest
+    asyncio.run(calls.respond())
+    (segment,) = calls.episode.segments
+    assert segment.tokens == prompt + sampled + rest + last
+    parts = ((prompt, False), (sampled, True), (rest, False), (last, True))
+    assert segment.chosen == [chosen for part, chosen in parts for _ in part]
+    assert segment.versions == [3 if chosen else -1 for chosen in segment.chosen]
+    assert sum(segment.logprobs) == -0.5 * len(sampled + last)
+    assert calls.used == len(sampled + rest + last)
 
 
-def test_tokens_that_a_tokenizer_would_not_choose_stay(begin):
+def test_tokens_that_a_tokenizer_would_not_choose_stay(begin, policy):
     """The text is the same, so the sampled ids go on, whatever ids its tokenization has."""
-    policy, conversation = begin()
     (special,) = ids(policy, "<|user|>")
     spelled = [token for letter in "<|user|>" for token in ids(policy, letter)]
     assert spelled != [special]
-    conversation.respond(completion([*spelled, policy.end_ids[0]]))
-    conversation.extend([USER])
-    (segment,) = conversation.segments
-    assert segment.tokens[: len(segment.tokens)].count(special) == 2  # of the two user messages
+    calls = begin(responses=[[*spelled, policy.end_ids[0]]])
+    asyncio.run(calls.respond())
+    calls.extend([USER])
+    assert calls.context.count(special) == 2  # of the two user messages
 
 
-def test_a_rewritten_history_begins_a_segment(begin):
+def test_a_rewritten_history_begins_a_segment(begin, policy):
     template = (
         "{% for message in messages %}{{ '<|' + message['role'] + '|>' }}"
         "{{ message['content'] if loop.last or message['role'] == 'user' else 'cut' }}"
         "{{ '<|end|>' }}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
     )
-    policy, conversation = begin(template)
-    sampled = [*ids(policy, "thoughts"), policy.end_ids[0]]
-    conversation.respond(completion(sampled))
-    conversation.extend([USER])
-    first, second = conversation.segments
+    sampled, last = [*ids(policy, "thoughts"), policy.end_ids[0]], [policy.end_ids[0]]
+    calls = begin(template, responses=[sampled, last])
+    asyncio.run(calls.respond())
+    calls.extend([USER])
+    asyncio.run(calls.respond())
+    first, second = calls.episode.segments
     assert first.tokens[-len(sampled) :] == sampled
     text = "<|user|>q<|end|><|assistant|>cut<|end|><|user|>more<|end|><|assistant|>"
-    assert second.tokens == ids(policy, text)
-    assert not any(second.chosen)
+    assert second.tokens == ids(policy, text) + last
+    assert second.chosen == [False] * len(ids(policy, text)) + [True]
 
 
 def test_a_template_that_refuses_a_message_is_one_sentence(begin):
@@ -106,9 +126,9 @@ def test_a_template_that_refuses_a_message_is_one_sentence(begin):
         "{% for m in messages %}{% if m['role'] == 'tool' %}{{ raise_exception('no tools') }}"
         "{% endif %}{{ m['content'] }}{% endfor %}"
     )
-    _, conversation = begin(template)
+    calls = begin(template)
     with pytest.raises(RunError, match="does not take the messages of the environment: no tools"):
-        conversation.extend([{"role": "tool", "content": "1"}])
+        calls.extend([{"role": "tool", "content": "1"}])
 
 
 def test_the_first_context_and_the_rest():
@@ -133,21 +153,15 @@ def test_an_episode_without_a_turn_is_its_context():
 
 
 @pytest.mark.parametrize("same", [True, False])
-def test_rows(policy, make_prompt, same):
+def test_rows(policy, make_prompt, begin, same):
     episodes = []
     for number in range(4):
-        prompt = make_prompt()
-        messages = prompt.prompt_messages()
+        messages = make_prompt().prompt_messages()
         if not same:
             messages.append({"role": "user", "content": str(number)})
-        conversation = conversation_of(policy, prompt, None, messages)
-        conversation.respond(answered(5, 6, policy.end_ids[0]))
-        turns = [Turn(text="t", tokens=3, reward=1.0)]
-        episodes.append(
-            FinishedEpisode(
-                prompt=prompt, segments=conversation.segments, turns=turns, finish=Finish.STOP
-            )
-        )
+        calls = begin(messages=messages, responses=[[5, 6, policy.end_ids[0]]])
+        asyncio.run(calls.respond())
+        episodes.append(calls.episode)
     trajectories, words = rows_on_host(policy, episodes, 2, 8)
     check_trajectories(trajectories)
     assert trajectories.prompt_columns == (16 if same else 0)
@@ -183,15 +197,12 @@ class Echoes:
 @pytest.fixture
 def make(make_prompt):
     def make(**limits):
-        limits = {"tokens": 40, "calls": 8, "call_tokens": 4, "positions": 100} | limits
-        return RecordedCalls(
+        return recorder(
             Echoes().complete,
-            FinishedEpisode(prompt=make_prompt(), segments=[]),
-            np.zeros(2, np.uint32),
-            CallLimits(**limits),
-            Sampling(),
+            make_prompt(),
             lambda tokens: " ".join(map(str, tokens)),
             (END,),
+            **limits,
         )
 
     return make

@@ -12,7 +12,7 @@ from rl4p.base.types import Finish
 from rl4p.configuration import compose
 from rl4p.engine.detokenizer import Detokenizer
 from rl4p.engine.sequence import TokenSequence
-from rl4p.engine.serving.choice import Choice, CompletionOptions
+from rl4p.engine.serving.active_request import Choice, CompletionOptions
 from rl4p.engine.serving.scheduler import Scheduler
 from rl4p.protocols.engine import Request
 from rl4p.rollout.continuous import Continuous

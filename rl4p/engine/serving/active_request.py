@@ -1,17 +1,170 @@
-"""Active requests: they connect the scheduler's thread with the event loop."""
+"""Active requests and their choices, between the scheduler's thread and the event loop."""
 
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import Any, NamedTuple
 
 from rl4p.base.errors import InputError, RunError
-from rl4p.engine.detokenizer import Detokenizer
+from rl4p.base.types import Finish, Sampling
+from rl4p.engine.detokenizer import Detokenizer, IncrementalDetokenizer, StopStrings
 from rl4p.engine.driver import Submission
 from rl4p.engine.sequence import Chunk, TokenSequence, key_data
-from rl4p.engine.serving.choice import Choice, CompletionOptions
-from rl4p.engine.serving.responses import ClientDisconnectError, HttpError
+from rl4p.engine.serving.body import ClientDisconnectError, HttpError
 from rl4p.engine.serving.scheduler import Scheduler
+
+FINISH = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.ABORT: "abort"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompletionOptions:
+    """The options of each choice of a request.
+
+    Attributes:
+      sampling, max_tokens, end_ids, min_tokens: as in `TokenSequence`.
+      alternatives: how many tokens are returned beside each drawn token; None for no
+        log-probabilities.
+      stops: the strings that end a choice.
+      keep_stop: whether the text includes the stop string or end token.
+      skip_special: whether the text leaves special tokens out.
+    """
+
+    sampling: Sampling
+    max_tokens: int
+    end_ids: tuple[int, ...]
+    min_tokens: int = 0
+    alternatives: int | None = None
+    stops: tuple[str, ...] = ()
+    keep_stop: bool = False
+    skip_special: bool = True
+
+
+class VersionSpan(NamedTuple):
+    """The tokens from `start` to `end`, which the weights of one version drew."""
+
+    version: str
+    start: int
+    end: int
+
+
+class Delta(NamedTuple):
+    """The new text and tokens of a choice since the last delta."""
+
+    text: str
+    start: int  # its first new token
+
+
+class Choice:
+    """A choice of a request, which gains tokens until it ends.
+
+    The text is decoded at the end, unless a stream or stop strings need it as tokens arrive.
+
+    Attributes:
+      tokens, logprobs, alternatives: as in `Chunk`, from the first token.
+      spans: the weight version of each token.
+      finish: `stop`, `length` or `abort`; None while it is unfinished.
+      matched: the end token or stop string that ended it; None for any other reason.
+    """
+
+    def __init__(
+        self, detokenizer: Detokenizer, options: CompletionOptions, *, stream: bool
+    ) -> None:
+        self.detokenizer, self.options = detokenizer, options
+        self.tokens: list[int] = []
+        self.logprobs: list[float] = []
+        self.alternatives: list[list[tuple[int, float]]] = []
+        self.spans: list[VersionSpan] = []
+        self.finish: str | None = None
+        self.matched: int | str | None = None
+        self.stops = StopStrings(options.stops, keep=options.keep_stop) if options.stops else None
+        self.incremental: IncrementalDetokenizer | None = None
+        if stream or options.stops:
+            self.incremental = IncrementalDetokenizer(
+                detokenizer, skip_special=options.skip_special
+            )
+        self.pieces: list[str] = []  # the text so far
+        self.sent = 0, 0  # the numbers of pieces and tokens in former deltas
+        self.offset = 0  # of the next token in the text of `/v1/completions`
+
+    def add(self, chunk: Chunk) -> None:
+        """Adds new tokens; a stop string in their text ends the choice after its token."""
+        if self.finish is not None:
+            return
+        tokens, finish = chunk.tokens, chunk.finish
+        if self.incremental is not None:
+            tokens, finish = self.read(tokens, finish)
+        count = len(tokens)
+        before = len(self.tokens)
+        self.tokens += tokens
+        self.logprobs += chunk.logprobs[:count]
+        self.alternatives += chunk.alternatives[:count]
+        if self.spans and self.spans[-1].version == chunk.version:
+            self.spans[-1] = self.spans[-1]._replace(end=before + count)
+        elif count:
+            self.spans.append(VersionSpan(chunk.version, before, before + count))
+        if finish is not None:
+            self.finish = FINISH[finish]
+            if finish is Finish.STOP and self.matched is None:
+                self.matched = tokens[-1]
+
+    def read(self, tokens: list[int], finish: Finish | None) -> tuple[list[int], Finish | None]:
+        """Decodes new tokens; returns those that belong to the choice, and why it ends."""
+        assert self.incremental is not None
+        shown = self.shown(tokens, finish)
+        if self.stops is None:
+            self.pieces.append(self.incremental.feed(shown))
+            if finish is not None:
+                self.pieces.append(self.incremental.flush())
+            return tokens, finish
+        before = self.incremental.copy()
+        text = self.incremental.feed(shown)
+        if self.stops.occurs(text):
+            for count, token in enumerate(shown, 1):  # which token completes the stop string?
+                certain, self.matched = self.stops.feed(before.feed([token]))
+                self.pieces.append(certain)
+                if self.matched is not None:
+                    return tokens[:count], Finish.STOP
+        self.pieces.append(self.stops.feed(text)[0])
+        if finish is not None:
+            self.pieces.append(self.stops.flush() + self.incremental.flush())
+        return tokens, finish
+
+    def shown(self, tokens: Sequence[int], finish: Finish | None) -> Sequence[int]:
+        """Returns the tokens of the text, which an end token is no part of."""
+        ends = finish is Finish.STOP and not self.options.keep_stop
+        return tokens[:-1] if ends else tokens
+
+    def text(self) -> str:
+        """Returns the text so far. It needs a stream, stop strings, or a choice that has ended."""
+        if self.incremental is not None:
+            return "".join(self.pieces)
+        finish = Finish.STOP if self.finish == "stop" else None
+        shown = self.shown(self.tokens, finish)
+        return self.detokenizer.decode(shown, skip_special=self.options.skip_special)
+
+    def delta(self) -> Delta:
+        """Returns the text and tokens that are new since the last call."""
+        pieces, tokens = self.sent
+        self.sent = len(self.pieces), len(self.tokens)
+        return Delta("".join(self.pieces[pieces:]), tokens)
+
+    def versions(self, start: int = 0) -> list[dict[str, Any]]:
+        """Returns the weight version of each token from `start`, as spans."""
+        return [
+            {"version": version, "start": max(begin, start), "end": end}
+            for version, begin, end in self.spans
+            if end > start
+        ]
+
+
+def empty_choices(count: int, detokenizer: Detokenizer, options: CompletionOptions) -> list[Choice]:
+    """Returns the choices of a request for no tokens."""
+    choices = [Choice(detokenizer, options, stream=False) for _ in range(count)]
+    for choice in choices:
+        choice.finish = "length"
+    return choices
 
 
 class ReadyQueue:
@@ -66,7 +219,8 @@ class ActiveRequest:
         self.queue, self.detokenizer, self.count, self.unsent = queue, detokenizer, count, unsent
         self.options, self.stream = options, stream
         self.choices: list[Choice] = []
-        self.submissions: list[tuple[Scheduler, Submission, range]] = []
+        self.submissions: list[Submission] = []
+        self.cancels: list[tuple[Callable[[], None], range]] = []  # with the numbers of choices
         self.inbox: deque[Callable[[], None]] = deque()
         self.changed: dict[int, None] = {}  # the choices with new tokens, in order
         self.scores: list[list[float]] = []
@@ -91,44 +245,49 @@ class ActiveRequest:
         Raises:
           HttpError: the scheduler refuses one.
         """
-        options = self.options
         try:
             if scored:
                 self.scores = [[] for _ in prompts]
                 for number, tokens in enumerate(prompts):
                     submission = scheduler.score(tokens, self.score_receiver(number))
-                    self.add(scheduler, submission, 1, range(0))
-            for tokens, prompt_seeds in zip(prompts, seeds, strict=True):
+                    self.submissions.append(submission)
+                    self.add(partial(scheduler.cancel, submission), 1, range(0))
+            for tokens, own in zip(prompts, seeds, strict=True):
                 # A stop string ends a single choice, so each choice is then submitted alone.
-                batches = [[seed] for seed in prompt_seeds] if options.stops else [prompt_seeds]
-                for batch in filter(None, batches):
-                    first = len(self.choices)
-                    for _ in batch:
-                        self.choices.append(Choice(self.detokenizer, options, stream=self.stream))
-                    sequences = [
-                        TokenSequence(
-                            context=tokens,
-                            key=key_data(seed),
-                            max_tokens=options.max_tokens,
-                            sampling=options.sampling,
-                            end_ids=options.end_ids,
-                            min_tokens=options.min_tokens,
-                            alternatives=options.alternatives or 0,
-                        )
-                        for seed in batch
-                    ]
-                    deliver = self.receiver(first)
+                for batch in filter(None, [[x] for x in own] if self.options.stops else [own]):
+                    sequences, numbers = self.sequences(tokens, batch)
+                    deliver = self.receiver(numbers.start)
                     submission = scheduler.submit(sequences, deliver, self.fail, self.unsent)
-                    numbers = range(first, first + len(batch))
-                    self.add(scheduler, submission, len(batch), numbers)
+                    self.submissions.append(submission)
+                    self.add(partial(scheduler.cancel, submission), len(batch), numbers)
         except (InputError, RunError) as error:
             self.cancel()
             status = 400 if isinstance(error, InputError) else 503
             raise HttpError(str(error), status=status) from None
 
-    def add(self, scheduler: Scheduler, submission: Submission, count: int, numbers: range) -> None:
-        """Adds a submission of so many sequences or scores, and the numbers of its choices."""
-        self.submissions.append((scheduler, submission, numbers))
+    def sequences(
+        self, tokens: Sequence[int], seeds: Sequence[int]
+    ) -> tuple[list[TokenSequence], range]:
+        """Returns new sequences, one for each seed, and the numbers of their new choices."""
+        options, first = self.options, len(self.choices)
+        self.choices += [Choice(self.detokenizer, options, stream=self.stream) for _ in seeds]
+        sequences = [
+            TokenSequence(
+                context=tokens,
+                key=key_data(seed),
+                max_tokens=options.max_tokens,
+                sampling=options.sampling,
+                end_ids=options.end_ids,
+                min_tokens=options.min_tokens,
+                alternatives=options.alternatives or 0,
+            )
+            for seed in seeds
+        ]
+        return sequences, range(first, first + len(seeds))
+
+    def add(self, cancel: Callable[[], Any], count: int, numbers: range) -> None:
+        """Adds so many sequences or scores, whose choices have these numbers, and their end."""
+        self.cancels.append((cancel, numbers))
         self.unfinished += count
         self.open += count
         self.count(count)
@@ -238,6 +397,6 @@ class ActiveRequest:
         """Frees the slots of a choice, or of all that is unfinished."""
         if index is None:
             self.close(self.open)
-        for scheduler, submission, numbers in self.submissions:
+        for cancel, numbers in self.cancels:
             if index is None or index in numbers:
-                scheduler.cancel(submission)
+                cancel()

@@ -5,7 +5,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -13,15 +13,14 @@ from rl4p.base.types import Sampling
 from rl4p.configuration.bounds import Port, Positive
 from rl4p.engine.detokenizer import Detokenizer
 from rl4p.engine.sequence import Chunk, TokenSequence
-from rl4p.engine.serving.active_request import ActiveRequest, ReadyQueue
+from rl4p.engine.serving.active_request import ActiveRequest, Choice, CompletionOptions, ReadyQueue
 from rl4p.engine.serving.anthropic_messages import anthropic_messages
 from rl4p.engine.serving.app import App, Guard, Handler, Receive, Send, send_response
+from rl4p.engine.serving.body import HttpError, JsonResponse
 from rl4p.engine.serving.chat import chat_completions
-from rl4p.engine.serving.choice import Choice, CompletionOptions
 from rl4p.engine.serving.completions import completions, token_generation
 from rl4p.engine.serving.openai_responses import openai_responses
-from rl4p.engine.serving.responses import HttpError, JsonResponse
-from rl4p.engine.serving.server_state import ServerState
+from rl4p.engine.serving.server_state import ServedModel
 from rl4p.engine.serving.web_server import address_of, configured, listening
 from rl4p.model.policy import Policy
 from rl4p.protocols.environment import CallRefused, ModelCalls, OpenAgentServer
@@ -86,7 +85,6 @@ class EpisodeAddresses:
         name = secrets.token_hex(16)
         state = EpisodeState(
             policy=self.policy,
-            scheduler=cast(Any, EpisodeScheduler(calls)),
             detokenizer=self.detokenizer,
             queue=self.queue,
             name=self.model,
@@ -115,55 +113,21 @@ class EpisodeAddresses:
         await send_response(JsonResponse(error.body(), 404), send)
 
 
-class EpisodeScheduler:
-    """What a `Scheduler` is to a server: it completes contexts, as calls of one episode."""
-
-    def __init__(self, calls: ModelCalls) -> None:
-        self.calls, self.version = calls, "0"
-
-    def submit(
-        self,
-        sequences: Sequence[TokenSequence],
-        deliver: Callable[[list[Chunk]], None],
-        fail: Callable[[Exception], None],
-        unsent: Callable[[], int] = lambda: 0,
-    ) -> list[asyncio.Task[None]]:
-        """Starts to complete sequences; each is delivered as a whole, whatever is unsent."""
-        for index, sequence in enumerate(sequences):
-            sequence.index = index
-        return [asyncio.ensure_future(self.complete(x, deliver, fail)) for x in sequences]
-
-    async def complete(
-        self,
-        sequence: TokenSequence,
-        deliver: Callable[[list[Chunk]], None],
-        fail: Callable[[Exception], None],
-    ) -> None:
-        try:
-            completion = await self.calls.complete(sequence.context, sequence.max_tokens)
-        except CallRefused as error:
-            fail(error)
-            return
-        if len(completion.versions):
-            self.version = str(completion.versions[-1])
-        tokens, logprobs = completion.tokens.tolist(), completion.logprobs.tolist()
-        deliver([Chunk(sequence, tokens, logprobs, [], completion.finish, self.version)])
-
-    def cancel(self, tasks: Sequence[asyncio.Task[None]]) -> None:
-        """Leaves completions to themselves: their tokens are not recorded."""
-        for task in tasks:
-            task.cancel()
-
-
 @dataclass(kw_only=True)
-class EpisodeState(ServerState):
-    """The state of the server for the requests of one episode.
+class EpisodeState(ServedModel):
+    """The policy as one episode meets it.
 
     Attributes:
       calls: the calls of the episode.
+      newest: the weight version that drew its last token.
     """
 
     calls: ModelCalls
+    newest: str = "0"
+
+    @property
+    def version(self) -> str:
+        return self.newest
 
     def check_model(self, name: str | None) -> None:
         """Accepts any name, since a program may have one built in."""
@@ -211,9 +175,30 @@ class EpisodeState(ServerState):
         scored: bool = False,
         unsent: Callable[[], int] = lambda: 0,
     ) -> ActiveRequest:
-        if options.alternatives:
+        if options.alternatives or scored:
             raise HttpError("Log-probabilities of other tokens are not computed in an episode.")
-        return super().start(options, prompts, seeds, stream=stream, scored=scored, unsent=unsent)
+        active = ActiveRequest(
+            self.queue, self.detokenizer, options, stream=stream, count=self.count, unsent=unsent
+        )
+        for prompt, own in zip(prompts, seeds, strict=True):
+            for seed in own:
+                (sequence,), numbers = active.sequences(prompt, [seed])
+                task = asyncio.ensure_future(self.complete(active, sequence, numbers.start))
+                active.add(task.cancel, 1, numbers)
+        return active
+
+    async def complete(self, active: ActiveRequest, sequence: TokenSequence, number: int) -> None:
+        """Completes a choice as a call of the episode. It is delivered as a whole."""
+        try:
+            completion = await self.calls.complete(sequence.context, sequence.max_tokens)
+        except CallRefused as error:
+            active.fail(error)
+            return
+        if len(completion.versions):
+            self.newest = str(completion.versions[-1])
+        tokens, logprobs = completion.tokens.tolist(), completion.logprobs.tolist()
+        chunk = Chunk(sequence, tokens, logprobs, [], completion.finish, self.newest)
+        active.receiver(number)([chunk])
 
     def as_sampled(self, message: dict[str, Any]) -> Mapping[str, Any]:
         return self.calls.as_sampled(message)

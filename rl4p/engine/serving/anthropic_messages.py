@@ -10,15 +10,18 @@ from rl4p.engine.serving.app import HttpRequest
 from rl4p.engine.serving.body import (
     MANY,
     Body,
+    EventStream,
+    HttpError,
+    JsonResponse,
     Name,
     PositiveCount,
     Temperature,
     TopK,
     TopP,
+    named_event,
     validate,
 )
 from rl4p.engine.serving.chat import ChatRequest, next_message
-from rl4p.engine.serving.responses import EventStream, HttpError, JsonResponse, named_event
 
 STOP_REASONS = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
 

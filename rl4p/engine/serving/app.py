@@ -12,8 +12,8 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from rl4p.engine.serving.active_request import ActiveRequest
-from rl4p.engine.serving.body import B, parse, validate
-from rl4p.engine.serving.responses import (
+from rl4p.engine.serving.body import (
+    B,
     ClientDisconnectError,
     EventStream,
     HttpError,
@@ -21,8 +21,10 @@ from rl4p.engine.serving.responses import (
     TextResponse,
     encoded,
     event,
+    parse,
+    validate,
 )
-from rl4p.engine.serving.server_state import ServerState
+from rl4p.engine.serving.server_state import ServedModel
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 OPEN = ("/health",)  # paths that need no token
@@ -96,7 +98,7 @@ class HttpRequest:
       unsent: returns the bytes of its response for which the client has no room.
     """
 
-    server: ServerState
+    server: ServedModel
     receive: Callable[[], Awaitable[Any]]
     query_string: bytes
     content: bytes
@@ -145,7 +147,7 @@ class App:
 
     def __init__(
         self,
-        server: ServerState,
+        server: ServedModel,
         guard: Guard,
         *,
         most_bytes: int,
@@ -233,7 +235,7 @@ class App:
             "owned_by": "rl4p",
             "root": server.source,
             "max_model_len": server.positions,
-            "weight_version": server.scheduler.version,
+            "weight_version": server.version,
         }
         return JsonResponse({"object": "list", "data": [model]})
 

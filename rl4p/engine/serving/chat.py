@@ -22,21 +22,23 @@ from rl4p.data.messages import (
     tool_calls,
 )
 from rl4p.engine.detokenizer import overlap
+from rl4p.engine.serving.active_request import Choice
 from rl4p.engine.serving.app import HttpRequest
 from rl4p.engine.serving.body import (
     MANY,
     AlwaysTrue,
     Body,
+    EventStream,
     FirstError,
+    HttpError,
+    JsonResponse,
     Logprobs,
     Must,
     NonEmpty,
     PositiveCount,
 )
-from rl4p.engine.serving.choice import Choice
 from rl4p.engine.serving.completions import OpenAIRequest, OpenAIResponse
-from rl4p.engine.serving.responses import EventStream, HttpError, JsonResponse
-from rl4p.engine.serving.server_state import ServerState
+from rl4p.engine.serving.server_state import ServedModel
 from rl4p.model.tokenizer import TEMPLATE_ERRORS, check_template
 
 BEGIN, END = "<tool_call>", "</tool_call>"
@@ -230,7 +232,7 @@ class Conversation(Body):
         """Whether the message may call tools."""
         return bool(self.tools) and self.tool_choice == "auto"
 
-    async def encode(self, server: ServerState) -> list[int]:
+    async def encode(self, server: ServedModel) -> list[int]:
         """Returns the token ids of the prompt.
 
         Raises:

@@ -9,12 +9,21 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from rl4p.base.types import Sampling
-from rl4p.engine.serving.active_request import ActiveRequest
+from rl4p.engine.serving.active_request import (
+    ActiveRequest,
+    Choice,
+    CompletionOptions,
+    empty_choices,
+)
 from rl4p.engine.serving.app import HttpRequest
 from rl4p.engine.serving.body import (
+    DONE,
     AlwaysTrue,
     Body,
     Count,
+    EventStream,
+    HttpError,
+    JsonResponse,
     Logprobs,
     MinP,
     Must,
@@ -32,11 +41,10 @@ from rl4p.engine.serving.body import (
     TokenIds,
     TopK,
     TopP,
+    event,
     validate,
 )
-from rl4p.engine.serving.choice import Choice, CompletionOptions, empty_choices
-from rl4p.engine.serving.responses import DONE, EventStream, HttpError, JsonResponse, event
-from rl4p.engine.serving.server_state import ServerState, new_id, or_null, seeds_of
+from rl4p.engine.serving.server_state import ServedModel, new_id, or_null, seeds_of
 
 NO_ECHO = "false: prompt_logprobs=0 returns the log-probabilities of the prompt's tokens"
 
@@ -65,7 +73,7 @@ class SamplingFields(Body):
 
     def options(
         self,
-        server: ServerState,
+        server: ServedModel,
         path: str,
         *,
         min_tokens: int,
@@ -144,7 +152,7 @@ class OpenAIRequest(SamplingFields):
         return self.stream_options is not None and self.stream_options.include_usage
 
     def completion_options(
-        self, server: ServerState, max_tokens: int, alternatives: int | None
+        self, server: ServedModel, max_tokens: int, alternatives: int | None
     ) -> CompletionOptions:
         """Returns the options of each completion."""
         return self.options(
@@ -174,7 +182,7 @@ class OpenAIResponse(ABC):
 
     def __init__(
         self,
-        server: ServerState,
+        server: ServedModel,
         request: OpenAIRequest,
         prompts: Sequence[Sequence[int]],
         options: CompletionOptions,

@@ -7,9 +7,20 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from rl4p.engine.serving.app import HttpRequest
-from rl4p.engine.serving.body import MANY, Body, Name, PositiveCount, Temperature, TopP, validate
+from rl4p.engine.serving.body import (
+    MANY,
+    Body,
+    EventStream,
+    HttpError,
+    JsonResponse,
+    Name,
+    PositiveCount,
+    Temperature,
+    TopP,
+    named_event,
+    validate,
+)
 from rl4p.engine.serving.chat import ChatRequest, next_message
-from rl4p.engine.serving.responses import EventStream, HttpError, JsonResponse, named_event
 
 
 class ResponsesRequest(Body):

@@ -3,6 +3,7 @@
 import asyncio
 import math
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,9 +12,8 @@ from pydantic import BaseModel
 
 from rl4p.base.types import Sampling
 from rl4p.engine.detokenizer import Detokenizer
-from rl4p.engine.serving.active_request import ActiveRequest, ReadyQueue
-from rl4p.engine.serving.choice import Choice, CompletionOptions
-from rl4p.engine.serving.responses import HttpError
+from rl4p.engine.serving.active_request import ActiveRequest, Choice, CompletionOptions, ReadyQueue
+from rl4p.engine.serving.body import HttpError
 from rl4p.engine.serving.scheduler import Scheduler
 from rl4p.model.policy import Policy
 
@@ -25,8 +25,8 @@ TOKEN_BYTES = 48  # of a token in a response, about: its id, its text and its lo
 
 
 @dataclass(kw_only=True)
-class ServerState:
-    """A policy with its scheduler, and the requests that it serves.
+class ServedModel(ABC):
+    """A policy behind an address, and the requests that it serves.
 
     Attributes:
       name: the name of the model in requests.
@@ -34,11 +34,10 @@ class ServerState:
       address: the URL of the server.
       waiting: the most completions that wait for a slot.
       add_prompting: returns the messages of a chat request with the prompts of a data set added.
-      open: the completions and scored prompts that the scheduler works on or that wait.
+      open: the completions and scored prompts that run or wait.
     """
 
     policy: Policy
-    scheduler: Scheduler
     detokenizer: Detokenizer
     queue: ReadyQueue
     name: str
@@ -105,6 +104,12 @@ class ServerState:
                 f"{param} must be a list of token ids from 0 to {self.vocabulary - 1}.", param=param
             )
 
+    @property
+    @abstractmethod
+    def version(self) -> str:
+        """The weight version of tokens that are drawn from now on."""
+
+    @abstractmethod
     def start(
         self,
         options: CompletionOptions,
@@ -122,11 +127,6 @@ class ServerState:
           scored: whether the log-probabilities of the prompts are computed too.
           unsent: returns the bytes of the response for which the client has no room.
         """
-        active = ActiveRequest(
-            self.queue, self.detokenizer, options, stream=stream, count=self.count, unsent=unsent
-        )
-        active.submit(self.scheduler, prompts, seeds, scored=scored)
-        return active
 
     def check_size(
         self,
@@ -170,7 +170,7 @@ class ServerState:
         """Returns a message of a conversation as the chat template takes it."""
         return message
 
-    def answered(self, choice: Choice, message: Mapping[str, Any]) -> None:
+    def answered(self, choice: Choice, message: Mapping[str, Any]) -> None:  # noqa: B027
         """Receives the message that a client gets for a choice that has ended."""
 
     def count(self, change: int) -> None:
@@ -208,6 +208,33 @@ class ServerState:
         encode, batch = backend.encode_batch_fast, [text]
         (encoding,) = await asyncio.to_thread(encode, batch, add_special_tokens=special)
         return encoding.ids
+
+
+@dataclass(kw_only=True)
+class ServerState(ServedModel):
+    """A policy whose scheduler serves all requests."""
+
+    scheduler: Scheduler
+
+    @property
+    def version(self) -> str:
+        return self.scheduler.version
+
+    def start(
+        self,
+        options: CompletionOptions,
+        prompts: Sequence[Sequence[int]],
+        seeds: Sequence[Sequence[int]],
+        *,
+        stream: bool,
+        scored: bool = False,
+        unsent: Callable[[], int] = lambda: 0,
+    ) -> ActiveRequest:
+        active = ActiveRequest(
+            self.queue, self.detokenizer, options, stream=stream, count=self.count, unsent=unsent
+        )
+        active.submit(self.scheduler, prompts, seeds, scored=scored)
+        return active
 
 
 def seeds_of(seed: int | None, prompts: int, n: int) -> list[list[int]]:

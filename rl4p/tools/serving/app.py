@@ -5,11 +5,11 @@ from html import escape
 
 import rl4p
 from rl4p.base.types import Sampling
+from rl4p.engine.serving.active_request import CompletionOptions
 from rl4p.engine.serving.app import App, Guard, HttpRequest
+from rl4p.engine.serving.body import HttpError, JsonResponse, TextResponse
 from rl4p.engine.serving.chat import chat_completions
-from rl4p.engine.serving.choice import CompletionOptions
 from rl4p.engine.serving.completions import completions
-from rl4p.engine.serving.responses import HttpError, JsonResponse, TextResponse
 from rl4p.engine.serving.server_state import ServerState
 from rl4p.tools.serving.sglang import SGLangControl, generate
 from rl4p.tools.serving.vllm import VLLMControl
@@ -63,8 +63,8 @@ class ServedApp(App):
             ("GET", "/health"): self.health,
             ("GET", "/health_generate"): self.health_generate,
             ("GET", "/version"): self.version,
-            ("GET", "/metrics"): metrics,
-            ("GET", "/"): page,
+            ("GET", "/metrics"): self.metrics,
+            ("GET", "/"): self.page,
             **VLLMControl(self.updates).routes(),
             **SGLangControl(self.updates).routes(),
         }
@@ -72,12 +72,12 @@ class ServedApp(App):
 
     async def health(self, request: HttpRequest) -> JsonResponse:
         """Reports whether the server takes requests."""
-        status = state(self.server)
+        status = state(self.updates.server)
         return JsonResponse({"status": status}, 200 if status in ("ready", "paused") else 503)
 
     async def health_generate(self, request: HttpRequest) -> JsonResponse:
         """Reports whether the server can generate a token, by generating one."""
-        if self.server.scheduler.paused:
+        if self.updates.scheduler.paused:
             raise HttpError("The server is paused.", status=503)
         options = CompletionOptions(sampling=Sampling(temperature=0.0), max_tokens=1, end_ids=())
         active = self.server.start(options, [[self.server.policy.end_ids[0]]], [[0]], stream=False)
@@ -88,10 +88,46 @@ class ServedApp(App):
             except TimeoutError:
                 message = f"No token was generated within {HEALTH_SECONDS:.0f} seconds."
                 raise HttpError(message, status=503) from None
-        return JsonResponse({"status": state(self.server)})
+        return JsonResponse({"status": state(self.updates.server)})
 
     async def version(self, request: HttpRequest) -> JsonResponse:
         return JsonResponse({"version": f"rl4p {rl4p.__version__}"})
+
+    async def metrics(self, request: HttpRequest) -> TextResponse:
+        """Responds with the counts in the text format of Prometheus."""
+        server = self.updates.server
+        lines = []
+        for name, value in numbers(server).items():
+            lines += [f"# TYPE rl4p_{name} untyped", f"rl4p_{name} {value:g}"]
+        lines.append("# TYPE rl4p_http_requests_total counter")
+        lines += [
+            f'rl4p_http_requests_total{{path="{path}",status="{status}"}} {count}'
+            for (path, status), count in sorted(server.responses.items())
+        ]
+        version = server.scheduler.version.replace("\\", "\\\\").replace('"', '\\"')
+        version = version.replace("\n", "\\n")
+        lines.append("# TYPE rl4p_weights_info gauge")
+        lines.append(f'rl4p_weights_info{{version="{version}"}} 1')
+        lines.append("# TYPE rl4p_paused gauge")
+        lines.append(f"rl4p_paused {int(server.scheduler.paused)}")
+        return TextResponse("\n".join(lines) + "\n", PROMETHEUS)
+
+    async def page(self, request: HttpRequest) -> TextResponse:
+        """Responds with a page that shows the state and the counts."""
+        server = self.updates.server
+        rows = [
+            f"<tr><td>{escape(name.replace('_', ' '))}</td><td>{value:,.6g}</td></tr>"
+            for name, value in numbers(server).items()
+        ]
+        text = PAGE.format(
+            name=escape(server.name),
+            version=escape(server.scheduler.version),
+            source=escape(server.source),
+            state=escape(state(server)),
+            rows="\n".join(rows),
+            address=escape(server.address),
+        )
+        return TextResponse(text, "text/html; charset=utf-8")
 
 
 def state(server: ServerState) -> str:
@@ -107,41 +143,3 @@ def numbers(server: ServerState) -> dict[str, float]:
     """Returns the counts of the scheduler and of the connections."""
     connections = {"open_completions": server.open, "clients_gone": server.disconnects}
     return {**server.scheduler.counts(), **connections}
-
-
-async def metrics(request: HttpRequest) -> TextResponse:
-    """Responds with the counts in the text format of Prometheus."""
-    server = request.server
-    lines = []
-    for name, value in numbers(server).items():
-        lines += [f"# TYPE rl4p_{name} untyped", f"rl4p_{name} {value:g}"]
-    lines.append("# TYPE rl4p_http_requests_total counter")
-    lines += [
-        f'rl4p_http_requests_total{{path="{path}",status="{status}"}} {count}'
-        for (path, status), count in sorted(server.responses.items())
-    ]
-    version = server.scheduler.version.replace("\\", "\\\\").replace('"', '\\"')
-    version = version.replace("\n", "\\n")
-    lines.append("# TYPE rl4p_weights_info gauge")
-    lines.append(f'rl4p_weights_info{{version="{version}"}} 1')
-    lines.append("# TYPE rl4p_paused gauge")
-    lines.append(f"rl4p_paused {int(server.scheduler.paused)}")
-    return TextResponse("\n".join(lines) + "\n", PROMETHEUS)
-
-
-async def page(request: HttpRequest) -> TextResponse:
-    """Responds with a page that shows the state and the counts."""
-    server = request.server
-    rows = [
-        f"<tr><td>{escape(name.replace('_', ' '))}</td><td>{value:,.6g}</td></tr>"
-        for name, value in numbers(server).items()
-    ]
-    text = PAGE.format(
-        name=escape(server.name),
-        version=escape(server.scheduler.version),
-        source=escape(server.source),
-        state=escape(state(server)),
-        rows="\n".join(rows),
-        address=escape(server.address),
-    )
-    return TextResponse(text, "text/html; charset=utf-8")

@@ -6,12 +6,21 @@ from typing import Any, Literal, Self
 from pydantic import model_validator
 
 from rl4p.base.errors import InputError, RunError
-from rl4p.engine.serving.active_request import ActiveRequest
+from rl4p.engine.serving.active_request import (
+    ActiveRequest,
+    Choice,
+    CompletionOptions,
+    empty_choices,
+)
 from rl4p.engine.serving.app import HttpRequest
 from rl4p.engine.serving.body import (
+    DONE,
     Body,
     Count,
+    EventStream,
+    HttpError,
     InputIds,
+    JsonResponse,
     Logprobs,
     LogprobStart,
     Name,
@@ -20,18 +29,11 @@ from rl4p.engine.serving.body import (
     Seed,
     Texts,
     Version,
-)
-from rl4p.engine.serving.choice import Choice, CompletionOptions, empty_choices
-from rl4p.engine.serving.completions import SamplingFields
-from rl4p.engine.serving.responses import (
-    DONE,
-    EventStream,
-    HttpError,
-    JsonResponse,
     event,
     shortened,
 )
-from rl4p.engine.serving.server_state import ServerState, new_id, or_null, seeds_of
+from rl4p.engine.serving.completions import SamplingFields
+from rl4p.engine.serving.server_state import ServedModel, new_id, or_null, seeds_of
 from rl4p.tools.serving.weight_updates import OwnerQuery, WeightUpdates, checksum_of
 
 DEFAULT_TOKENS = 128  # SGLang's default
@@ -143,7 +145,7 @@ class GenerateResponse:
 
     def __init__(
         self,
-        server: ServerState,
+        server: ServedModel,
         request: GenerateRequest,
         prompts: Sequence[Sequence[int]],
         options: CompletionOptions,
@@ -196,7 +198,7 @@ class GenerateResponse:
             "prompt_tokens": len(prompt),
             "completion_tokens": len(choice.tokens),
             "cached_tokens": 0,
-            "weight_version": spans[-1].version if spans else self.server.scheduler.version,
+            "weight_version": spans[-1].version if spans else self.server.version,
             "weight_versions": choice.versions(),
         }
         if self.options.alternatives is not None:
@@ -390,5 +392,5 @@ class SGLangControl:
         if body.abort_all:
             self.server.scheduler.abort()
         elif active := self.server.rids.get(body.rid):
-            self.server.scheduler.abort([submission for _, submission, _ in active.submissions])
+            self.server.scheduler.abort(active.submissions)
         return JsonResponse({"success": True})

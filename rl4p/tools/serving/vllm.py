@@ -5,8 +5,7 @@ from typing import Annotated, Any, Literal
 
 from rl4p.base.errors import InputError, RunError
 from rl4p.engine.serving.app import HttpRequest
-from rl4p.engine.serving.body import Body, Must, Name, Path
-from rl4p.engine.serving.responses import HttpError, JsonResponse
+from rl4p.engine.serving.body import Body, HttpError, JsonResponse, Must, Name, Path
 from rl4p.tools.serving.weight_updates import OwnerQuery, WeightUpdates, checksum_of
 
 

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from rl4p.base.types import Finish, Sampling
-from rl4p.engine.sequence import TokenSequence
-from rl4p.engine.serving.agent_server import EpisodeScheduler, EpisodeState
-from rl4p.engine.serving.body import validate
+from rl4p.engine.detokenizer import Detokenizer
+from rl4p.engine.serving.active_request import CompletionOptions, ReadyQueue
+from rl4p.engine.serving.agent_server import EpisodeState
+from rl4p.engine.serving.body import HttpError, validate
 from rl4p.engine.serving.chat import ChatRequest
-from rl4p.engine.serving.responses import HttpError
 from rl4p.protocols.engine import Completion
 from rl4p.protocols.environment import CallRefused
 
@@ -45,31 +45,51 @@ def test_tokens_are_drawn_as_they_are_trained(fields, sentence):
         EpisodeState.sampling_of(RUN, request, named)
 
 
-def test_completions_are_delivered_whole_and_refusals_as_errors():
+def test_completions_are_delivered_whole_and_refusals_as_errors(policy):
+    ended = []
+
     async def complete(context, max_tokens):
         if max_tokens > 2:
             raise CallRefused("There is no room.")
+        await asyncio.sleep(0)
+        ended.append(context)
         return Completion(
-            tokens=np.array([5, 6], np.int32),
+            tokens=np.array([5, policy.end_ids[0]], np.int32),
             logprobs=np.array([-1, -2], np.float32),
             versions=np.array([3, 4], np.int32),
             finish=Finish.STOP,
         )
 
-    delivered, errors = [], []
+    async def main():
+        state = EpisodeState(
+            policy=policy,
+            detokenizer=Detokenizer(policy.tokenizer),
+            queue=ReadyQueue(asyncio.get_running_loop()),
+            name="rl4p",
+            source="rl4p",
+            address="",
+            slots=9,
+            waiting=0,
+            calls=SimpleNamespace(complete=complete),
+        )
 
-    async def submit():
-        scheduler = EpisodeScheduler(SimpleNamespace(complete=complete))
-        sequences = [
-            TokenSequence(context=[1], key=np.zeros(2, np.uint32), max_tokens=n, end_ids=(6,))
-            for n in (2, 9)
-        ]
-        await asyncio.gather(*scheduler.submit(sequences, delivered.extend, errors.append))
-        scheduler.cancel(scheduler.submit(sequences[:1], delivered.extend, errors.append))
-        await asyncio.sleep(0)
+        def start(max_tokens, **options):
+            options = CompletionOptions(
+                sampling=Sampling(), max_tokens=max_tokens, end_ids=policy.end_ids, **options
+            )
+            return state.start(options, [[1], [2]], [[0], [0]], stream=False)
 
-    asyncio.run(submit())
-    (chunk,) = delivered
-    assert (chunk.tokens, chunk.logprobs, chunk.finish) == ([5, 6], [-1.0, -2.0], Finish.STOP)
-    assert (chunk.version, chunk.sequence.index) == ("4", 0)
-    assert [str(error) for error in errors] == ["There is no room."]
+        choices = await start(2).finished()
+        for choice in choices:
+            assert (choice.tokens, choice.logprobs) == ([5, policy.end_ids[0]], [-1.0, -2.0])
+            assert (choice.finish, choice.spans[0].version) == ("stop", "4")
+        assert (len(choices), state.version, state.open) == (2, "4", 0)
+        with pytest.raises(HttpError, match="There is no room"):
+            await start(9).finished()
+        with pytest.raises(HttpError, match="are not computed in an episode"):
+            start(2, alternatives=1)
+        start(2).cancel()  # its tokens are not recorded
+        await asyncio.sleep(0.01)
+        assert (len(ended), state.open) == (2, 0)
+
+    asyncio.run(main())

@@ -6,8 +6,7 @@ import json
 import pytest
 
 from rl4p.engine.serving.anthropic_messages import MessagesRequest, body, events, messages_of
-from rl4p.engine.serving.body import validate
-from rl4p.engine.serving.responses import HttpError
+from rl4p.engine.serving.body import HttpError, validate
 
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
 CHAT = {

@@ -3,9 +3,9 @@ import asyncio
 import pytest
 
 from rl4p.base.types import Sampling
+from rl4p.engine.serving.active_request import CompletionOptions
 from rl4p.engine.serving.app import Guard, HttpRequest
-from rl4p.engine.serving.choice import CompletionOptions
-from rl4p.engine.serving.responses import ClientDisconnectError, HttpError
+from rl4p.engine.serving.body import ClientDisconnectError, HttpError
 from rl4p.tools.serving.app import ServedApp
 from rl4p.tools.serving.vllm import PauseQuery
 

@@ -5,8 +5,16 @@ from annotated_types import Ge, Le
 from pydantic import TypeAdapter, ValidationError
 
 from rl4p.engine.serving import body
-from rl4p.engine.serving.body import Body, Must, parse, path_of, validate
-from rl4p.engine.serving.responses import HttpError
+from rl4p.engine.serving.body import (
+    Body,
+    HttpError,
+    Must,
+    encoded,
+    event,
+    parse,
+    path_of,
+    validate,
+)
 
 
 @pytest.mark.parametrize(
@@ -164,3 +172,24 @@ def test_an_empty_body_is_an_empty_object():
 def test_paths_have_names_and_numbers():
     assert path_of(("a", 3, "b", "c")) == "a[3].b.c"
     assert path_of(()) == ""
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, "invalid_request_error"),
+        (401, "authentication_error"),
+        (404, "not_found_error"),
+        (429, "rate_limit_error"),
+        (413, "invalid_request_error"),
+        (503, "server_error"),
+    ],
+)
+def test_a_refusal_has_the_shape_of_an_error_of_openai(status, kind):
+    error = HttpError("No.", status=status, param="a", code="b")
+    assert error.body() == {"error": {"message": "No.", "type": kind, "param": "a", "code": "b"}}
+
+
+def test_json_is_short_and_an_event_holds_it():
+    assert encoded({"a": [1, None], "b": "é"}) == b'{"a":[1,null],"b":"\\u00e9"}'
+    assert event({"a": "x\ny"}) == b'data: {"a":"x\\ny"}\n\n'

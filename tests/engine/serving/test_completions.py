@@ -5,9 +5,8 @@ import asyncio
 import pytest
 
 from rl4p.base.types import Sampling
-from rl4p.engine.serving.body import validate
+from rl4p.engine.serving.body import HttpError, validate
 from rl4p.engine.serving.completions import GenerationRequest, OpenAIRequest, SamplingFields
-from rl4p.engine.serving.responses import HttpError
 
 HARMLESS = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
             "prompt_cache_retention", "priority", "request_id", "cache_salt")  # fmt: skip

@@ -7,9 +7,8 @@ from typing import get_args
 import pytest
 from openai.types.responses import ResponseStreamEvent
 
-from rl4p.engine.serving.body import validate
+from rl4p.engine.serving.body import HttpError, validate
 from rl4p.engine.serving.openai_responses import ResponsesRequest, body, events
-from rl4p.engine.serving.responses import HttpError
 
 CHAT = {
     "id": "chatcmpl-7",

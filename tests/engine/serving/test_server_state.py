@@ -4,8 +4,8 @@ import math
 import pytest
 
 from rl4p.base.types import Sampling
-from rl4p.engine.serving.choice import CompletionOptions
-from rl4p.engine.serving.responses import HttpError
+from rl4p.engine.serving.active_request import CompletionOptions
+from rl4p.engine.serving.body import HttpError
 from rl4p.engine.serving.server_state import or_null, seeds_of
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from rl4p.base.types import Finish, Sampling
 from rl4p.engine.sequence import Chunk
-from rl4p.engine.serving.choice import Choice, CompletionOptions
+from rl4p.engine.serving.active_request import Choice, CompletionOptions
 from rl4p.tools.serving.sglang import GenerateRequest, GenerateResponse
 
 URL = "/generate"
