@@ -29,17 +29,13 @@ def check_address(url: str, option: str, *, example: str, key_option: str = "key
     except ValueError:  # a bracket without its pair, or a port that is no number below 65,536
         parts, valid = None, False
     if parts is None or not valid:
-        raise ValueError(f"{option}={without_password(url)} is not an address: write {example}.")
+        shown = re.sub(r"(?<=//)[^/@]*@|^[^/@]*@", "", url)  # without what may be a password
+        raise ValueError(f"{option}={shown} is not an address: write {example}.")
     if holds_secret(url):
         raise ValueError(
             f"{option} contains a user name, a password or a token, which would be saved: put an "
             f"API key into an environment variable and name that with {key_option}=NAME."
         )
-
-
-def without_password(url: str) -> str:
-    """Returns a text that may be an address without what stands before its @."""
-    return re.sub(r"(?<=//)[^/@]*@|^[^/@]*@", "", url)
 
 
 def check_key_variable(name: str | None, option: str = "key_variable") -> None:

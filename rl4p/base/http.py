@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from ipaddress import ip_address
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import httpx2
@@ -86,7 +85,7 @@ class RefusedError(RequestError):
 
 @dataclass(eq=False, kw_only=True)
 class HttpClient:
-    """Connections to one server, which stay open between requests until `close`.
+    """Connections to one server, which stay open between requests until `aclose`.
 
     Attributes:
       url: the address, to which the path of a request is appended.
@@ -102,17 +101,6 @@ class HttpClient:
     largest_response: int = LARGEST_RESPONSE
     tasks: set[asyncio.Task] = field(default_factory=set, init=False, repr=False)
     http: httpx2.AsyncClient | None = field(default=None, init=False, repr=False)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     async def retry(
         self,
@@ -241,7 +229,7 @@ class HttpClient:
         line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
         return line[:LONGEST_MESSAGE]
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         """Cancels all requests and closes the connections."""
         tasks = list(self.tasks)
         for task in tasks:

@@ -62,7 +62,7 @@ def local_copy(place: str, names: Sequence[str] = ("*",)) -> Path:
     if not objects:
         raise InputError(f"{place} does not exist.")
     digest = hashlib.sha256(json.dumps([place, objects], sort_keys=True).encode()).hexdigest()
-    folder = cache_folder("stores") / digest[:16] / store.name
+    folder = cache_folder("stores") / digest[:16] / place.rstrip("/").rpartition("/")[2]
     if "" in objects:  # a single file
         wanted = [""]
     else:
@@ -83,11 +83,6 @@ class ObjectStore:
     """
 
     url: str
-
-    @property
-    def name(self) -> str:
-        """The last part of the address."""
-        return self.url.rstrip("/").rpartition("/")[2]
 
     @property
     def system(self) -> Any:
@@ -162,12 +157,9 @@ class ObjectStore:
 
     def upload(self, names: Iterable[str], folder: Path) -> None:
         """Writes objects from the files of a folder, which must not change meanwhile."""
-
-        def upload(name: str) -> None:
-            self.system.put_file(str(folder / name), self.address(name))
-
         with self.reached("written"), ThreadPoolExecutor(AT_A_TIME) as pool:
-            list(pool.map(upload, names))
+            pairs = [(str(folder / name), self.address(name)) for name in names]
+            list(pool.map(lambda pair: self.system.put_file(*pair), pairs))
 
     def delete(self, names: Iterable[str]) -> None:
         with self.reached("written"):

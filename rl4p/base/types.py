@@ -163,16 +163,13 @@ class Episode(Serializable):
     opening: tuple[Mapping[str, Any], ...] | None = None
 
     @property
-    def messages_before(self) -> list[dict[str, Any]]:
-        """Returns the messages before the first response."""
-        if self.opening is None:
-            return self.prompt.prompt_messages()
-        return [dict(message) for message in self.opening]
-
-    @property
     def messages(self) -> list[dict[str, Any]]:
         """Returns the conversation as a chat template takes it."""
-        messages = self.messages_before
+        messages = (
+            self.prompt.prompt_messages()
+            if self.opening is None
+            else [dict(message) for message in self.opening]
+        )
         for turn in self.turns or (Turn(text=self.response, tokens=0),):
             messages += [{"role": "assistant", "content": turn.text}, *map(dict, turn.messages)]
         return messages

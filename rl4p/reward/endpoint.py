@@ -12,6 +12,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -114,7 +115,7 @@ class Endpoint:
             item_done()
 
         async def send_all() -> None:
-            async with client:
+            async with aclosing(client):
                 await for_each(range(len(bodies)), send_one, concurrency=self.concurrency)
 
         asyncio.run(send_all())

@@ -144,12 +144,10 @@ class Checkpoints:
         best: Best | None = None,
         restores: Choice = None,
     ) -> None:
-        self.every, self.best = every, best
+        self.folder, self.parts = folder, parts
+        self.every, self.keep, self.best = every, keep, best
         self.restores: Choice = restores
         self.began: dict[int, float] = {}  # when the save of a step began, in seconds of the epoch
-        self.parts = parts
-        self.folder = folder
-        self.keep = keep
         self.quiet = ExitStack()
         self.manager = self.opened()
 
@@ -227,10 +225,6 @@ class Checkpoints:
         if not saved:
             raise RunError(f"The checkpoint of step {step} was not saved.")
 
-    def latest(self) -> int | None:
-        """Returns the step of the newest finished checkpoint, or None."""
-        return self.manager.latest_step()
-
     def restore(self, state: TrainState) -> TrainState:
         """Returns the newest or best checkpoint with the shapes, dtypes and shardings of `state`.
 
@@ -241,26 +235,11 @@ class Checkpoints:
           InputError: each checkpoint is damaged, or its leaves differ; the message names them.
         """
         step = agreed(chosen_step(self.folder, self.restores) if first() else None)
-        restored = self.restored(step, state)
-        if step != self.latest():
-            if first():
-                set_aside(self.folder, step)
-            agreed(None)  # the other processes wait for the new names
-            self.manager.close()
-            self.manager = self.opened()
-        return restored
-
-    def restored(self, step: int, state: TrainState) -> TrainState:
-        """Restores the other parts and returns the state of a step."""
         wanted, metadata = as_saved(state), self.manager.item_metadata(step)
         has_arrays = "arrays" in set(metadata.keys())
         check_same_leaves(self.folder, metadata["state"], wanted)
-        items = {
-            "state": ocp.args.StandardRestore(
-                jax.tree.map(ocp.utils.to_shape_dtype_struct, wanted)
-            ),
-            "parts": ocp.args.JsonRestore(),
-        }
+        shapes = jax.tree.map(ocp.utils.to_shape_dtype_struct, wanted)
+        items = {"state": ocp.args.StandardRestore(shapes), "parts": ocp.args.JsonRestore()}
         if has_arrays:
             shapes = {name: np.empty(x.shape, x.dtype) for name, x in metadata["arrays"].items()}
             items["arrays"] = ocp.args.StandardRestore(shapes)
@@ -268,7 +247,15 @@ class Checkpoints:
         states = with_arrays(restored["parts"], restored["arrays"] if has_arrays else {})
         for name, part in self.parts.items():
             part.restore(states.get(name, {}))
-        return from_saved(restored["state"], state)
+        if step != self.manager.latest_step():
+            if first():
+                set_aside(self.folder, step)
+            agreed(None)  # the other processes wait for the new names
+            self.manager.close()
+            self.manager = self.opened()
+        saved = dict(restored["state"])
+        key = jax.random.wrap_key_data(saved.pop("key"), impl=jax.random.key_impl(state.key))
+        return replace(state, **saved, key=key)
 
     def __enter__(self) -> "Checkpoints":
         self.quiet.enter_context(without_closed_loops())
@@ -380,11 +367,6 @@ def as_saved(state: TrainState) -> dict[str, Any]:
     }
 
 
-def from_saved(saved: dict[str, Any], like: TrainState) -> TrainState:
-    key = jax.random.wrap_key_data(saved["key"], impl=jax.random.key_impl(like.key))
-    return replace(like, **{name: saved[name] for name in saved if name != "key"}, key=key)
-
-
 def without_arrays(state: Any, arrays: dict[str, np.ndarray]) -> Any:
     """Returns the state with JSON values in place of arrays; adds these to `arrays`, numbered."""
     if isinstance(state, Mapping):
@@ -415,12 +397,9 @@ def check_same_leaves(folder: Path, saved: Any, wanted: Any) -> None:
     def leaves(tree: Any) -> dict[str, tuple]:
         flat = jax.tree_util.tree_flatten_with_path(tree)[0]
         return {
-            jax.tree_util.keystr(path, simple=True, separator="/"): (
-                tuple(leaf.shape),
-                str(leaf.dtype),
-            )
-            for path, leaf in flat
-            if hasattr(leaf, "shape")
+            jax.tree_util.keystr(path, simple=True, separator="/"): (tuple(x.shape), str(x.dtype))
+            for path, x in flat
+            if hasattr(x, "shape")
         }
 
     old, new = leaves(saved), leaves(wanted)
@@ -430,9 +409,8 @@ def check_same_leaves(folder: Path, saved: Any, wanted: Any) -> None:
         if old.get(name) != new.get(name)
     ]
     if differences:
+        more = f"; and {len(differences) - 5} more" if len(differences) > 5 else ""
         raise InputError(
             f"The checkpoint in {folder} does not match the configured run: "
-            f"{'; '.join(differences[:5])}"
-            + (f"; and {len(differences) - 5} more" if len(differences) > 5 else "")
-            + "."
+            f"{'; '.join(differences[:5])}{more}."
         )

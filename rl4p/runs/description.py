@@ -29,38 +29,30 @@ def describe(
     Args:
       dropped: the numbers of prompts and of held-out prompts that were too long.
     """
-    policy = loop.policy
     lines = (
-        f"{describe_model(policy, state.params)}; "
-        f"{describe_data(prompts, dropped[0], evaluation, dropped[1])}",
-        describe_step(config, loop.phases, prompts, policy.mesh),
+        describe_model_and_data(loop.policy, state.params, prompts, evaluation, sum(dropped)),
+        describe_step(config, loop.phases, prompts, loop.policy.mesh),
         describe_evaluation(config, evaluation),
-        describe_memory(policy, state),
+        describe_memory(loop.policy, state),
     )
     return "\n".join(filter(None, lines))
 
 
-def describe_model(policy: Policy, params: Params) -> str:
-    """Describes the numbers of parameters, and the devices."""
+def describe_model_and_data(
+    policy: Policy, params: Params, prompts: list[Prompt], evaluation: Evaluation, dropped: int
+) -> str:
+    """Describes the numbers of parameters, devices and prompts, and how many were too long."""
     trained, frozen = (
         sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (params, policy.frozen)
     )
     share = f" and {frozen / 1e6:,.2f}M frozen ({trained / (trained + frozen):.1%} trained)"
     devices = policy.mesh.devices.devices.flatten()
+    samples = f", each with {evaluation.samples} samples" if evaluation.samples else ""
+    long = f" ({dropped:,} dropped for being longer than max_prompt_tokens)" if dropped else ""
     return (
         f"{trained / 1e6:,.2f}M parameters{share if frozen else ''} on {len(devices)} "
-        f"{devices[0].device_kind} ({devices[0].platform})"
-    )
-
-
-def describe_data(
-    prompts: list[Prompt], dropped: int, evaluation: Evaluation, test_dropped: int
-) -> str:
-    """Describes the numbers of prompts, and how many were too long."""
-    over = dropped + test_dropped
-    samples = f", each with {evaluation.samples} samples" if evaluation.samples else ""
-    return f"{len(prompts):,} prompts and {len(evaluation.prompts):,} held out{samples}" + (
-        f" ({over:,} dropped for being longer than max_prompt_tokens)" if over else ""
+        f"{devices[0].device_kind} ({devices[0].platform}); "
+        f"{len(prompts):,} prompts and {len(evaluation.prompts):,} held out{samples}{long}"
     )
 
 

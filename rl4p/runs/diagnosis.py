@@ -1,12 +1,14 @@
 """The diagnosis of a run: symptoms that its metrics show, and what to do about each."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rl4p.protocols.hook import StepInfo
-from rl4p.runs.history import WINDOW, History, mean
+from rl4p.runs.history import SOLVED, WINDOW, History, mean
+
+log = logging.getLogger(__name__)
 
 EQUAL_GROUPS = 0.9  # of the groups give no gradient: a step costs ten times what it should
 TRUNCATED = 0.5  # of the responses: most samples are graded without their end
@@ -71,7 +73,7 @@ def skipped_updates(history: History) -> Symptom | None:
 
 def invalid_grades(history: History) -> Symptom | None:
     invalid = mean(history.recent("reward/invalid"))
-    share = invalid / history.samples_per_step
+    share = invalid / (history.config["prompts_per_step"] * history.config["group_size"])
     if not share > INVALID:
         return None
     if any(history.recent("environment/failed")):
@@ -88,7 +90,10 @@ def invalid_grades(history: History) -> Symptom | None:
 
 def no_advantage(history: History) -> Symptom | None:
     recent = history.recent("advantage/max")
-    if any(recent) or not recent or (history.solved and not history.began_solved):
+    if any(recent) or not recent:
+        return None
+    # Solved from the first evaluation on is also what a grader that accepts all looks like.
+    if history.solved and not history.evaluations[0] >= SOLVED:
         return None
     why, remedy = "in each group all rewards are equal", larger_group(history)
     if history.option("rollout.temperature") == 0:
@@ -96,10 +101,12 @@ def no_advantage(history: History) -> Symptom | None:
     elif are_cut(history):  # more samples would be cut too
         why, remedy = "most responses are cut before their answer", longer_responses(history)
     elif not any(history.recent("reward/std")):
+        every, count = history.option("samples.every", 0), history.option("samples.count", 0)
+        recorded = every and count and any(row["step"] % every == 0 for row in history.steps)
         why = (
             f"all samples get the reward {history.late('reward/mean'):.3g}, as the prompts are too "
             "hard or too easy, or the grader is wrong"
-        ) + " (see samples.jsonl)" * history.recorded_samples
+        ) + (" (see samples.jsonl)" if recorded else "")
     return Symptom("advantage/max", 0.0, f"nothing is trained: {why}.", remedy)
 
 
@@ -117,7 +124,9 @@ def truncated(history: History) -> Symptom | None:
 def equal_groups(history: History) -> Symptom | None:
     share = history.late("advantage/zero_std_groups")
     some = any(history.recent("advantage/max"))  # otherwise `no_advantage` says it
-    if share < EQUAL_GROUPS or not (history.lasts and some and history.compares_groups):
+    if share < EQUAL_GROUPS or not (history.lasts and some):
+        return None
+    if not history.declares("advantage", "compares_group", False):
         return None
     if history.solved or not history.learns_from_reward or history.change > NOISE:
         return None
@@ -278,9 +287,6 @@ def loss_note(history: History) -> str | None:
     )
 
 
-log = logging.getLogger(__name__)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Finding(Symptom):
     """A symptom in the metrics of a run.
@@ -335,38 +341,24 @@ class Diagnosis:
     config: Mapping[str, Any]
     quiet: bool = False
     every: int = 1
-    rows: list[Mapping[str, Any]] = field(default_factory=list)
+    rows: list[dict[str, Any]] = field(default_factory=list)
     seen: dict[str, tuple[int, Finding]] = field(default_factory=dict)
-
-    def begin(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Sets the metrics of the steps before this start of the run."""
-        self.rows = list(rows)
 
     def __call__(self, info: StepInfo) -> None:
         self.rows.append({**info.metrics, "step": info.step})
         due = info.step < WINDOW or info.step % WINDOW == 0
         if due and info.step < self.config["steps"]:  # the end tells what holds after the last step
-            known = set(self.seen)
-            self.tell(finding for finding in self.update() if finding.name not in known)
+            self.update(silent=tuple(self.seen))
 
     def end(self) -> list[dict[str, Any]]:
         """Logs what holds at the end, and returns all findings of the run for its summary."""
-        self.tell(self.update())
+        self.update()
         return [{"first_step": first, **asdict(finding)} for first, finding in self.seen.values()]
 
-    def note(self) -> str | None:
-        """Returns a note on a loss near 0, which is no failure; None if there is none to make."""
-        return loss_note(History(self.rows, self.config))
-
-    def update(self) -> list[Finding]:
-        """Diagnoses the steps so far and returns what holds now."""
-        findings = diagnose(self.rows, self.config)
-        for finding in findings:
+    def update(self, silent: Collection[str] = ()) -> None:
+        """Diagnoses the steps so far, and logs what holds now unless its name is `silent`."""
+        for finding in diagnose(self.rows, self.config):
             first, _ = self.seen.get(finding.name, (finding.step, finding))
             self.seen[finding.name] = first, finding
-        return findings
-
-    def tell(self, findings: Iterable[Finding]) -> None:
-        for finding in findings:
-            if not self.quiet:
+            if finding.name not in silent and not self.quiet:
                 log.warning("%s", finding)

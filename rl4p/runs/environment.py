@@ -48,7 +48,7 @@ def surroundings(mesh: Mesh) -> dict[str, Any]:
 
 
 def git_state(checkout: Path) -> dict[str, Any]:
-    """Returns the commit of a checkout and whether files differ from it; {} without a checkout."""
+    """Returns the commit of a checkout and whether files differ from it; {} without a commit."""
     place = checkout / ".git"
     if not place.exists():  # ignores a repository that contains the folder
         return {}
@@ -57,38 +57,28 @@ def git_state(checkout: Path) -> dict[str, Any]:
             place = checkout / place.read_text().removeprefix("gitdir:").strip()
         shared = place / "commondir"
         common = place / shared.read_text().strip() if shared.is_file() else place
-        commit = commit_of(place, common)
+        commit = (place / "HEAD").read_text().strip()
+        if commit.startswith("ref: "):
+            name = commit.removeprefix("ref: ")
+            if (common / name).is_file():
+                commit = (common / name).read_text().strip()
+            else:
+                packed = (common / "packed-refs").read_text()
+                match = re.search(rf"^(\w+) {re.escape(name)}$", packed, re.MULTILINE)
+                commit = match[1] if match else ""
+        if not re.fullmatch("[0-9a-f]{40}", commit):
+            return {}
         return {"git_commit": commit, "git_dirty": differs(checkout, commit, place, common)}
     except (OSError, ValueError, subprocess.CalledProcessError):
         return {}
 
 
-def commit_of(place: Path, common: Path) -> str:
-    """Returns the commit that HEAD names.
+def differs(checkout: Path, commit: str, place: Path, common: Path) -> bool:
+    """Returns whether files of a checkout differ from a commit; submodules are left out.
 
     Args:
       place: the folder of the working tree in the repository.
       common: the folder of the repository.
-
-    Raises:
-      OSError, ValueError: HEAD names no commit.
-    """
-    head = (place / "HEAD").read_text().strip()
-    if head.startswith("ref: "):
-        name = head.removeprefix("ref: ")
-        if (common / name).is_file():
-            head = (common / name).read_text().strip()
-        else:
-            packed = (common / "packed-refs").read_text()
-            match = re.search(rf"^(\w+) {re.escape(name)}$", packed, re.MULTILINE)
-            head = match[1] if match else ""
-    if not re.fullmatch("[0-9a-f]{40}", head):
-        raise ValueError(f"{place} names no commit")
-    return head
-
-
-def differs(checkout: Path, commit: str, place: Path, common: Path) -> bool:
-    """Returns whether files of a checkout differ from a commit; submodules are left out.
 
     Raises:
       OSError, subprocess.CalledProcessError: there is no git, or it cannot read the repository.
@@ -131,18 +121,17 @@ def data_sets(
     by_task: dict[str, list[Prompt]] = {}
     for prompt in different.values():
         by_task.setdefault(prompt.task, []).append(prompt)
-    return [
-        {
-            **named(config, context, task, rows[0].id),
-            "context": context,
-            "rows": len(rows),
-            "digest": digest_of([question_of(row) for row in rows])[:8],
-        }
-        for task, rows in by_task.items()
-    ]
+    data_sets, names = [], [each.name for each in fields(Question)]
+    for task, rows in by_task.items():
+        # Without tokens, which depend on the model.
+        questions = [Question(**{name: getattr(row, name) for name in names}) for row in rows]
+        place = data_set_of(config, context, task, rows[0].id)
+        digest = digest_of(questions)[:8]
+        data_sets.append(place | {"context": context, "rows": len(rows), "digest": digest})
+    return data_sets
 
 
-def named(config: Mapping[str, Any], context: str, task: str, first: str) -> dict[str, Any]:
+def data_set_of(config: Mapping[str, Any], context: str, task: str, first: str) -> dict[str, Any]:
     """Returns the name, the key and the file of the data set of a task.
 
     Args:
@@ -165,8 +154,3 @@ def named(config: Mapping[str, Any], context: str, task: str, first: str) -> dic
     if path is not None and Path(path).exists():
         path = str(Path(path).absolute())
     return {"name": name, "key": key, "uri": path}
-
-
-def question_of(prompt: Prompt) -> Question:
-    """Returns the row of a prompt without its tokens, which depend on the model."""
-    return Question(**{each.name: getattr(prompt, each.name) for each in fields(Question)})

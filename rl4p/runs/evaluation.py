@@ -308,18 +308,11 @@ def refuse_samples_that_cannot_be(
             f"evaluation.samples={options.samples} out, or set a temperature."
         )
     for prompts in sets:
-        if twice := repeated(prompts):
-            raise InputError(
-                f"Two prompts of the task {twice[0]} have the id {twice[1]}: the samples of a "
-                "prompt are counted by its id, so every id must be different."
-            )
-
-
-def repeated(prompts: Sequence[Prompt]) -> tuple[str, str] | None:
-    """Returns the task and the id of a prompt that occurs twice, or None."""
-    seen: set[tuple[str, str]] = set()
-    for prompt in prompts:
-        if (name := (prompt.task, prompt.id)) in seen:
-            return name
-        seen.add(name)
-    return None
+        seen: set[tuple[str, str]] = set()
+        for prompt in prompts:
+            if (prompt.task, prompt.id) in seen:
+                raise InputError(
+                    f"Two prompts of the task {prompt.task} have the id {prompt.id}: the samples of"
+                    " a prompt are counted by its id, so every id must be different."
+                )
+            seen.add((prompt.task, prompt.id))

@@ -1,7 +1,7 @@
 """The grades of samples and the turns of episodes, as a run and the tools record them."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -151,34 +151,18 @@ def graded(
         )
         for sample, prompt in zip(samples, prompts, strict=True)
     ]
-    pairs = zip(samples, grade(reward, episodes), strict=True)
-    return [replace(sample, **vars(grades)) for sample, grades in pairs]
-
-
-def grade(reward: TextReward, episodes: Sequence[Episode]) -> list[Grades]:
-    """Returns the grades of the episodes, in their order.
-
-    Raises:
-      RunError: more samples are invalid than the reward allows.
-    """
+    # The samples of a prompt are graded in one call.
+    parts: list[list[int]] = []
+    for group in rows_of_groups(group_ids_of(episodes)):
+        if not parts or len(parts[-1]) + len(group) > AT_A_TIME:
+            parts.append([])
+        parts[-1] += group.tolist()
     grades: dict[int, Grades] = {}
-    for part in parts(episodes):
+    for part in parts:
         own = [episodes[b] for b in part]
         rewards = without_failures(reward.grade_texts(own), own)
-        grades |= zip(part.tolist(), grades_of(rewards), strict=True)
-    return [grades[b] for b in range(len(episodes))]
-
-
-def parts(episodes: Sequence[Episode]) -> Iterator[np.ndarray]:
-    """Yields the indices of about `AT_A_TIME` episodes; never divides the samples of a prompt."""
-    part: list[np.ndarray] = []
-    for group in rows_of_groups(group_ids_of(episodes)):
-        if part and sum(map(len, part)) + len(group) > AT_A_TIME:
-            yield np.concatenate(part)
-            part = []
-        part.append(group)
-    if part:
-        yield np.concatenate(part)
+        grades |= zip(part, grades_of(rewards), strict=True)
+    return [replace(sample, **vars(grades[b])) for b, sample in enumerate(samples)]
 
 
 def mean_grades(samples: Iterable[Sample]) -> str:
@@ -243,6 +227,10 @@ def samples_of(
         own = {
             name: None if x is None else x[row][part] for name, x in host.items() if "_BT" in name
         }
+        advantages, in_loss = own["advantages_BT"], own["loss_mask_BT"]
+        mean = None
+        if advantages is not None and in_loss is not None and in_loss.any():
+            mean = rounded(advantages[in_loss].mean(dtype=np.float64))
         tokens = None
         if tokenizer is not None:
             worked = prompt.demonstration
@@ -259,7 +247,7 @@ def samples_of(
                 sample=seen[group],
                 status=STATUS[Finish(int(host["finish_B"][row]))],
                 length=int(mask_T.sum()),
-                advantage=mean_advantage(own["advantages_BT"], own["loss_mask_BT"]),
+                advantage=mean,
                 tokens=tokens,
                 turns=rows_of_turns(episode, host["versions_BT"][row][mask_T]),
                 failure=episode.failure,
@@ -268,13 +256,6 @@ def samples_of(
         )
         seen[group] += 1
     return samples
-
-
-def mean_advantage(advantages: np.ndarray | None, in_loss: np.ndarray | None) -> float | None:
-    """Returns the mean over the tokens in the loss."""
-    if advantages is None or in_loss is None or not in_loss.any():
-        return None
-    return rounded(advantages[in_loss].mean(dtype=np.float64))
 
 
 def tokens_of(

@@ -52,12 +52,6 @@ class History:
         """Returns the median of the first steps; nan if the run has no such metric."""
         return median(self.values(metric)[:WINDOW])
 
-    @property
-    def recorded_samples(self) -> bool:
-        """Whether samples.jsonl has samples of a step so far."""
-        every, count = self.option("samples.every", 0), self.option("samples.count", 0)
-        return bool(every and count) and any(row["step"] % every == 0 for row in self.steps)
-
     @cached_property
     def evaluations(self) -> list[float]:
         """The pass@1 of each evaluation, of the worst task."""
@@ -72,11 +66,6 @@ class History:
         """Whether the last evaluation answers nearly all held-out prompts correctly."""
         return bool(self.evaluations) and self.evaluations[-1] >= SOLVED
 
-    @property
-    def began_solved(self) -> bool:
-        """Whether the first evaluation does so too; a grader that accepts all looks like this."""
-        return bool(self.evaluations) and self.evaluations[0] >= SOLVED
-
     @cached_property
     def change(self) -> float:
         """The change of the mean reward from the first to the last steps, in standard errors.
@@ -90,10 +79,6 @@ class History:
         if error:
             return difference / error
         return math.copysign(math.inf, difference) if difference else 0.0
-
-    @cached_property
-    def samples_per_step(self) -> int:
-        return self.config["prompts_per_step"] * self.config["group_size"]
 
     def option(self, key: str, default: Any = None) -> Any:
         """Returns a value of the configuration by its dotted key."""
@@ -119,11 +104,6 @@ class History:
             except InputError:  # nothing of a folder's own is imported
                 return default
         return getattr(part, name, default)
-
-    @cached_property
-    def compares_groups(self) -> bool:
-        """Whether a sample whose siblings have the same reward trains nothing."""
-        return self.declares("advantage", "compares_group", False)
 
     @cached_property
     def learns_from_reward(self) -> bool:

@@ -66,6 +66,7 @@ class OpenExport:
     ) -> None:
         self.options, self.every = options, options.every
         self.folder, self.policy, self.config = folder, policy, config
+        self.exports = folder / "exports"
         self.waiting: tuple[int, Params] | None = None
         self.condition = threading.Condition()
         self.closing = False
@@ -74,10 +75,6 @@ class OpenExport:
             (path for path in self.exports.glob("step-*") if path.suffix != ".evaluation"),
             key=lambda path: int(path.name.removeprefix("step-")),
         )
-
-    @property
-    def exports(self) -> Path:
-        return self.folder / "exports"
 
     def __call__(self, info: StepInfo) -> None:
         params = to_host({k: x for k, x in info.state.params.items() if k != "critic"})
@@ -104,17 +101,13 @@ class OpenExport:
                 if self.waiting is None:
                     return
                 (step, params), self.waiting = self.waiting, None
-            self.export(step, params)
-
-    def export(self, step: int, params: Params) -> None:
-        """Writes an export, pushes it and evaluates it."""
-        out = self.exports / f"step-{step}"
-        if not self.attempt("exported", step, self.write, out, params):
-            return
-        if self.options.push_to is not None:
-            self.attempt("pushed", step, self.push, out, step)
-        if self.options.evaluate:
-            self.attempt("evaluated", step, self.evaluate, out)
+            out = self.exports / f"step-{step}"
+            if not self.attempt("exported", step, self.write, out, params):
+                continue
+            if self.options.push_to is not None:
+                self.attempt("pushed", step, self.push, out, step)
+            if self.options.evaluate:
+                self.attempt("evaluated", step, self.evaluate, out)
 
     def attempt(self, what: str, step: int, work: Callable[..., None], *arguments: Any) -> bool:
         """Runs a part of the work, whose errors are warnings; returns whether there was none."""
@@ -183,7 +176,7 @@ COMPILING, TRACED = 2, 3  # steps
 
 
 class Profiler:
-    """A hook that traces three steps. As a context manager it ends an unfinished trace.
+    """A hook that traces three steps. `close` ends an unfinished trace.
 
     The trace starts after two steps, in which the functions are compiled. In a shorter run it
     covers the last step.
@@ -201,15 +194,9 @@ class Profiler:
         self.running = False
         self.start_after(begin)
 
-    def __enter__(self) -> "Profiler":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.stop()
-
     def __call__(self, info: StepInfo) -> None:
         if info.step == self.last:
-            self.stop()
+            self.close()
         self.start_after(info.step)
 
     def start_after(self, step: int) -> None:
@@ -223,7 +210,7 @@ class Profiler:
             )
             self.running = True
 
-    def stop(self) -> None:
+    def close(self) -> None:
         if self.running:
             jax.profiler.stop_trace()
             self.running = False

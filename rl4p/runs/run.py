@@ -37,10 +37,11 @@ from rl4p.runs.best import best_of
 from rl4p.runs.build import Experiment, build
 from rl4p.runs.checkpoint import Checkpoints
 from rl4p.runs.description import is_large
-from rl4p.runs.diagnosis import Diagnosis
+from rl4p.runs.diagnosis import Diagnosis, loss_note
 from rl4p.runs.environment import data_sets, surroundings
 from rl4p.runs.folder import only_run_in, record_value
 from rl4p.runs.grading import RecordSamples
+from rl4p.runs.history import History
 from rl4p.runs.hook import Profiler
 from rl4p.runs.outcome import EarlyStop, RunOutcome, early_stop
 from rl4p.runs.pictures import plot_collector, plot_learning_curve
@@ -204,7 +205,7 @@ def run(
         if first():
             with tolerance.of("Printing"):
                 print_summary(folder, summary)
-                if note := diagnosis.note():
+                if note := loss_note(History(diagnosis.rows, diagnosis.config)):
                     terminal.print(note)
                 sys.stdout.flush()
             if "Printing" in tolerance.failed:
@@ -295,12 +296,12 @@ def run_steps(
     with ExitStack() as stack:
         state = first_state(config, experiment, checkpoints, record, tracked)
         outcome.begin(state, resumed=config.resume is not None)
-        if checkpoints.latest() is None:  # not restored, so it was evaluated just now
+        if checkpoints.manager.latest_step() is None:  # not restored, so it was evaluated just now
             outcome.count(record.metrics()[-1])
         if outcome.best is not None:
             outcome.best.begin(agreed(record.metrics() if first() else None))
         bar.begin(outcome.step, record.metrics()[-1] if first() else {})
-        diagnosis.begin(record.metrics())
+        diagnosis.rows = record.metrics()
         record_samples = RecordSamples(
             every=samples.every,
             count=samples.count,
@@ -323,7 +324,8 @@ def run_steps(
         with ExitStack() as profiled:
             if config.debug.profile:
                 traces = record.folder / "profile"
-                hooks.append(profiled.enter_context(Profiler(traces, outcome.step, config.steps)))
+                profiler = Profiler(traces, outcome.step, config.steps)
+                hooks.append(profiled.enter_context(closing(profiler)))
             while outcome.step < config.steps:
                 stopped = "signal" if anywhere(request.received is not None) else None
                 if stopped := stopped or early.reason(checkpoints, outcome.state):
@@ -387,4 +389,4 @@ def may_start_again(record: Record, checkpoints: Checkpoints) -> bool:
     steps = record.metrics()[-1]["step"] if record.metrics() else 0
     young = checkpoints.every == 0 or steps <= 2 * checkpoints.every  # allows for a slow save
     failed = (record.summary() or {}).get("status", "failed") == "failed"
-    return checkpoints.latest() is None and failed and young
+    return checkpoints.manager.latest_step() is None and failed and young

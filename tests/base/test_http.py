@@ -5,6 +5,7 @@ import json
 import socket
 import threading
 import time
+from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
@@ -40,7 +41,7 @@ def pauses(monkeypatch):
 
 def send(url, path="", body=None, *, seconds=20.0, **options):
     async def once():
-        async with HttpClient(url=url, connections=1, **options) as client:
+        async with aclosing(HttpClient(url=url, connections=1, **options)) as client:
             return await client.send("POST", path, {} if body is None else body, seconds=seconds)
 
     return asyncio.run(once())
@@ -48,7 +49,7 @@ def send(url, path="", body=None, *, seconds=20.0, **options):
 
 def retry(url, read=read_json, *, seconds=20.0, attempts=3, **options):
     async def once():
-        async with HttpClient(url=url, connections=1, **options) as client:
+        async with aclosing(HttpClient(url=url, connections=1, **options)) as client:
             return await client.retry("POST", "", {}, read, seconds=seconds, attempts=attempts)
 
     return asyncio.run(once())
@@ -241,7 +242,7 @@ def test_close_cancels_the_requests_under_way(serve):
         client = HttpClient(url=asked.url, connections=1)
         task = asyncio.create_task(client.send("POST", "", {}, seconds=30))
         await asyncio.to_thread(arrived.wait)
-        await client.close()
+        await client.aclose()
         assert (client.tasks, client.http) == (set(), None)
         with pytest.raises(UnreachableError):
             await task

@@ -177,7 +177,7 @@ def test_the_hook_saves_the_step_it_is_shown(opened, trained, fresh):
         assert checkpoints.every == 7
         assert checkpoints(info) is None
     with opened() as checkpoints:
-        assert checkpoints.latest() == 4
+        assert checkpoints.manager.latest_step() == 4
         assert_equal(checkpoints.restore(fresh), trained)
 
 
@@ -396,7 +396,7 @@ def test_a_checkpoint_that_was_not_finished_is_none(tmp_path, params, opened, sa
     shutil.copytree(folder / "1", folder / "2.orbax-checkpoint-tmp")
     assert restore_params(tmp_path, params)[0] == 1
     with opened() as checkpoints:
-        assert checkpoints.latest() == 1
+        assert checkpoints.manager.latest_step() == 1
 
 
 def test_an_older_step_with_broken_metadata_does_not_keep_a_run_from_going_on(
@@ -425,7 +425,7 @@ def test_a_run_goes_on_from_the_step_before_a_damaged_one(damaged, prompts, open
     """The run can save the step again, and the damaged folder is kept under another name."""
     with opened() as checkpoints:
         assert int(checkpoints.restore(at()).step) == 1
-        assert checkpoints.latest() == 1
+        assert checkpoints.manager.latest_step() == 1
         assert checkpoints.parts["source"].state() == stream_of(prompts, 3).state()
         checkpoints.save(at(2))
     assert "2 is damaged, because its file parts/metadata has changed" in caplog.text
@@ -461,7 +461,7 @@ def test_the_rest_of_a_killed_save_is_in_nobodys_way(tmp_path, opened, at):
     left = tmp_path / "checkpoints" / "1.orbax-checkpoint-tmp.complete"
     (left / "state").mkdir(parents=True)
     with opened() as checkpoints:
-        assert checkpoints.latest() is None
+        assert checkpoints.manager.latest_step() is None
         checkpoints.save(at(1))
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["1"]
     assert damage(tmp_path / "checkpoints" / "1") is None

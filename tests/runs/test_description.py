@@ -13,7 +13,7 @@ from rl4p.loop.evaluation import Evaluation
 from rl4p.model.policy import padded_width
 from rl4p.runs import description
 from rl4p.runs.build import build
-from rl4p.runs.description import describe_data, describe_model
+from rl4p.runs.description import describe_model_and_data
 
 SMALL = (
     *("model=scratch", "model.width=32", "model.layers=1", "model.heads=2", "mesh.dp=1"),
@@ -50,16 +50,13 @@ def test_the_evaluations_stand_beside_the_training(every, times, more):
     assert ("more than training" in text) is more
 
 
-def test_adapters_stand_beside_what_is_frozen(policy, params):
+def test_adapters_stand_beside_what_is_frozen_and_dropped_prompts_are_counted(policy):
     adapters = {"w": np.zeros(250_000, np.float32)}
-    text = describe_model(replace(policy, frozen={"w": np.zeros(750_000, np.float32)}), adapters)
-    assert text.startswith("0.25M parameters and 0.75M frozen (25.0% trained) on 1 ")
-
-
-def test_dropped_prompts_are_counted():
+    policy = replace(policy, frozen={"w": np.zeros(750_000, np.float32)})
     evaluation = SimpleNamespace(samples=3, prompts=[1, 2])
-    text = describe_data([1] * 1000, 5, evaluation, 1)
-    assert text == (
-        "1,000 prompts and 2 held out, each with 3 samples (6 dropped for being longer than "
+    text = describe_model_and_data(policy, adapters, [1] * 1000, evaluation, 6)
+    assert text.startswith("0.25M parameters and 0.75M frozen (25.0% trained) on 1 ")
+    assert text.endswith(
+        "; 1,000 prompts and 2 held out, each with 3 samples (6 dropped for being longer than "
         "max_prompt_tokens)"
     )

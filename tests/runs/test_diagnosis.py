@@ -206,7 +206,7 @@ def run(*overrides: str) -> list[str]:
     config = compose([*QUICK, *overrides])
     experiment = build(config)
     hook = Diagnosis(config=experiment.config)
-    hook.begin([experiment.evaluation.evaluate(experiment.state) | {"step": 0}])
+    hook.rows = [experiment.evaluation.evaluate(experiment.state) | {"step": 0}]
     for info in train(experiment.loop, experiment.state):
         run_hooks([experiment.evaluation, hook], info, last=info.step == config.steps)
     last = hook.rows[-1]["step"]
@@ -265,7 +265,7 @@ def test_a_run_without_a_step_has_nothing_to_find(config):
 def hook_on(config, rows, caplog):
     """Returns the hook after these rows, and what it logged before its end."""
     hook = Diagnosis(config=config)
-    hook.begin([row for row in rows if row["step"] == 0])
+    hook.rows = [row for row in rows if row["step"] == 0]
     with caplog.at_level(logging.WARNING):
         for row in rows:
             if row["step"] > 0:
@@ -304,6 +304,6 @@ def test_the_last_step_is_told_once(config, caplog):
 
 def test_only_the_first_process_logs(config, caplog):
     hook = Diagnosis(config=config, quiet=True)
-    hook.begin(rows_of(60, rollout_truncated=0.9))
+    hook.rows = rows_of(60, rollout_truncated=0.9)
     assert len(hook.end()) == 1
     assert not caplog.records

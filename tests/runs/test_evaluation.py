@@ -9,7 +9,11 @@ from rl4p.base.errors import InputError
 from rl4p.configuration import compose
 from rl4p.data.synthetic import Arithmetic
 from rl4p.runs.build import build
-from rl4p.runs.evaluation import held_out_questions, pass_at_k, repeated
+from rl4p.runs.evaluation import (
+    held_out_questions,
+    pass_at_k,
+    refuse_samples_that_cannot_be,
+)
 from tests.support.build_words import SMALL
 
 
@@ -146,9 +150,11 @@ def test_rows_are_divided_by_the_devices(monkeypatch):
 
 
 def test_prompts_of_one_id_cannot_be_counted(make_prompt):
+    config, sampler = compose([*SMALL, "evaluation.samples=2"]), built().phases.rollout
     prompts = [make_prompt(id="1", task="a"), make_prompt(id="1", task="b")]
-    assert repeated(prompts) is None
-    assert repeated([*prompts, make_prompt(id="1", task="b")]) == ("b", "1")
+    refuse_samples_that_cannot_be(config, sampler, [prompts])
+    with pytest.raises(InputError, match="Two prompts of the task b have the id 1: the samples"):
+        refuse_samples_that_cannot_be(config, sampler, [[*prompts, make_prompt(id="1", task="b")]])
 
 
 def test_samples_need_ids_that_differ(monkeypatch):

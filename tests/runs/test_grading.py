@@ -19,7 +19,7 @@ from rl4p.runs.grading import (
     STATUS,
     Grades,
     RecordSamples,
-    grade,
+    graded,
     rows_of_turns,
     samples_of,
     text_reward,
@@ -87,18 +87,19 @@ class Size:
         return [[float(len(group))] * len(group) for group in groups]
 
 
-def episodes(*responses):
-    """Returns responses, each to the prompt that its last letter names."""
-    prompts = {
-        name: Prompt(id=name, question=name, answer="", task="t", tokens=())
-        for name in {text[-1] for text in responses}
-    }
-    return [Episode(prompt=prompts[text[-1]], response=text) for text in responses]
+def grade(reward, *responses):
+    """Returns the grades of responses, each to the prompt that its last letter names."""
+    prompts = [
+        Prompt(id=text[-1], question=text[-1], answer="", task="t", tokens=()) for text in responses
+    ]
+    samples = [Sample(prompt=text[-1], response=text) for text in responses]
+    found = graded(samples, prompts, reward)
+    return [Grades(reward=x.reward, terms=x.terms, valid=x.valid) for x in found]
 
 
 def test_an_invalid_response_has_no_total_and_others_do():
     reward = Weighted(terms={"length": Length(), "size": Size()}, max_invalid=1.0)
-    assert grade(reward, episodes("ab", "?", "-")) == [
+    assert grade(reward, "ab", "?", "-") == [
         Grades(reward=4.0, terms={"length": 2.0, "size": 1.0}, valid=True),
         Grades(reward=None, terms={"length": None, "size": None}, valid=False),
         Grades(reward=0.0, terms={"length": None, "size": 1.0}, valid=True),
@@ -116,7 +117,7 @@ def test_parts_keep_prompts_whole_and_the_order_of_the_rows(monkeypatch):
             return super().__call__(groups)
 
     reward = Weighted(terms={"length": Length(), "size": Counted()})
-    found = grade(reward, episodes("xa", "xxb", "xxxa", "c", "xxxxa", "xxxxxd", "xa"))
+    found = grade(reward, "xa", "xxb", "xxxa", "c", "xxxxa", "xxxxxd", "xa")
     assert [each.terms["length"] for each in found] == [2, 3, 4, 1, 5, 6, 2]
     assert [each.terms["size"] for each in found] == [4, 1, 4, 1, 4, 1, 4]
     assert calls == [[4], [1, 1, 1]]
@@ -124,11 +125,11 @@ def test_parts_keep_prompts_whole_and_the_order_of_the_rows(monkeypatch):
 
 def test_the_share_of_invalid_responses_is_that_of_the_reward():
     with pytest.raises(RunError, match="100% of the samples could not be graded"):
-        grade(Weighted(terms={"length": Length()}), episodes("?"))
+        grade(Weighted(terms={"length": Length()}), "?")
 
 
 def test_no_responses_have_no_grades():
-    assert grade(Weighted(terms={"length": Length()}), []) == []
+    assert grade(Weighted(terms={"length": Length()})) == []
 
 
 def test_a_reward_that_needs_arrays_is_refused():

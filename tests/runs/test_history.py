@@ -75,7 +75,8 @@ def test_options_are_found_by_their_dotted_key():
 )
 def test_phases_declare_what_they_depend_on(overrides, learns, compares):
     found = history(1, *overrides)
-    assert (found.learns_from_reward, found.compares_groups) == (learns, compares)
+    assert found.learns_from_reward == learns
+    assert found.declares("advantage", "compares_group", False) == compares
 
 
 def test_a_class_that_this_machine_lacks_has_the_default():

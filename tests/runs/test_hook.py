@@ -220,7 +220,7 @@ def traced(monkeypatch, tmp_path):
             lambda folder, **options: events.append(("start", ended, folder, options)),
         )
         monkeypatch.setattr(jax.profiler, "stop_trace", lambda: events.append(("stop", ended)))
-        with Profiler(tmp_path, begin, steps) as profiler:
+        with closing(Profiler(tmp_path, begin, steps)) as profiler:
             assert profiler.every == 1
             for step in range(begin + 1, (until or steps) + 1):
                 ended = step
@@ -265,6 +265,6 @@ def test_an_error_in_a_traced_step_ends_the_trace(monkeypatch, tmp_path):
     events = []
     monkeypatch.setattr(jax.profiler, "start_trace", lambda *a, **k: events.append("start"))
     monkeypatch.setattr(jax.profiler, "stop_trace", lambda: events.append("stop"))
-    with pytest.raises(RuntimeError, match="a step"), Profiler(tmp_path, 0, 1):
+    with pytest.raises(RuntimeError, match="a step"), closing(Profiler(tmp_path, 0, 1)):
         raise RuntimeError("a step")
     assert events == ["start", "stop"]

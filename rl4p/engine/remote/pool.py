@@ -390,7 +390,7 @@ class ServerPool:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for server in self.servers:
-            await server.client.close()
+            await server.client.aclose()
 
 
 def announce(server: RemoteServer) -> None:

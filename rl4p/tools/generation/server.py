@@ -10,6 +10,7 @@ Whether equal seeds give equal responses is up to the server.
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -162,7 +163,7 @@ class Client:
 
         async def complete_all() -> None:
             missing = [(x, n) for x in questions for n in responses.missing(x, samples)]
-            async with self.http:
+            async with aclosing(self.http):
                 work = for_each(missing, complete_one, concurrency=self.server.concurrency)
                 task = asyncio.create_task(work)
                 try:

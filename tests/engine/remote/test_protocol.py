@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from contextlib import aclosing
 
 import numpy as np
 import pytest
@@ -115,7 +116,7 @@ def send(url, *, key="", call="send", times=1):
     """Returns the results of the same call to one server, repeated."""
 
     async def repeat():
-        async with HttpClient(url=url, key=key, connections=1) as client:
+        async with aclosing(HttpClient(url=url, key=key, connections=1)) as client:
             server = RemoteServer(client=client)
             method = getattr(server, call)
             return [await method("POST", "/x", {"a": 1}, seconds=5.0) for _ in range(times)]
