@@ -22,7 +22,7 @@ it for 2 to 29 prompts.
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod, sqrt
 
 import numpy as np
@@ -73,13 +73,13 @@ class Score:
         return metrics | ({"invalid": float(self.invalid)} if self.invalid else {})
 
 
+@dataclass(eq=False)
 class Tally:
     """Counts of right and of invalid responses by task and prompt."""
 
-    def __init__(self) -> None:
-        self.greedy: dict[str, list[bool]] = defaultdict(list)
-        self.sampled: dict[str, Counter[str]] = defaultdict(Counter)
-        self.invalid: Counter[str] = Counter()
+    greedy: dict[str, list[bool]] = field(default_factory=lambda: defaultdict(list))
+    sampled: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    invalid: Counter[str] = field(default_factory=Counter)
 
     def add(self, task: str, prompt: str, *, greedy: bool, correct: bool, valid: bool) -> None:
         """Counts one response.
@@ -150,24 +150,18 @@ def estimate(values_P: np.ndarray, most: int) -> Estimate:
     P = len(values_P)
     p = float(np.sum(values_P)) / P
     if P < FEW:
-        low, high = shrunk(values_P)
-        return Estimate(value=p, low=low, high=high)
+        from scipy.special import stdtrit  # slow to import, and few runs need it
+
+        more = np.concatenate([values_P, [0.0, 0.0, 1.0, 1.0]])
+        half = float(stdtrit(P + 3, 0.975)) * float(np.std(more)) / sqrt(P + 4)
+        mean = float(np.mean(more))
+        return Estimate(value=p, low=max(0.0, mean - half), high=min(1.0, mean + half))
     variance = float(np.sum((values_P - p) ** 2)) / P
     n = P  # without a right or a wrong prompt, nothing is known about the variance between prompts
     if 0.0 < p < 1.0:
         n = min(most, P * p * (1 - p) / variance) if variance else most
-    return Estimate(value=p, **dict(zip(("low", "high"), wilson(p, n), strict=True)))
-
-
-def shrunk(values_P: np.ndarray) -> tuple[float, float]:
-    """Returns Student's 95 % interval of the mean, with two values of 0 and two of 1 more."""
-    from scipy.special import stdtrit  # slow to import, and few runs need it
-
-    values = np.concatenate([values_P, [0.0, 0.0, 1.0, 1.0]])
-    count = len(values)
-    half = float(stdtrit(count - 1, 0.975)) * float(np.std(values)) / sqrt(count)
-    mean = float(np.mean(values))
-    return max(0.0, mean - half), min(1.0, mean + half)
+    low, high = wilson(p, n)
+    return Estimate(value=p, low=low, high=high)
 
 
 def wilson(p: float, n: float) -> tuple[float, float]:

@@ -1,8 +1,8 @@
 """A cache of right samples, replayed as demonstrations in groups that have none."""
 
 from collections import OrderedDict
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -67,12 +67,12 @@ class Solution(NamedTuple):
     terms: dict[str, float]
 
 
+@dataclass(eq=False)
 class OpenSuccessCache:
     """A live cache, by the id of the prompt."""
 
-    def __init__(self, options: SuccessCache) -> None:
-        self.options = options
-        self.solutions: OrderedDict[str, Solution] = OrderedDict()
+    options: SuccessCache
+    solutions: OrderedDict[str, Solution] = field(default_factory=OrderedDict)
 
     def __call__(self, group: Group) -> tuple[Group, bool]:
         """Returns the group, with a solution if it has none, and whether a sample was replaced.
@@ -94,27 +94,29 @@ class OpenSuccessCache:
                 "does not promise: leave the cache out."
             )
         right_G = group.right(term)
-        if right_G.any():
-            self.store(group, right_G)
-        elif group.prompt.id in self.solutions:
-            return with_solution(group, self.solutions[group.prompt.id]), True
-        return group, False
-
-    def store(self, group: Group, right_G: np.ndarray) -> None:
-        """Stores the shortest right sample of a group, unless the cache has a shorter one."""
-        lengths_G = np.sum(group.trajectories.response_mask_BT, axis=1)
+        if not right_G.any():
+            solution = self.solutions.get(group.prompt.id)
+            return (group, False) if solution is None else (with_solution(group, solution), True)
+        lengths_G = np.sum(trajectories.response_mask_BT, axis=1)
         row = int(np.argmin(np.where(right_G, lengths_G, np.iinfo(np.int64).max)))
+        new = Solution(
+            tokens=np.asarray(trajectories.tokens_BT)[row, trajectories.response_mask_BT[row]],
+            response=group.episodes[row].response,
+            finish=int(trajectories.finish_B[row]),
+            total=float(group.rewards.total_B[row]),
+            terms={name: float(term_B[row]) for name, term_B in group.rewards.terms.items()},
+        )
         old = self.solutions.pop(group.prompt.id, None)
-        new = solution_of(group, row)
         best = new if old is None or len(new.tokens) < len(old.tokens) else old
         self.solutions[group.prompt.id] = best
         while len(self.solutions) > self.options.capacity:
             self.solutions.popitem(last=False)
+        return group, False
 
     def state(self) -> dict[str, Any]:
-        if not self.solutions:  # a checkpoint cannot hold empty arrays
-            return {}
         solutions = self.solutions.values()
+        if not solutions:  # a checkpoint cannot hold empty arrays
+            return {}
         return {
             "ids": list(self.solutions),
             "solutions": [
@@ -133,20 +135,8 @@ class OpenSuccessCache:
                 self.solutions[id] = Solution(tokens=tokens, **fields)
 
 
-def solution_of(group: Group, row: int) -> Solution:
-    """Returns a sample of a group as a solution."""
-    trajectories, rewards = group.trajectories, group.rewards
-    return Solution(
-        tokens=np.asarray(trajectories.tokens_BT)[row, trajectories.response_mask_BT[row]],
-        response=group.episodes[row].response,
-        finish=int(trajectories.finish_B[row]),
-        total=float(rewards.total_B[row]),
-        terms={name: float(term_B[row]) for name, term_B in rewards.terms.items()},
-    )
-
-
 def with_solution(group: Group, solution: Solution) -> Group:
-    """Returns a copy of the group whose last sample is the solution."""
+    """Returns a copy of the group whose last sample, with its grades, is the solution."""
     changed = {
         name: value.copy()
         for name, value in vars(group.trajectories).items()
@@ -172,27 +162,16 @@ def with_solution(group: Group, solution: Solution) -> Group:
         tokens=length,
         finish=Finish(solution.finish),
     )
+    rewards = group.rewards
+    grades = {"total_B": solution.total, "valid_B": True, "late_B": False, "tokens_BT": 0}
+    own = {name: np.array(x) for name in grades if (x := getattr(rewards, name)) is not None}
+    terms = {name: np.array(term_B) for name, term_B in rewards.terms.items()}
+    for name, x in own.items():
+        x[-1] = grades[name]
+    for name, term_B in terms.items():
+        term_B[-1] = solution.terms.get(name, np.nan)
     return Group(
         trajectories=replace(group.trajectories, **changed),
         episodes=(*group.episodes[:-1], episode),
-        rewards=with_grades(group.rewards, solution),
-    )
-
-
-def with_grades(rewards: Rewards, solution: Solution) -> Rewards:
-    """Returns a copy of the grades whose last row has the grades of the solution."""
-    total_B, valid_B = np.array(rewards.total_B), np.array(rewards.valid_B)
-    total_B[-1], valid_B[-1] = solution.total, True
-    terms: dict[str, Array] = {name: np.array(term_B) for name, term_B in rewards.terms.items()}
-    for name, term_B in terms.items():
-        np.asarray(term_B)[-1] = solution.terms.get(name, np.nan)
-    late_B = tokens_BT = None
-    if rewards.late_B is not None:
-        late_B = np.array(rewards.late_B)
-        late_B[-1] = False
-    if rewards.tokens_BT is not None:
-        tokens_BT = np.array(rewards.tokens_BT)
-        tokens_BT[-1] = 0
-    return Rewards(
-        total_B=total_B, terms=terms, valid_B=valid_B, tokens_BT=tokens_BT, late_B=late_B
+        rewards=Rewards(terms=cast(dict[str, Array], terms), **own),
     )

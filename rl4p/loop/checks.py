@@ -1,6 +1,7 @@
 """Checks of a batch at each phase boundary (`debug.check_batches=true`)."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,11 @@ from rl4p.distributed.processes import to_host
 from rl4p.model.policy import Policy
 
 
+@dataclass(frozen=True)
 class Checker:
     """A set of checks for one stage. The first failure raises: stage, field, expected, got."""
 
-    def __init__(self, stage: str) -> None:
-        self.stage = stage
+    stage: str
 
     def fail(self, field: str, expected: str, got: Any) -> None:
         raise RunError(f"Bad batch {self.stage}: {field} should be {expected}, got {got}.")
@@ -46,10 +47,7 @@ class Checker:
 
 
 def check_rollout(
-    result: tuple[Trajectories, Sequence[Episode]],
-    policy: Policy,
-    *,
-    version: int,
+    result: tuple[Trajectories, Sequence[Episode]], policy: Policy, *, version: int
 ) -> None:
     """Checks the result of a rollout: arrays, episodes, token ids and weight versions."""
     trajectories, episodes = result
@@ -71,11 +69,8 @@ def check_trajectories(trajectories: Trajectories) -> None:
     if len(shape) != 2 or shape[0] < 1 or shape[1] < 2:
         check.fail("tokens_BT", "[B, T] with B > 0 and T > 1", shape)
     B, T = shape
-    check.that(
-        "tokens_BT",
-        check.array("tokens_BT", trajectories.tokens_BT, (B, T), "i") >= 0,
-        "at least 0",
-    )
+    tokens = check.array("tokens_BT", trajectories.tokens_BT, (B, T), "i")
+    check.that("tokens_BT", tokens >= 0, "at least 0")
     mask = check.array("response_mask_BT", trajectories.response_mask_BT, (B, T), "b")
     segments = check.array("segment_ids_BT", trajectories.segment_ids_BT, (B, T), "i")
     positions = check.array("positions_BT", trajectories.positions_BT, (B, T), "i")
@@ -91,24 +86,17 @@ def check_trajectories(trajectories: Trajectories) -> None:
     check.that("behaviour_logprobs_BT", mask | (logprobs == 0), "0 outside the response mask")
     check.that("policy_version_BT", mask | (versions == -1), "-1 outside the response mask")
     check.that("group_ids_B", (groups >= 0) & (groups < B), f"in [0, {B})")
-    if trajectories.group_size > 1:
-        check_prompts(check, trajectories, groups)
+    if (G := trajectories.group_size) > 1:  # the groups have G rows, which share a prompt
+        W, sizes = trajectories.prompt_columns, np.bincount(groups)
+        check.that("group_ids_B", (sizes == G) | (sizes == 0), f"of groups of {G} rows")
+        by_group = np.argsort(groups, kind="stable")
+        first = np.repeat(by_group[::G], G)
+        for field in ("tokens_BT", "positions_BT", "segment_ids_BT"):
+            prompts = np.asarray(to_host(getattr(trajectories, field)))[:, :W]
+            same = prompts[by_group] == prompts[first]
+            check.that(field, same, f"the same in the prompts of a group, the first {W} columns")
+        check.that("response_mask_BT", ~mask[:, :W], f"false in prompts, the first {W} columns")
     check.that("finish_B", np.isin(finish, [f.value for f in Finish]), "a Finish")
-
-
-def check_prompts(check: Checker, trajectories: Trajectories, groups: np.ndarray) -> None:
-    """Checks that all groups have `group_size` rows, and that the rows of one share a prompt."""
-    G, W = trajectories.group_size, trajectories.prompt_columns
-    sizes = np.bincount(groups)
-    check.that("group_ids_B", (sizes == G) | (sizes == 0), f"of groups of {G} rows")
-    by_group = np.argsort(groups, kind="stable")
-    first = np.repeat(by_group[::G], G)
-    for field in ("tokens_BT", "positions_BT", "segment_ids_BT"):
-        prompts = np.asarray(to_host(getattr(trajectories, field)))[:, :W]
-        same = prompts[by_group] == prompts[first]
-        check.that(field, same, f"the same in the prompts of a group, the first {W} columns")
-    mask = to_host(trajectories.response_mask_BT)
-    check.that("response_mask_BT", ~mask[:, :W], f"false in prompts, the first {W} columns")
 
 
 def check_rewards(rewards: Rewards, trajectories: Trajectories) -> None:

@@ -23,7 +23,7 @@ from rl4p.loop.accuracy import Tally, metrics_of
 from rl4p.loop.grading import graded
 from rl4p.loop.held_out_loss import HeldOutLoss
 from rl4p.loop.phases import Phases
-from rl4p.loop.prompts import check_digest, digest_of
+from rl4p.loop.source import check_digest, digest_of
 from rl4p.loop.stopwatch import Stopwatch
 from rl4p.model.policy import Policy
 from rl4p.protocols.engine import Engine, HoldsEpisodes, Request, opened

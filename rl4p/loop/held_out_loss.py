@@ -71,11 +71,19 @@ class HeldOutLoss:
                     version=0,
                 )
                 logprobs_BT = self.scored(self.policy.decoder, whole(params), trajectories)
-                values = to_host(
-                    self.of_pairs(trajectories, logprobs_BT, reference)
-                    if pairs
-                    else of_tokens(trajectories.response_mask_BT, logprobs_BT)
-                )
+                if pairs:  # the loss and the metrics of the update for each row, with a count of 1
+                    scores = {}
+                    if "reference_logprobs" in self.phases.needs():
+                        decoder, frozen = reference
+                        scores["reference_logprobs"] = self.scored(decoder, frozen, trajectories)
+                    sums_B = self.loss_of_pairs(trajectories, logprobs_BT, scores)
+                else:
+                    mask_BT = trajectories.response_mask_BT
+                    sums_B = {
+                        "loss": -jnp.sum(jnp.where(mask_BT, logprobs_BT, 0.0), axis=1),
+                        "tokens": jnp.sum(mask_BT, axis=1),
+                    }
+                values = to_host(sums_B)
                 for row in range(len(prompts) * self.group_size):
                     task = sums[prompts[row // self.group_size].task]
                     for name, value_B in values.items():
@@ -91,17 +99,9 @@ class HeldOutLoss:
         options = replace(self.phases.score_options(self.policy), decoder=decoder)
         return score_tokens(options, whole, trajectories)["logprobs"]
 
-    def of_pairs(self, trajectories: Trajectories, logprobs_BT: Array, reference: Any) -> Any:
-        """Returns the loss and the metrics of the update for each row, and a count of 1."""
-        scores = {}
-        if "reference_logprobs" in self.phases.needs():
-            decoder, params = reference
-            scores["reference_logprobs"] = self.scored(decoder, params, trajectories)
-        return self.compiled_loss(trajectories, logprobs_BT, scores)
-
     @cached_property
-    def compiled_loss(self) -> Any:
-        """Returns the function of `of_pairs` that is compiled once for the run."""
+    def loss_of_pairs(self) -> Any:
+        """Returns the function of the loss of the update, which is compiled once for the run."""
 
         def loss(trajectories: Trajectories, logprobs_BT: Array, scores: Any) -> Any:
             mask_BT, rows = trajectories.response_mask_BT, len(logprobs_BT)
@@ -121,14 +121,6 @@ class HeldOutLoss:
             } | {"count": jnp.ones(rows)}
 
         return jax.jit(loss)
-
-
-def of_tokens(mask_BT: Array, logprobs_BT: Array) -> dict[str, Array]:
-    """Returns for each row the sum of the tokens' losses, and the number of tokens."""
-    return {
-        "loss": -jnp.sum(jnp.where(mask_BT, logprobs_BT, 0.0), axis=1),
-        "tokens": jnp.sum(mask_BT, axis=1),
-    }
 
 
 def metrics_of(sums: dict[str, float]) -> dict[str, float]:

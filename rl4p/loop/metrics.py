@@ -157,8 +157,9 @@ def environment_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     for turn in turns:
         sums.update({name: float(number) for name, number in turn.metrics.items()})
     for episode in episodes:
-        if episode.failure is not None:
-            failures[kind_of(episode.failure)] += 1
+        if episode.failure is not None:  # it begins with the name of an exception, if it is one
+            name, colon, _ = episode.failure.partition(":")
+            failures[name if colon and name.isidentifier() else "other"] += 1
     means = {
         "turns": len(turns),
         "failed": failures.total(),
@@ -172,23 +173,12 @@ def environment_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     }
 
 
-def kind_of(failure: str) -> str:
-    """Returns the name of the exception that a failure begins with, or `other`."""
-    name, colon, _ = failure.partition(":")
-    return name if colon and name.isidentifier() else "other"
-
-
-def episode_times(rollout: Any) -> dict[str, float]:
-    """Returns the times of the parts of a rollout's last call, if its rows are episodes."""
-    if not isinstance(rollout, HoldsEpisodes):
-        return {}
-    return {f"time/{name}": seconds for name, seconds in rollout.times().items()}
-
-
 def rollout_metrics(rollout: Any) -> dict[str, float]:
     """Returns what a rollout measured in its last call."""
     metrics = dict(rollout.metrics()) if isinstance(rollout, HasMetrics) else {}
-    return metrics | episode_times(rollout)
+    if isinstance(rollout, HoldsEpisodes):  # the times of the parts of its last call
+        metrics |= {f"time/{name}": seconds for name, seconds in rollout.times().items()}
+    return metrics
 
 
 def mean_grades(rewards: Rewards) -> dict[str, float]:

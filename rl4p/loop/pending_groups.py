@@ -3,6 +3,7 @@
 Their requests to an engine have random keys of their own.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,10 +18,8 @@ from rl4p.base.errors import InputError
 from rl4p.base.types import Array, Finish, Group, Prompt
 from rl4p.distributed.processes import to_host
 from rl4p.loop.prompts import most_repeated
-from rl4p.model.policy import Policy
 from rl4p.protocols.collection import REPLAYED, OpenSource
-from rl4p.protocols.engine import Completion, Engine, HoldsEpisodes, Request
-from rl4p.rollout.episodes import seed_of
+from rl4p.protocols.engine import Completion, Request
 
 
 @dataclass(kw_only=True, eq=False)
@@ -58,21 +57,16 @@ class PendingGroup:
         return all(x is not None and x.finish != Finish.ABORT for x in self.completions)
 
     @property
+    def repeats(self) -> bool:
+        """Whether its prompt is a repeated one."""
+        return self.prompt.drawn_by == REPLAYED
+
+    @property
     def oldest(self) -> float:
         """The weight version of the oldest token; infinity if there is none."""
         versions = [x.versions.min() for x in self.completions if x is not None and len(x.versions)]
         versions += [self.version] if self.sampling else []
         return float(min(versions, default=inf))
-
-    def restarted(self) -> "PendingGroup":
-        """Returns a group of the same prompt without tokens, which replaces this one."""
-        return PendingGroup(
-            number=self.number,
-            prompt=self.prompt,
-            completions=[None] * len(self.completions),
-            restarts=self.restarts + 1,
-            failures=self.failures,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +153,7 @@ class PendingGroups:
     groups: list[PendingGroup] = field(default_factory=list)
     next_number: int = 0
     finished: int = 0
-    counts: dict[str, int] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
 
     def admit(self, take: Callable[[int, float], Sequence[Prompt]]) -> None:
         """Takes prompts for as many groups as may start.
@@ -169,7 +163,7 @@ class PendingGroups:
         """
         limits = self.limits
         free = (limits.ahead + 1) * limits.groups + limits.extra - len(self.groups)
-        repeated = limits.repeated_pending - sum(map(repeats, self.groups))
+        repeated = limits.repeated_pending - sum(x.repeats for x in self.groups)
         for prompt in take(free, max(0, repeated)) if free > 0 else ():
             completions: list[Completion | None] = [None] * limits.samples
             pending = PendingGroup(number=self.next_number, prompt=prompt, completions=completions)
@@ -201,9 +195,17 @@ class PendingGroups:
         pending.sampling = False
         if not all(isinstance(part, Completion | None) for part in parts):  # episodes are whole
             pending.completions = [None] * len(parts)
-        pending.completions = [
-            longer(*each) for each in zip(pending.completions, parts, strict=True)
-        ]
+        for sample, part in enumerate(parts):
+            if (before := pending.completions[sample]) is None:
+                pending.completions[sample] = part
+            elif part is not None:
+                pending.completions[sample] = Completion(
+                    tokens=np.concatenate([before.tokens, part.tokens]),
+                    logprobs=np.concatenate([before.logprobs, part.logprobs]),
+                    versions=np.concatenate([before.versions, part.versions]),
+                    finish=part.finish,
+                    engine=part.engine,
+                )
         if not interrupted:
             added = any(part is not None and len(part.tokens) for part in parts)
             pending.failures = 0 if added else pending.failures + 1
@@ -215,16 +217,14 @@ class PendingGroups:
 
     def restart(self, pending: PendingGroup, reason: str) -> None:
         """Throws the tokens of a group away; what comes for them later is ignored."""
-        self.count(reason)
-        self.groups[self.groups.index(pending)] = pending.restarted()
-
-    def count(self, name: str, number: int = 1) -> None:
-        """Adds a number to a count."""
-        self.counts[name] = self.counts.get(name, 0) + number
-
-    def failed(self) -> PendingGroup | None:
-        """Returns a group for which the engine does nothing any more, if there is one."""
-        return next((x for x in self.groups if x.failures > self.limits.max_failures), None)
+        self.counts[reason] += 1
+        self.groups[self.groups.index(pending)] = PendingGroup(
+            number=pending.number,
+            prompt=pending.prompt,
+            completions=[None] * len(pending.completions),
+            restarts=pending.restarts + 1,
+            failures=pending.failures,
+        )
 
     def to_grade(self) -> list[PendingGroup]:
         """Returns the groups that are finished and not yet graded."""
@@ -269,30 +269,25 @@ class PendingGroups:
         chosen: list[PendingGroup] = []
         left = self.limits.repeated
         for pending in groups:
-            if len(chosen) < self.limits.groups and repeats(pending) <= left:
+            if len(chosen) < self.limits.groups and pending.repeats <= left:
                 chosen.append(pending)
-                left -= repeats(pending)
+                left -= pending.repeats
         return chosen
 
     def hand_out(self, batch: Sequence[PendingGroup]) -> None:
         """Removes the groups of a batch."""
         self.groups = [x for x in self.groups if x not in batch]
 
-    def progress(self) -> str:
-        """Returns a text that says how many groups are where."""
-        sampling = sum(pending.sampling for pending in self.groups)
-        graded = sum(pending.group is not None for pending in self.groups)
-        return (
-            f"of {len(self.groups)} pending groups, {sampling} are with the engine, "
-            f"{len(self.to_grade())} are being graded and {graded} are graded"
-        )
-
     def state(self) -> dict[str, Any]:
         """Returns the numbers, prompts and tokens of all groups. Grades are left out.
 
         So are episodes of many turns: they begin again, with the same keys and environments.
         """
-        samples = [x for x in self.kept_samples(self.groups) if x is not None]
+        kept = [
+            [x if isinstance(x, Completion) else None for x in pending.completions]
+            for pending in self.groups
+        ]
+        samples = [x for completions in kept for x in completions if x is not None]
         arrays = {
             name: np.concatenate([getattr(x, name) for x in samples])
             for name in ("tokens", "logprobs", "versions")
@@ -311,24 +306,18 @@ class PendingGroups:
                     "failures": pending.failures,
                     "order": pending.order,
                     "samples": [
-                        None if x is None else [len(x.tokens), int(x.finish)]
-                        for x in self.kept_samples([pending])
+                        None if x is None else [len(x.tokens), int(x.finish)] for x in completions
                     ],
                 }
-                for pending in self.groups
+                for pending, completions in zip(self.groups, kept, strict=True)
             ],
             **arrays,
         }
 
-    def kept_samples(self, groups: Sequence[PendingGroup]) -> list[Completion | None]:
-        """Returns what a checkpoint keeps of the samples of groups."""
-        samples = [x for pending in groups for x in pending.completions]
-        return [x if isinstance(x, Completion) else None for x in samples]
-
     def restore(self, state: dict[str, Any], find: Callable[[str], Prompt]) -> None:
         """Restores a state that `state` returned; no group is sampled or graded then."""
         self.next_number, self.finished = state["next_number"], state["finished"]
-        self.counts, self.groups, read = dict(state["counts"]), [], 0
+        self.counts, self.groups, read = Counter(state["counts"]), [], 0
         empty = {"tokens": np.int32, "logprobs": np.float32, "versions": np.int32}
         arrays = {name: state.get(name, np.zeros(0, dtype)) for name, dtype in empty.items()}
         for fields in state["groups"]:
@@ -344,24 +333,6 @@ class PendingGroups:
             prompt = replace(find(fields["id"]), drawn_by=fields["drawn_by"])
             kept = {name: fields[name] for name in ("number", "restarts", "failures", "order")}
             self.groups.append(PendingGroup(prompt=prompt, completions=completions, **kept))
-
-
-def repeats(pending: PendingGroup) -> bool:
-    """Returns whether the prompt of a group is repeated."""
-    return pending.prompt.drawn_by == REPLAYED
-
-
-def longer(before: Completion | None, part: Completion | None) -> Completion | None:
-    """Returns a completion with the tokens that were added to it."""
-    if before is None or part is None:
-        return part if before is None else before
-    return Completion(
-        tokens=np.concatenate([before.tokens, part.tokens]),
-        logprobs=np.concatenate([before.logprobs, part.logprobs]),
-        versions=np.concatenate([before.versions, part.versions]),
-        finish=part.finish,
-        engine=part.engine,
-    )
 
 
 def requests_for(
@@ -399,23 +370,6 @@ def requests_for(
             )
             places.append((place, sample))
     return requests, places
-
-
-def held(
-    rollout: HoldsEpisodes,
-    engine: Engine,
-    policy: Policy,
-    pending_groups: Sequence[PendingGroup],
-    keys_PN: Sequence[np.ndarray],
-) -> list[Any]:
-    """Holds the episodes of groups, with the seeds of environments that `rollout` would choose."""
-    return rollout.hold(
-        engine,
-        policy,
-        [pending.prompt for pending in pending_groups],
-        np.array(keys_PN),
-        seeds=[seed_of(keys_N[0]) for keys_N in keys_PN],
-    )
 
 
 def finished_groups(places: Sequence[tuple[int, int]], finished: np.ndarray) -> int:

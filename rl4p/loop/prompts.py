@@ -1,7 +1,5 @@
-"""Sets of prompts: their properties and rewards, the shares that a step takes, and their digest."""
+"""Sets of prompts: their properties and rewards, and the shares that a step takes."""
 
-import hashlib
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import ceil, inf
@@ -10,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rl4p.base.errors import InputError
-from rl4p.base.types import Episode, Prompt, Question, Rewards
+from rl4p.base.types import Episode, Prompt, Rewards
 from rl4p.protocols.collection import REPLAYED, OpenSource, Repeats
 
 
@@ -150,7 +148,7 @@ class Quota:
         chosen: list[Prompt] = []
         others: list[Prompt] = []
         for prompt in waiting:
-            repeats = repeated_in([prompt])
+            repeats = prompt.drawn_by == REPLAYED
             if len(chosen) == count or repeats > self.most:
                 others.append(prompt)
                 continue
@@ -161,10 +159,9 @@ class Quota:
 
     def take(self, count: int, step: int) -> list[Prompt]:
         """Returns `count` prompts of the source."""
-        prompts = take(
-            self.source, count, step, repeated=max(0.0, min(self.mean, float(self.most)))
-        )
-        self.most -= repeated_in(prompts)
+        repeated = max(0.0, min(self.mean, float(self.most)))
+        prompts = take(self.source, count, step, repeated=repeated)
+        self.most -= sum(prompt.drawn_by == REPLAYED for prompt in prompts)
         self.mean -= min(repeated_share(self.source) * count, max(0.0, self.mean))
         return prompts
 
@@ -190,18 +187,6 @@ def rewards_by_prompt(
         yield prompts[id], np.asarray(value_B)[own[np.asarray(counted_B)[own]]]
 
 
-def digest_of(prompts: Sequence[Question]) -> str:
-    """Returns a digest of all fields of the prompts, in their order.
-
-    The order of keys in `metadata` does not matter.
-    """
-    digest = hashlib.sha256()
-    for prompt in prompts:
-        row = json.dumps(vars(prompt), sort_keys=True, default=as_json)
-        digest.update(row.encode() + b"\n")
-    return digest.hexdigest()
-
-
 def as_json(value: Any) -> Any:
     """Returns a value that JSON does not know; the text of a large array would leave values out."""
     if isinstance(value, np.ndarray):
@@ -211,16 +196,3 @@ def as_json(value: Any) -> Any:
     if isinstance(value, set | frozenset):
         return sorted(map(repr, value))  # their order differs from process to process
     return str(value)
-
-
-def check_digest(saved: str, own: str, what: str = "prompts") -> None:
-    """Refuses to continue a run with changed prompts.
-
-    Raises:
-      InputError: the digests differ.
-    """
-    if saved != own:
-        raise InputError(
-            f"The {what} are not those that the run started with: questions, answers or "
-            "metadata changed (check the file of data.path)."
-        )

@@ -7,7 +7,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from math import inf
 from typing import Any
@@ -52,6 +52,7 @@ class Entry:
         return math.sqrt(self.squares / self.count) if self.count > 1 else 0.0
 
 
+@dataclass(eq=False)
 class ReplayBuffer:
     """At most `capacity` prompts with different contents.
 
@@ -64,14 +65,10 @@ class ReplayBuffer:
         number of rewards of prompt i and N is the sum over the buffer (Auer et al., 2002).
     """
 
-    def __init__(self, capacity: int, value: str, exploration: float) -> None:
-        self.capacity = capacity
-        self.value = value
-        self.exploration = exploration
-        self.entries: dict[str, Entry] = {}  # by content, in the order of arrival
-
-    def __len__(self) -> int:
-        return len(self.entries)
+    capacity: int
+    value: str
+    exploration: float
+    entries: dict[str, Entry] = field(default_factory=dict)  # by content, in the order of arrival
 
     def value_of(self, entry: Entry) -> float:
         return getattr(entry, self.value)
@@ -86,16 +83,12 @@ class ReplayBuffer:
             entry.add(float(reward))
         if key in self.entries:
             return
-        if len(self) >= self.capacity:
+        if len(self.entries) >= self.capacity:
             worst = min(self.entries, key=lambda key: self.value_of(self.entries[key]))
             if self.value_of(entry) <= self.value_of(self.entries[worst]):
                 return
             del self.entries[worst]
         self.entries[key] = entry
-
-    def count(self, without: Collection[str]) -> int:
-        """Returns how many prompts there are besides some, given by content key."""
-        return sum(key not in without for key in self.entries)
 
     def draw(
         self,
@@ -156,67 +149,51 @@ def content_key(prompt: Question) -> str:
 
     Contents are compared in Unicode form NFKC, in lower case, with single spaces.
     """
-    content = [
-        [message["role"], normalised(message.get("content"))]
-        for message in prompt.prompt_messages()
-    ]
+    content = []
+    for message in prompt.prompt_messages():
+        text = message.get("content")
+        if isinstance(text, str):
+            text = SPACES.sub(" ", unicodedata.normalize("NFKC", text)).strip().lower()
+        content.append([message["role"], text])
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=as_json).encode()).hexdigest()
 
 
-def normalised(content: Any) -> Any:
-    if not isinstance(content, str):
-        return content
-    return SPACES.sub(" ", unicodedata.normalize("NFKC", content)).strip().lower()
-
-
+@dataclass(kw_only=True, eq=False)
 class OpenReplay:
     """An `OpenSource` with a buffer of prompts."""
 
-    def __init__(
-        self,
-        source: OpenSource,
-        buffer: ReplayBuffer,
-        *,
-        ids: Collection[str],
-        seed: int,
-        share: float,
-        least: int,
-        exploit: float,
-    ) -> None:
-        self.source = source
-        self.buffer = buffer
-        self.ids = ids
-        self.seed = seed
-        self.share = share
-        self.least = least
-        self.exploit = exploit
-        self.takes = 0
-        self.pending = Counter[str]()  # groups without rewards so far, by the content of a prompt
-
-    @property
-    def repeated_share(self) -> float:
-        return self.share
+    source: OpenSource
+    buffer: ReplayBuffer
+    ids: Collection[str]
+    seed: int
+    repeated_share: float
+    least: int
+    exploit: float
+    takes: int = 0
+    # The groups without rewards so far, by the content of a prompt.
+    pending: Counter[str] = field(default_factory=Counter)
 
     def take(self, count: int, step: int, *, repeated: float = inf) -> list[Prompt]:
         random = np.random.Generator(np.random.Philox([self.seed, REPLAY_SALT, self.takes]))
         self.takes += 1
         most = 0
-        if len(self.buffer) >= self.least:
-            most = rounded(min(self.share * count, repeated), self.seed, REPLAY_SALT, self.takes)
-        new = self.next(count - most, step)
-        # Each new prompt may be one of the buffer's, which then has one fewer to replay.
-        while (missing := count - len(new) - self.buffer.count(without=self.pending)) > 0:
-            new += self.next(missing, step)
+        if len(self.buffer.entries) >= self.least:
+            most = rounded(
+                min(self.repeated_share * count, repeated), self.seed, REPLAY_SALT, self.takes
+            )
+        new, missing = list[Prompt](), count - most
+        while True:
+            prompts = take(self.source, missing, step, repeated=0)
+            self.pending.update(map(content_key, prompts))
+            new += prompts
+            # Each new prompt may be one of the buffer's, which then has one fewer to replay.
+            left = sum(key not in self.pending for key in self.buffer.entries)
+            if (missing := count - len(new) - left) <= 0:
+                break
         drawn = self.buffer.draw(count - len(new), self.exploit, random, without=self.pending)
         replayed = [replace(self.source.find(id), drawn_by=REPLAYED) for id in drawn]
         self.pending.update(map(content_key, replayed))
         return new[: count - most] + replayed + new[count - most :]
-
-    def next(self, count: int, step: int) -> list[Prompt]:
-        """Returns prompts of the other source."""
-        prompts = take(self.source, count, step, repeated=0)
-        self.pending.update(map(content_key, prompts))
-        return prompts
 
     def credit(self, step: int, episodes: Sequence[Episode], rewards: Rewards) -> None:
         runs = [len(list(run)) for _, run in groupby(each.prompt.id for each in episodes)]

@@ -116,18 +116,13 @@ def answer_clusters(episodes: Sequence[Episode], reward: Any, term: str) -> np.n
     The term of the task's reward says where the final answer is (`TermTraits.extract`). Responses
     without a final answer form one cluster.
     """
-
-    def answer_of(episode: Episode) -> str | None:
-        tasks = RewardTraits.read(reward).tasks
+    tasks, keys = RewardTraits.read(reward).tasks, []
+    for episode in episodes:
         own = reward if tasks is None else tasks[episode.prompt.task]
         terms = RewardTraits.read(own).terms or {}
-        return final_answer(episode, TermTraits.read(terms.get(term)).extract)
-
-    def key_of(answer: str | None) -> object:
+        answer = final_answer(episode, TermTraits.read(terms.get(term)).extract)
         value = None if answer is None else quantity(answer)
-        return answer if value is None else value
-
-    keys = [key_of(answer_of(each)) for each in episodes]
+        keys.append(answer if value is None else value)
     order = {key: i for i, key in enumerate(dict.fromkeys(keys))}
     return np.asarray([order[key] for key in keys], np.int32)
 

@@ -1,6 +1,12 @@
-"""Sources: the order of the prompts in epochs, by task, by difficulty, and with repetitions."""
+"""Sources: the order of the prompts in epochs, by task, by difficulty, and with repetitions.
 
+A digest of the prompts tells whether a resumed run has those that it started with.
+"""
+
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
@@ -9,13 +15,12 @@ from typing import Any, Literal
 import numpy as np
 
 from rl4p.base.errors import InputError
-from rl4p.base.types import Episode, Prompt, Rewards
+from rl4p.base.types import Episode, Prompt, Question, Rewards
 from rl4p.configuration.bounds import AboveZero, NonNegative, Positive, Share, TopShare
 from rl4p.loop.prompts import (
     Points,
-    check_digest,
+    as_json,
     check_points,
-    digest_of,
     matches,
     property_of,
     repeated_in,
@@ -49,10 +54,9 @@ class PromptStream:
     """
 
     def __init__(self, prompts: Sequence[Prompt], seed: int) -> None:
-        self.prompts = prompts
-        self.seed = seed
-        self.epoch = 0
-        self.offset = 0
+        self.prompts, self.seed = prompts, seed
+        self.by_id = {prompt.id: prompt for prompt in prompts}
+        self.epoch = self.offset = 0
         self.order = self.order_of(0)
 
     def order_of(self, epoch: int) -> np.ndarray:
@@ -77,10 +81,6 @@ class PromptStream:
     @cached_property
     def digest(self) -> str:
         return digest_of(self.prompts)
-
-    @cached_property
-    def by_id(self) -> dict[str, Prompt]:
-        return {prompt.id: prompt for prompt in self.prompts}
 
     def find(self, id: str) -> Prompt:
         return self.by_id[id]
@@ -114,6 +114,31 @@ def open_source(
     live = source.open(prompts, seed=seed)
     require(live, OpenSource, key)
     return live
+
+
+def digest_of(prompts: Sequence[Question]) -> str:
+    """Returns a digest of all fields of the prompts, in their order.
+
+    The order of keys in `metadata` does not matter.
+    """
+    digest = hashlib.sha256()
+    for prompt in prompts:
+        row = json.dumps(vars(prompt), sort_keys=True, default=as_json)
+        digest.update(row.encode() + b"\n")
+    return digest.hexdigest()
+
+
+def check_digest(saved: str, own: str, what: str = "prompts") -> None:
+    """Refuses to continue a run with changed prompts.
+
+    Raises:
+      InputError: the digests differ.
+    """
+    if saved != own:
+        raise InputError(
+            f"The {what} are not those that the run started with: questions, answers or "
+            "metadata changed (check the file of data.path)."
+        )
 
 
 TASK_SALT = 0x6D6978
@@ -161,10 +186,8 @@ class Mixture:
 class OpenMixture:
     """An `OpenSource` with a source for each task."""
 
-    def __init__(self, options: Mixture, sources: dict[str, OpenSource], seed: int) -> None:
-        self.options = options
-        self.sources = sources
-        self.seed = seed
+    def __init__(self, options: Any, sources: dict[str, OpenSource], seed: int) -> None:
+        self.options, self.sources, self.seed = options, sources, seed
         self.takes = 0
 
     @property
@@ -185,17 +208,13 @@ class OpenMixture:
 
     def find(self, id: str) -> Prompt:
         for source in self.sources.values():
-            try:
+            with suppress(KeyError):
                 return source.find(id)
-            except KeyError:
-                continue
         raise KeyError(id)
 
     def state(self) -> dict[str, Any]:
-        return {
-            "sources": {name: source.state() for name, source in self.sources.items()},
-            "takes": self.takes,
-        }
+        states = {name: source.state() for name, source in self.sources.items()}
+        return {"sources": states, "takes": self.takes}
 
     def restore(self, state: dict[str, Any]) -> None:
         for name, source in self.sources.items():
@@ -240,59 +259,34 @@ class EasyPool:
             raise InputError(
                 f"{what} easy by source.easy={dict(self.easy)}: both kinds must exist."
             )
-        return OpenEasyPool(
-            self,
-            open_source(self.source, easy, seed=seed, key="source.source"),
-            open_source(self.source, others, seed=seed, key="source.source"),
-            seed,
-        )
+        sources = {
+            name: open_source(self.source, own, seed=seed, key="source.source")
+            for name, own in (("easy", easy), ("others", others))
+        }
+        return OpenEasyPool(self, sources, seed)
 
 
-class OpenEasyPool:
-    """An `OpenSource` of two sets of prompts."""
-
-    def __init__(self, options: EasyPool, easy: OpenSource, others: OpenSource, seed: int) -> None:
-        self.options = options
-        self.easy = easy
-        self.others = others
-        self.seed = seed
-        self.takes = 0
-
-    @property
-    def repeated_share(self) -> float:
-        return repeated_share(self.others)
+class OpenEasyPool(OpenMixture):
+    """An `OpenSource` of two sets of prompts, `easy` and `others`."""
 
     def take(self, count: int, step: int, *, repeated: float = inf) -> list[Prompt]:
-        coin = np.random.Generator(
-            np.random.Philox([self.seed, EASY_SALT, step])
-        )  # one for each step
+        coin = np.random.Generator(np.random.Philox([self.seed, EASY_SALT, step]))  # of the step
         has_easy = coin.random() < value_at(self.options.probability, step)
         self.takes += 1
-        most = (
-            rounded(self.options.share * count, self.seed, EASY_SALT, self.takes) if has_easy else 0
-        )
-        easy = take(self.easy, most, step, repeated=repeated)
+        most = 0
+        if has_easy:
+            most = rounded(self.options.share * count, self.seed, EASY_SALT, self.takes)
+        easy = take(self.sources["easy"], most, step, repeated=repeated)
         left = repeated - repeated_in(easy)
         easy = [replace(x, drawn_by="easy_pool") for x in easy]
-        return easy + take(self.others, count - most, step, repeated=left)
-
-    def credit(self, step: int, episodes: Sequence[Episode], rewards: Rewards) -> None:
-        self.easy.credit(step, episodes, rewards)
-        self.others.credit(step, episodes, rewards)
-
-    def find(self, id: str) -> Prompt:
-        try:
-            return self.easy.find(id)
-        except KeyError:
-            return self.others.find(id)
+        return easy + take(self.sources["others"], count - most, step, repeated=left)
 
     def state(self) -> dict[str, Any]:
-        return {"easy": self.easy.state(), "others": self.others.state(), "takes": self.takes}
+        state = super().state()
+        return state.pop("sources") | state
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.easy.restore(state["easy"])
-        self.others.restore(state["others"])
-        self.takes = state["takes"]
+        super().restore({"sources": state, "takes": state["takes"]})
 
 
 LEVEL_SALT = 0x6C6576656C
@@ -345,7 +339,7 @@ class Curriculum:
         return OpenCurriculum(self, prompts, levels, seed)
 
 
-class OpenCurriculum:
+class OpenCurriculum(OpenMixture):
     """An `OpenSource` with a source for each level, which is opened when its turn comes."""
 
     def __init__(
@@ -355,16 +349,13 @@ class OpenCurriculum:
         levels: dict[str, list[Prompt]],
         seed: int,
     ) -> None:
-        self.options = options
+        super().__init__(options, {}, seed)
         self.levels = levels
         self.names = sorted(levels)
         self.number = {name: number for number, name in enumerate(self.names)}
         self.rates = np.full(len(levels), np.nan)
-        self.sources: dict[str, OpenSource] = {}
         self.by_id = {prompt.id: prompt for prompt in prompts}
         self.digest = digest_of(prompts)
-        self.seed = seed
-        self.takes = 0
 
     @property
     def repeated_share(self) -> float:
@@ -401,19 +392,13 @@ class OpenCurriculum:
             rate = float((rewards_G >= 1).mean())
             before = self.rates[level]
             self.rates[level] = rate if np.isnan(before) else decay * before + (1 - decay) * rate
-        for source in self.sources.values():
-            source.credit(step, episodes, rewards)
+        super().credit(step, episodes, rewards)
 
     def find(self, id: str) -> Prompt:
         return self.by_id[id]
 
     def state(self) -> dict[str, Any]:
-        return {
-            "prompts": self.digest,
-            "takes": self.takes,
-            "rates": self.rates.copy(),
-            "sources": {name: source.state() for name, source in self.sources.items()},
-        }
+        return super().state() | {"prompts": self.digest, "rates": self.rates.copy()}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restores the pass rates and the position in each level.
@@ -475,11 +460,11 @@ class Replay:
                 f"least={self.least}: set source.least to fewer."
             )
         return OpenReplay(
-            open_source(self.source, prompts, seed=seed, key="source.source"),
-            ReplayBuffer(self.capacity, self.value, self.exploration),
+            source=open_source(self.source, prompts, seed=seed, key="source.source"),
+            buffer=ReplayBuffer(self.capacity, self.value, self.exploration),
             ids={prompt.id for prompt in prompts},
             seed=seed,
-            share=self.share,
+            repeated_share=self.share,
             least=self.least,
             exploit=self.exploit,
         )

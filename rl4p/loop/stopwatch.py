@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.monitoring
@@ -198,3 +198,50 @@ class Stopwatch:
             "time/compile": compiled_within(self.started, ended),
             "time/compilations": float(compilation().since(self.compiled).programs),
         }
+
+
+class Times(NamedTuple):
+    """The seconds that a thread worked and did not."""
+
+    busy: float
+    idle: float
+
+
+class WorkingTime:
+    """Measures how long a thread works between two readings, also if work goes on at a reading.
+
+    Compilation is neither work nor idle. One lock must guard all calls.
+
+    Args:
+      work: the name of the work of the thread (`WORK`).
+    """
+
+    def __init__(self, work: str) -> None:
+        self.work = work
+        self.last_reading = clock()
+        self.since: float | None = None
+        self.busy = self.compiled = 0.0
+
+    def begin(self) -> None:
+        self.since = clock()
+
+    def end(self) -> None:
+        """Adds the time since `begin`, or since the last reading if that was later."""
+        if self.since is not None:
+            self.add(self.since, clock())
+        self.since = None
+
+    def add(self, since: float, now: float) -> None:
+        compiled = compiled_within(since, now, self.work)
+        self.busy += now - since - compiled
+        self.compiled += compiled
+
+    def read(self, now: float) -> Times:
+        """Returns the times between the last reading and `now`."""
+        if self.since is not None:
+            self.add(self.since, now)
+            self.since = now
+        passed = now - self.last_reading
+        times = Times(busy=self.busy, idle=max(0.0, passed - self.busy - self.compiled))
+        self.last_reading, self.busy, self.compiled = now, 0.0, 0.0
+        return times

@@ -1,4 +1,4 @@
-"""The parameters that a step samples with: the newest, or those of the last sync."""
+"""The parameters that a step samples with: the newest, of the last sync, or with a lag."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -48,6 +48,27 @@ class SyncedWeights:
 
     def restore(self, state: dict[str, Any]) -> None:
         self.kept = next(iter(restored_weights(state)), None)
+
+
+class LaggedWeights:
+    """The weights of `lag` steps before the step of a state, or those of the first step."""
+
+    def __init__(self, lag: int) -> None:
+        self.lag = lag
+        self.earlier: list[Weights] = []
+
+    def __call__(self, state: TrainState) -> tuple[int, Params]:
+        # The update donates the parameters of the state.
+        self.earlier.append((int(state.step), jax.tree.map(jnp.copy, state.params)))
+        del self.earlier[: -self.lag - 1]
+        return on_devices(self.earlier[0], state.params)
+
+    def state(self) -> dict[str, Any]:
+        """Returns the parameters that later steps will sample with."""
+        return saved_weights(self.earlier[-self.lag :] if self.lag else [])
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.earlier = restored_weights(state)
 
 
 def saved_weights(weights: Sequence[Weights]) -> dict[str, Any]:

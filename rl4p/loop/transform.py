@@ -115,8 +115,28 @@ def transformed(
     """
     trajectories, rewards = to_host((collected.trajectories, collected.rewards))
     groups = divided(trajectories, collected.episodes, rewards)
+
+    def arrays_of(group: Group) -> Any:
+        """Returns the shapes and dtypes of the trajectories and the rewards of a group."""
+        trajectories, rewards = group.trajectories, group.rewards
+        arrays = jax.tree.leaves((trajectories, rewards.total_B, rewards.valid_B))
+        return [(np.shape(x), np.asarray(x).dtype) for x in arrays]
+
+    def trains(group: Group) -> bool:
+        """Returns whether a group has a token in the loss."""
+        mask_BT, valid_B = group.trajectories.response_mask_BT, group.rewards.valid_B
+        return bool(np.any(mask_BT & valid_B[:, None]))
+
     for name, transform in transforms.items():
-        before, groups = groups, [called(name, transform, group) for group in groups]
+        before, groups, key = groups, [], f"transforms.{name}"
+        for group in before:
+            result, samples = transform(group), len(group.episodes)
+            if not isinstance(result, Group):
+                refuse(key, transform, "rl4p.base.types.Group", f"not {described(result)}")
+            if arrays_of(result) != arrays_of(group) or len(result.episodes) != samples:
+                expected = f"the {samples} samples of its group with their shapes and dtypes"
+                refuse(key, transform, expected, "not others")
+            groups.append(result)
         if any(map(trains, before)) and not any(map(trains, groups)):
             raise RunError(
                 f"transforms.{name} left no token to train on in a batch of {len(groups)} groups: "
@@ -125,31 +145,3 @@ def transformed(
     trajectories, episodes, rewards = joined(groups, policy.pad_id)
     trajectories, rewards = policy.mesh.shard_rows((trajectories, rewards))
     return replace(collected, trajectories=trajectories, episodes=episodes, rewards=rewards)
-
-
-def called(name: str, transform: Transform, group: Group) -> Group:
-    """Calls a transform and checks that the shapes are the same.
-
-    Raises:
-      RunError: they are not, or it returns no group.
-    """
-    key, result = f"transforms.{name}", transform(group)
-    if not isinstance(result, Group):
-        refuse(key, transform, "rl4p.base.types.Group", f"not {described(result)}")
-    if arrays_of(result) != arrays_of(group) or len(result.episodes) != len(group.episodes):
-        expected = f"the {len(group.episodes)} samples of its group with their shapes and dtypes"
-        refuse(key, transform, expected, "not others")
-    return result
-
-
-def arrays_of(group: Group) -> Any:
-    """Returns the shapes and dtypes of the trajectories and the rewards of a group."""
-    trajectories, rewards = group.trajectories, group.rewards
-    arrays = jax.tree.leaves((trajectories, rewards.total_B, rewards.valid_B))
-    return [(np.shape(x), np.asarray(x).dtype) for x in arrays]
-
-
-def trains(group: Group) -> bool:
-    """Returns whether a group has a token in the loss."""
-    mask_BT, valid_B = group.trajectories.response_mask_BT, group.rewards.valid_B
-    return bool(np.any(mask_BT & valid_B[:, None]))

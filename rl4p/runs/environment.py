@@ -24,7 +24,7 @@ import jax
 import rl4p
 from rl4p.base.types import Prompt, Question
 from rl4p.distributed.mesh import Mesh
-from rl4p.loop.prompts import digest_of
+from rl4p.loop.source import digest_of
 from rl4p.runs.record import EVALUATION
 
 # Of the environment git gets only what finds it and the settings of this user.

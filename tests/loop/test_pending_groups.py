@@ -137,7 +137,7 @@ class Simulation:
             self.pending.admit(self.take)
             self.engine_works()
             self.grader_works()
-            assert self.pending.failed() is None
+            assert all(x.failures <= self.limits.max_failures for x in self.pending.groups)
             assert len(self.pending.groups) <= self.most_in_flight()
             if (batch := self.pending.batch(self.steps)) is not None:
                 break
@@ -404,13 +404,13 @@ def test_an_engine_that_returns_nothing_again_and_again_is_found_out():
     nothing = [part(0, Finish.ABORT), part(0, Finish.ABORT)]
     for interrupted in (True, False):
         pending.receive(pending.groups[0], nothing, interrupted=interrupted)
-        assert pending.failed() is None
+        assert pending.groups[0].failures == (not interrupted)
         pending.start(1, 0)
     pending.receive(pending.groups[0], nothing)
-    assert pending.failed() is pending.groups[0]
+    assert pending.groups[0].failures == 2 > LIMITS.max_failures
     pending.start(1, 0)
     pending.receive(pending.groups[0], [part(1, Finish.ABORT), nothing[0]])
-    assert pending.failed() is None
+    assert pending.groups[0].failures == 0
 
 
 def test_the_oldest_token_is_that_of_any_sample_or_of_the_call_under_way():
@@ -424,7 +424,7 @@ def test_the_oldest_token_is_that_of_any_sample_or_of_the_call_under_way():
 def test_a_restored_state_has_all_tokens_and_nothing_under_way():
     pending = begun()
     pending.receive(pending.groups[0], [part(2, Finish.ABORT), part(3)], interrupted=True)
-    pending.groups[2] = pending.groups[2].restarted()
+    pending.restart(pending.groups[2], "too_old")
     pending.groups[3].prompt = Prompted(id="3", drawn_by="replay")
     finish(pending, 1)
     arrays = {}

@@ -50,7 +50,7 @@ def test_a_full_buffer_takes_only_what_is_strictly_better(prompt):
     buffer.update(prompt("b"), [0.9])  # it was forgotten, so this is its only reward
     (entry,) = [x for x in buffer.entries.values() if x.id == "b"]
     assert (entry.count, entry.mean) == (1, 0.9)
-    assert len(buffer) == 2
+    assert len(buffer.entries) == 2
 
 
 def test_more_rewards_of_a_prompt_are_added_to_its_own(prompt):
@@ -60,7 +60,7 @@ def test_more_rewards_of_a_prompt_are_added_to_its_own(prompt):
     (entry,) = buffer.entries.values()
     assert (entry.count, entry.mean) == (4, 0.25)
     buffer.update(prompt("b"), [])  # all samples were invalid
-    assert len(buffer) == 1
+    assert len(buffer.entries) == 1
 
 
 @pytest.mark.parametrize(
@@ -159,4 +159,4 @@ def test_a_restored_buffer_draws_alike(prompt):
     assert restored.draw(4, 0.5, generator()) == buffer.draw(4, 0.5, generator())
     empty = ReplayBuffer(5, "mean", 0.5)
     empty.restore(ReplayBuffer(5, "mean", 0.5).state())
-    assert len(empty) == 0
+    assert len(empty.entries) == 0

@@ -13,7 +13,16 @@ import pytest
 
 import rl4p.loop.stopwatch
 from rl4p.loop import stopwatch as counting
-from rl4p.loop.stopwatch import WORK, Compilation, Spans, Stopwatch, compilation, keep_programs
+from rl4p.loop.stopwatch import (
+    WORK,
+    Compilation,
+    Spans,
+    Stopwatch,
+    Times,
+    WorkingTime,
+    compilation,
+    keep_programs,
+)
 from rl4p.reward.live_terms import TermThread
 
 KEPT = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
@@ -199,3 +208,29 @@ def test_seconds_are_those_of_the_clock_since_the_step_began(monkeypatch):
         "time/compile": 1.25,
         "time/compilations": 2.0,
     }
+
+
+def test_work_counts_for_the_times_in_which_it_is_done(monkeypatch):
+    clock = iter([0.0, 1.0, 8.0, 20.0])
+    monkeypatch.setattr(counting, "clock", lambda: next(clock))
+    monkeypatch.setattr(counting, "COMPILING", defaultdict(Spans))
+    working = WorkingTime("sampling")  # at 0
+    working.begin()  # at 1
+    assert working.read(4.0) == Times(busy=3.0, idle=1.0)
+    working.end()  # at 8
+    assert working.read(10.0) == Times(busy=4.0, idle=2.0)
+    assert working.read(15.0) == Times(busy=0.0, idle=5.0)
+    working.end()  # at 20, without work
+    assert working.read(21.0) == Times(busy=0.0, idle=6.0)
+
+
+def test_compilation_is_neither_work_nor_idle(monkeypatch):
+    clock = iter([0.0, 1.0])
+    monkeypatch.setattr(counting, "clock", lambda: next(clock))
+    monkeypatch.setattr(counting, "COMPILING", compiling := defaultdict(Spans))
+    working = WorkingTime("sampling")  # at 0
+    working.begin()  # at 1
+    compiling["sampling"].add(2.0, 3.5)
+    compiling["grading"].add(1.0, 4.0)  # another thread's
+    assert working.read(5.0) == Times(busy=2.5, idle=1.0)
+    assert working.read(6.0) == Times(busy=1.0, idle=0.0)

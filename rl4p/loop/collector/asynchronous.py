@@ -2,7 +2,8 @@
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -12,11 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from annotated_types import Ge
 
-from rl4p.base.errors import RunError
-from rl4p.base.types import Array, Group, Params, TrainState
+from rl4p.base.errors import InputError, RunError
+from rl4p.base.types import Array, Group, TrainState
 from rl4p.configuration.bounds import FINITE, AboveZero, Natural, Positive
 from rl4p.distributed.processes import to_host
-from rl4p.loop.background import WorkingTime, check_interruptions, check_phases
 from rl4p.loop.cache import SuccessCache
 from rl4p.loop.groups import check_filters, divided, joined, newest_only
 from rl4p.loop.metrics import drawn_shares, staleness_shares
@@ -24,18 +24,19 @@ from rl4p.loop.pending_groups import (
     PendingGroup,
     PendingGroups,
     finished_groups,
-    held,
     keys_of,
     limits_of,
     requests_for,
 )
 from rl4p.loop.prompts import take
-from rl4p.loop.stopwatch import WORK, clock, doing, waited_for
+from rl4p.loop.stopwatch import WORK, WorkingTime, clock, doing, waited_for
 from rl4p.loop.synced_weights import SyncedWeights
 from rl4p.model.policy import Policy
 from rl4p.protocols.collection import Collected, CollectorPhases, Filter, OpenSource
-from rl4p.protocols.engine import Completion, HoldsEpisodes, opened
+from rl4p.protocols.engine import Completion, Engine, HoldsEpisodes, OpensEngine, opened
+from rl4p.protocols.traits import RolloutTraits
 from rl4p.rollout.answers import answers_on_host
+from rl4p.rollout.episodes import seed_of
 
 SECONDS_FOR_STALLED = 1.0  # that a thread has to end
 BACKGROUND = ("sampling", "grading")  # the work of the threads
@@ -166,10 +167,9 @@ class OpenAsynchronous:
         self.pending = PendingGroups(limits=limits)
         self.cache = options.cache and options.cache.open(phases)
         check_filters(options.filters, group_size)
-        rollout = check_phases(phases)
+        self.engine = open_engine(options.on_new_weights, phases, policy)
+        rollout = phases.rollout
         self.episodes = rollout if isinstance(rollout, HoldsEpisodes) else None
-        self.engine = opened(rollout, policy)
-        check_interruptions(rollout, self.engine, options.on_new_weights)
         self.key: Array = jax.random.key(0)  # `collect` sets the key of the run
         self.condition = threading.Condition()
         self.interrupted = threading.Event()
@@ -185,7 +185,15 @@ class OpenAsynchronous:
         rejected: list[Group] = []
         with self.condition, doing("trainer_waits", began):
             self.key = jnp.copy(state.key)  # the update donates the key of the state
-            self.publish(*self.synced(state))
+            version, params = self.synced(state)
+            if self.engine.version != version:
+                # The engine gets parameters of its own: the update donates the state's.
+                apart = self.policy.mesh.rollout_devices
+                if self.synced.every == 1 and self.options.copies(not apart):
+                    params = jax.tree.map(jnp.copy, params)
+                self.engine.publish(params, version)
+                if self.options.on_new_weights != "finish":
+                    self.interrupted.set()
             self.pending.drop_old(step)
             batch = self.wait(step, rejected)
             self.pending.hand_out(batch)
@@ -193,7 +201,7 @@ class OpenAsynchronous:
             finished = sum(pending.complete for pending in self.pending.groups)
             now = clock()
             sampling, grading = self.sampling.read(now), self.grading.read(now)
-            counts, self.pending.counts = self.pending.counts, {}
+            counts, self.pending.counts = self.pending.counts, Counter()
         originals = [x.original for x in batch if x.original is not None] + rejected
         _, episodes, rewards = joined(originals, self.policy.pad_id)
         self.source.credit(step, episodes, rewards)
@@ -217,28 +225,21 @@ class OpenAsynchronous:
                 "collector/queue": float(finished),
                 "collector/sampled": float(len(originals)),
                 "collector/rejected": float(len(rejected)),
-                "collector/from_cache": float(counts.get("from_cache", 0)),
-                "collector/aborted": float(counts.get("aborted", 0)),
-                "collector/too_old": float(counts.get("too_old", 0)),
+                "collector/from_cache": float(counts["from_cache"]),
+                "collector/aborted": float(counts["aborted"]),
+                "collector/too_old": float(counts["too_old"]),
             }
             | shares
             | drawn_shares([group.episodes[0] for group in groups]),
         )
 
-    def publish(self, version: int, params: Params) -> None:
-        """Gives the engine parameters of its own, and interrupts it if it should use them."""
-        if self.engine.version == version:
-            return
-        options, mesh = self.options, self.policy.mesh
-        if self.synced.every == 1 and options.copies(not mesh.rollout_devices):
-            params = jax.tree.map(jnp.copy, params)  # the update donates the state's
-        self.engine.publish(params, version)
-        if options.on_new_weights != "finish":
-            self.interrupted.set()
-
     def wait(self, step: int, rejected: list[Group]) -> list[PendingGroup]:
         """Returns the groups of a step once they are graded; adds those that filters reject."""
-        self.begin()
+        if not self.threads:
+            for name, work in zip(BACKGROUND, (self.sample, self.grade), strict=True):
+                thread = threading.Thread(target=self.guarded, args=(name, work), daemon=True)
+                self.threads.append(thread)
+                thread.start()
         self.progress = time.monotonic()
         while True:
             self.sort(rejected)
@@ -248,18 +249,22 @@ class OpenAsynchronous:
             self.condition.notify_all()
             if self.error is not None:
                 raise self.error
-            if (failed := self.pending.failed()) is not None:
-                raise RunError(
-                    f"The engine returned nothing for the prompt {failed.prompt.id} "
-                    f"{self.options.max_failures + 1} times in a row."
-                )
+            for pending in self.pending.groups:
+                if pending.failures > self.options.max_failures:
+                    raise RunError(
+                        f"The engine returned nothing for the prompt {pending.prompt.id} "
+                        f"{self.options.max_failures + 1} times in a row."
+                    )
             if (batch := self.pending.batch(step)) is not None:
                 return batch
             if time.monotonic() - self.progress > self.options.patience:
-                self.stalled = True
+                self.stalled, groups = True, self.pending.groups
                 raise RunError(
                     f"Step {step + 1} has waited {self.options.patience:g} seconds "
-                    f"(collector.patience) without progress: {self.pending.progress()}."
+                    f"(collector.patience) without progress: of {len(groups)} pending groups, "
+                    f"{sum(pending.sampling for pending in groups)} are with the engine, "
+                    f"{len(self.pending.to_grade())} are being graded and "
+                    f"{sum(pending.group is not None for pending in groups)} are graded."
                 )
             self.condition.wait(timeout=1.0)
 
@@ -270,7 +275,7 @@ class OpenAsynchronous:
             changed = group
             if self.cache is not None:
                 changed, replaced = self.cache(group)
-                self.pending.count("from_cache", replaced)
+                self.pending.counts["from_cache"] += replaced
             full = len(rejected) >= options.rounds * self.prompts_per_step
             keep = full or all(keeps(changed) for keeps in options.filters.values())
             if pending not in self.pending.groups:  # it became too old while it was graded
@@ -279,14 +284,6 @@ class OpenAsynchronous:
             self.pending.graded(pending, changed, keep=keep)
             if not keep:
                 rejected.append(group)
-
-    def begin(self) -> None:
-        """Starts the threads, once."""
-        if not self.threads:
-            for name, work in zip(BACKGROUND, (self.sample, self.grade), strict=True):
-                thread = threading.Thread(target=self.guarded, args=(name, work), daemon=True)
-                self.threads.append(thread)
-                thread.start()
 
     def guarded(self, name: str, work: Any) -> None:
         """Runs the work of a thread. The main thread raises its error, whatever it is."""
@@ -320,8 +317,14 @@ class OpenAsynchronous:
                 self.interrupted.set()
             return self.interrupted.is_set()
 
-        if self.episodes is not None:
-            completions = held(self.episodes, self.engine, self.policy, started, keys_PN)
+        if self.episodes is not None:  # with the seeds that the rollout itself would choose
+            completions = self.episodes.hold(
+                self.engine,
+                self.policy,
+                [pending.prompt for pending in started],
+                np.array(keys_PN),
+                seeds=[seed_of(keys_N[0]) for keys_N in keys_PN],
+            )
         elif self.options.on_new_weights == "finish":
             completions = self.engine.complete(requests)
         else:
@@ -347,38 +350,34 @@ class OpenAsynchronous:
 
     def grade(self) -> bool:
         """Grades the groups that are finished; returns False once the collector is closed."""
+
+        def ungraded() -> list[PendingGroup]:
+            done = [pending for pending, _ in self.outbox]
+            return [pending for pending in self.pending.to_grade() if pending not in done]
+
         with self.condition:
-            if not (chosen := self.awaited(self.ungraded)):
+            if not (chosen := self.awaited(ungraded)):
                 return False
             self.grading.begin()
-        groups = self.graded(chosen)
+        # One call of the reward grades them all.
+        prompts = [pending.prompt for pending in chosen]
+        completions = [x for pending in chosen for x in pending.completions if x is not None]
+        if self.episodes is not None:
+            rows = self.episodes.rows(self.policy, completions, self.group_size)
+        else:
+            limit = self.phases.rollout.max_response_tokens
+            rows = answers_on_host(self.policy, prompts, completions, limit)
+        trajectories, episodes = rows[0], tuple(rows[1])
+        newest = max(int(trajectories.policy_version_BT.max()), 0)
+        self.phases.check("rollout", (trajectories, episodes), self.policy, version=newest)
+        rewards, _ = self.phases.grade({}, trajectories, episodes)
+        groups = divided(trajectories, episodes, to_host(rewards))
         with self.condition:
             self.grading.end()
             self.outbox += zip(chosen, groups, strict=True)
             self.progress = time.monotonic()
             self.condition.notify_all()
         return True
-
-    def ungraded(self) -> list[PendingGroup]:
-        """Returns the finished groups that are neither graded nor in the outbox."""
-        done = [pending for pending, _ in self.outbox]
-        return [pending for pending in self.pending.to_grade() if pending not in done]
-
-    def graded(self, chosen: Sequence[PendingGroup]) -> list[Group]:
-        """Returns finished groups with their grades, from one call of the reward."""
-        limit = self.phases.rollout.max_response_tokens
-        prompts = [pending.prompt for pending in chosen]
-        completions = [x for pending in chosen for x in pending.completions if x is not None]
-        if self.episodes is not None:
-            rows = self.episodes.rows(self.policy, completions, self.group_size)
-        else:
-            rows = answers_on_host(self.policy, prompts, completions, limit)
-        trajectories, episodes = rows
-        episodes = tuple(episodes)
-        newest = max(int(trajectories.policy_version_BT.max()), 0)
-        self.phases.check("rollout", (trajectories, episodes), self.policy, version=newest)
-        rewards, _ = self.phases.grade({}, trajectories, episodes)
-        return divided(trajectories, episodes, to_host(rewards))
 
     def state(self) -> dict[str, Any]:
         with self.condition:
@@ -403,3 +402,39 @@ class OpenAsynchronous:
         for thread in self.threads:  # one that hangs ends with the process
             thread.join(timeout=SECONDS_FOR_STALLED if self.stalled else None)
         self.engine.close()
+
+
+def open_engine(on_new_weights: str, phases: CollectorPhases, policy: Policy) -> Engine:
+    """Returns the engine of a rollout, if it can sample while an update runs.
+
+    Raises:
+      InputError: the rollout has no engine, it or the reward keeps a memory, there are several
+        processes, or new weights would interrupt what cannot be interrupted.
+    """
+    rollout = phases.rollout
+    if not isinstance(rollout, OpensEngine | HoldsEpisodes):
+        needed = "needs a rollout with an engine: choose rollout=continuous, or"
+    elif memories := phases.initial_memory().keys() & {"rollout", "reward"}:
+        needed = f"cannot keep the memory of the {' and the '.join(sorted(memories))}: choose"
+    elif RolloutTraits.read(rollout).sleep:
+        raise InputError(
+            "rollout.sleep=true would have no effect with collector=asynchronous, because it "
+            "samples during updates: leave it out, or choose collector=synchronous."
+        )
+    elif jax.process_count() > 1:
+        # Threads of several processes would start their programs in different orders.
+        needed = f"runs in one process, but there are {jax.process_count()}: choose"
+    else:
+        engine = opened(rollout, policy)
+        if on_new_weights != "finish" and isinstance(rollout, HoldsEpisodes):
+            raise InputError(
+                f"collector.on_new_weights={on_new_weights} would interrupt episodes, whose "
+                "environments cannot go back: choose finish."
+            )
+        if on_new_weights != "finish" and not engine.stops:
+            raise InputError(
+                f"collector.on_new_weights={on_new_weights} needs an engine that can be "
+                "stopped between tokens: choose rollout=continuous, or finish."
+            )
+        return engine
+    raise InputError(f"collector=asynchronous {needed} collector=synchronous.")

@@ -102,7 +102,9 @@ class OpenDynamicSampling:
         counts = {"rounds": 0, "sampled": 0, "from_cache": 0}
         while len(accepted) < self.prompts_per_step and counts["rounds"] < options.rounds:
             missing = self.prompts_per_step - len(accepted)
-            prompts = self.next_prompts(missing, int(state.step), quota)
+            count = self.size_of_round(missing)
+            prompts, self.waiting = quota.choose(self.waiting, count)  # those that wait come first
+            prompts += quota.take(count - len(prompts), int(state.step))
             groups, memory = self.sampled(prompts, state, weights, memory, counts["rounds"], watch)
             counts["rounds"] += 1
             counts["sampled"] += len(groups)
@@ -118,7 +120,10 @@ class OpenDynamicSampling:
                 (accepted if keep else rejected).append(group)
         counts["rejected"] = len(rejected)
         counts["missing"] = self.prompts_per_step - len(accepted)
-        batch = accepted + self.others(rejected, counts["missing"])
+        others = rejected[len(rejected) - counts["missing"] :]
+        if options.otherwise == "drop":
+            others = [group.without(np.ones(self.group_size, bool)) for group in others]
+        batch = accepted + others
         _, episodes, rewards = joined(graded, self.policy.pad_id)
         self.source.credit(int(state.step), episodes, rewards)
         trajectories, episodes, rewards = joined(batch, self.policy.pad_id)
@@ -133,12 +138,6 @@ class OpenDynamicSampling:
             | {f"collector/{name}": float(count) for name, count in counts.items()}
             | drawn_shares([group.episodes[0] for group in batch]),
         )
-
-    def next_prompts(self, missing: int, step: int, quota: Quota) -> list[Prompt]:
-        """Returns the prompts of a round: first those that wait, then new ones."""
-        count = self.size_of_round(missing)
-        prompts, self.waiting = quota.choose(self.waiting, count)
-        return prompts + quota.take(count - len(prompts), step)
 
     def size_of_round(self, missing: int) -> int:
         """Returns how many prompts a round samples, whose rows the mesh divides."""
@@ -178,13 +177,6 @@ class OpenDynamicSampling:
             rewards, memory = grade(self.phases, memory, trajectories, episodes)
         trajectories, rewards = to_host((trajectories, rewards))
         return divided(trajectories, episodes, rewards), memory
-
-    def others(self, rejected: Sequence[Group], missing: int) -> list[Group]:
-        """Returns the groups in the places of missing ones: the last that were rejected."""
-        others = list(rejected[len(rejected) - missing :])
-        if self.options.otherwise == "keep":
-            return others
-        return [group.without(np.ones(self.group_size, bool)) for group in others]
 
     def state(self) -> dict[str, Any]:
         return {

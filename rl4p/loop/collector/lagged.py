@@ -1,16 +1,11 @@
 """A collector that samples with the parameters of an earlier step."""
 
 from dataclasses import dataclass
-from typing import Any
-
-import jax
-import jax.numpy as jnp
 
 from rl4p.base.errors import InputError
-from rl4p.base.types import Params, TrainState
 from rl4p.configuration.bounds import Natural
 from rl4p.loop.collector.synchronous import OpenSynchronous
-from rl4p.loop.synced_weights import Weights, on_devices, restored_weights, saved_weights
+from rl4p.loop.synced_weights import LaggedWeights
 from rl4p.model.policy import Policy
 from rl4p.protocols.collection import CollectorPhases, OpenSource
 from rl4p.protocols.traits import RolloutTraits
@@ -47,32 +42,11 @@ class Lagged:
         *,
         prompts_per_step: int,
         group_size: int,
-    ) -> "OpenLagged":
+    ) -> OpenSynchronous:
         if (every := RolloutTraits.read(phases.rollout).sync_every) > 1:
             raise InputError(
                 f"rollout.sync_every={every} and collector=lagged both choose the weights that "
                 "sample: set collector.lag, or choose collector=synchronous."
             )
-        return OpenLagged(self.lag, phases, policy, source, prompts_per_step, group_size)
-
-
-class OpenLagged(OpenSynchronous):
-    """An `OpenCollector` with the parameters of earlier steps."""
-
-    def __init__(self, lag: int, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.lag = lag
-        self.earlier: list[Weights] = []
-
-    def weights(self, state: TrainState) -> tuple[int, Params]:
-        # The update donates the parameters of the state.
-        self.earlier.append((int(state.step), jax.tree.map(jnp.copy, state.params)))
-        del self.earlier[: -self.lag - 1]
-        return on_devices(self.earlier[0], state.params)
-
-    def state(self) -> dict[str, Any]:
-        """Returns the parameters that later steps will sample with."""
-        return saved_weights(self.earlier[-self.lag :] if self.lag else [])
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self.earlier = restored_weights(state)
+        weights = LaggedWeights(self.lag)
+        return OpenSynchronous(phases, policy, source, prompts_per_step, group_size, weights)

@@ -5,13 +5,13 @@ from typing import Any
 
 import jax
 
-from rl4p.base.types import Params, TrainState
+from rl4p.base.types import TrainState
 from rl4p.distributed.processes import to_host
 from rl4p.loop.grading import graded
 from rl4p.loop.metrics import drawn_shares, rollout_metrics
 from rl4p.loop.prompts import Quota
 from rl4p.loop.stopwatch import Stopwatch
-from rl4p.loop.synced_weights import SyncedWeights
+from rl4p.loop.synced_weights import LaggedWeights, SyncedWeights
 from rl4p.model.policy import Policy
 from rl4p.protocols.collection import Collected, CollectorPhases, OpenSource
 
@@ -29,11 +29,12 @@ class Synchronous:
         prompts_per_step: int,
         group_size: int,
     ) -> "OpenSynchronous":
-        return OpenSynchronous(phases, policy, source, prompts_per_step, group_size)
+        weights = SyncedWeights(phases.rollout)
+        return OpenSynchronous(phases, policy, source, prompts_per_step, group_size, weights)
 
 
 class OpenSynchronous:
-    """An `OpenCollector` whose state between steps is that of `SyncedWeights`."""
+    """An `OpenCollector` whose state between steps is that of its weights."""
 
     def __init__(
         self,
@@ -42,13 +43,11 @@ class OpenSynchronous:
         source: OpenSource,
         prompts_per_step: int,
         group_size: int,
+        weights: SyncedWeights | LaggedWeights,
     ) -> None:
-        self.phases = phases
-        self.policy = policy
-        self.source = source
-        self.prompts_per_step = prompts_per_step
-        self.group_size = group_size
-        self.synced = SyncedWeights(phases.rollout)
+        self.phases, self.policy, self.source = phases, policy, source
+        self.prompts_per_step, self.group_size = prompts_per_step, group_size
+        self.weights = weights
 
     def collect(self, state: TrainState) -> Collected:
         watch, step = Stopwatch(), int(state.step)
@@ -78,15 +77,11 @@ class OpenSynchronous:
             | drawn_shares(episodes[:: self.group_size]),
         )
 
-    def weights(self, state: TrainState) -> tuple[int, Params]:
-        """Returns the parameters that sample, and their version."""
-        return self.synced(state)
-
     def state(self) -> dict[str, Any]:
-        return self.synced.state()
+        return self.weights.state()
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.synced.restore(state)
+        self.weights.restore(state)
 
     def close(self) -> None:
         pass

@@ -22,7 +22,7 @@ from rl4p.configuration import instantiate
 from rl4p.distributed.processes import agreed, anywhere, first, to_host
 from rl4p.loop.accuracy import metrics_of
 from rl4p.loop.evaluation import Answered, Evaluation, PromptChunk
-from rl4p.loop.prompts import digest_of
+from rl4p.loop.source import digest_of
 from rl4p.loop.stopwatch import keep_programs
 from rl4p.model.folder import lasting_name
 from rl4p.runs.build import check_lengths, instantiate_phases

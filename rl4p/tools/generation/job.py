@@ -21,7 +21,7 @@ from rl4p.command.resume import OF_RESPONSES
 from rl4p.configuration import instantiate
 from rl4p.configuration.targets import resolved
 from rl4p.data.prompts import prompted, system_of
-from rl4p.loop.prompts import digest_of
+from rl4p.loop.source import digest_of
 from rl4p.loop.stopwatch import keep_programs
 from rl4p.runs.build import check_lengths
 from rl4p.runs.evaluation import encoder

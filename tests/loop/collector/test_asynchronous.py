@@ -17,13 +17,15 @@ from rl4p.base.types import Finish
 from rl4p.engine import in_process
 from rl4p.learner.optimizer import AdamW
 from rl4p.loop.cache import SuccessCache
-from rl4p.loop.collector.asynchronous import Asynchronous
+from rl4p.loop.collector.asynchronous import Asynchronous, open_engine
 from rl4p.loop.collector.synchronous import Synchronous
 from rl4p.loop.filter import Deviation
 from rl4p.loop.loop import Loop, train
 from rl4p.loop.source import PromptStream
+from rl4p.reward.answers import Correct
 from rl4p.reward.weighted import Weighted
 from rl4p.rollout.continuous import Continuous
+from rl4p.rollout.demonstrations import Demonstrations
 from rl4p.rollout.naive_sampler import NaiveSampler
 from rl4p.update.ppo import PPO
 
@@ -522,3 +524,41 @@ def sampling_devices(environment, *words):
     episodes = [id for _, ids in steps for id in ast.literal_eval(ids.strip())]
     assert len({*episodes}) == 18  # six prompts a step
     return [devices for devices, _ in steps]
+
+
+TERMS = {"correct": Correct()}
+USUAL = {"rollout": Continuous(max_response_tokens=4), "reward": Weighted(terms=TERMS)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remembering(Weighted):
+    def initial_state(self):
+        return {}
+
+
+def test_an_engine_and_a_reward_without_memory_can(make_phases, policy):
+    open_engine("finish", make_phases(**USUAL), policy)
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        (
+            {"rollout": Demonstrations(max_response_tokens=4)},
+            "needs a rollout with an engine: choose rollout=continuous, or collector=synchronous.",
+        ),
+        (
+            {"reward": Remembering(terms=TERMS)},
+            "cannot keep the memory of the reward: choose collector=synchronous.",
+        ),
+    ],
+)
+def test_other_phases_are_refused(make_phases, policy, changed, sentence):
+    with pytest.raises(InputError, match=sentence):
+        open_engine("finish", make_phases(**USUAL | changed), policy)
+
+
+def test_several_processes_are_refused(make_phases, policy, monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(InputError, match="one process, but there are 2: choose collector=synch"):
+        open_engine("finish", make_phases(**USUAL), policy)
