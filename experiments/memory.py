@@ -131,7 +131,7 @@ def needs(estimate: StepEstimate, length: int) -> float:
     phases = replace(run.phases, update=update)
     run = replace(run, prompt_columns=prompt, response_tokens=length - prompt, phases=phases)
     longer = replace(estimate, run=run)
-    return max(longer.total(phase) for phase in longer.memory)
+    return max(sum(parts.values()) for parts in longer.memory.values())
 
 
 def longest(estimate: StepEstimate, memory: Sequence[float]) -> list[int | None]:

@@ -64,12 +64,12 @@ def measure(overrides: list[str]) -> dict[str, float]:
 
     from rl4p.configuration import compose, instantiate
     from rl4p.tools.planning.costs import cost
-    from rl4p.tools.planning.programs import update
+    from rl4p.tools.planning.programs import updates
     from rl4p.tools.planning.report import described
 
     config = compose(overrides)
     run, chip, _ = described(config, instantiate(config.mesh))
-    program = update(run)
+    (program,) = updates(run)
     planned = cost(program, chip, run.mesh)
     state, batch = arrays(run.state), arrays(run.batch())
     coefficients = run.phases.coefficients({}, 0)

@@ -78,17 +78,10 @@ class AbstractRun:
             return self.sampling_params()
         return self.resident, self.copied_for_sampling()
 
-    def merged(self) -> Params:
-        """Returns the merged parameters of the policy, on the training mesh."""
-        return self.policy.merged(self.state.params)
-
-    def without_critic(self) -> Params:
-        """Returns the merged parameters without the critic."""
-        return self.policy.without_critic(self.state.params)
-
     def sampling_params(self) -> Params:
         """Returns the parameters of the policy, prepared for decoding on the sampling mesh."""
-        whole, policy = self.without_critic(), self.policy
+        policy = self.policy
+        whole = policy.without_critic(self.state.params)
         dtype, mesh = policy.decoder.dtype, policy.sampling_mesh
         changed = {name: whole[name] for name in changed_for_decoding(whole, dtype)}
         new = jax.eval_shape(partial(for_decoding, dtype=dtype), changed)
@@ -98,7 +91,7 @@ class AbstractRun:
 
     def copied_for_sampling(self) -> Params:
         """Returns the sampling parameters that do not share their arrays with the trained ones."""
-        whole = self.without_critic()
+        whole = self.policy.without_critic(self.state.params)
         return {name: x for name, x in self.sampling_params().items() if x is not whole[name]}
 
     def rows(self, shape: tuple[int, ...], dtype: Any, mesh: Mesh | None = None) -> Any:
@@ -107,7 +100,8 @@ class AbstractRun:
 
     def replicated(self, tree: Any, mesh: Mesh | None = None) -> Any:
         """Returns the shapes of arrays that are replicated on a mesh."""
-        return replicated(mesh or self.mesh, tree)
+        place = (mesh or self.mesh).replicated
+        return placement.with_shardings(tree, jax.tree.map(lambda _: place, tree))
 
     def bytes_of(self, tree: Any) -> int:
         """Returns the bytes of arrays on one device."""
@@ -184,12 +178,13 @@ def abstract_run(config: DictConfig, mesh: Mesh) -> AbstractRun:
     moments = jax.eval_shape(optimizer.transform().init, params)
     offload = OptimizerTraits.read(optimizer).offload
     shardings = placement.optimizer_state_shardings(mesh, moments, params, offload=offload)
-    key = jax.eval_shape(lambda: jax.random.key(0))
+    step: Any = jax.ShapeDtypeStruct((), jnp.int32, sharding=mesh.replicated)
+    key = jax.eval_shape(lambda: jax.random.key(0)).update(sharding=mesh.replicated)
     state = TrainState(
-        step=replicated(mesh, jax.ShapeDtypeStruct((), jnp.int32)),
+        step=step,
         params=params,
         optimizer_state=placement.with_shardings(moments, shardings),
-        key=replicated(mesh, key),
+        key=key,
         memory={},
         average=params if config.ema.decay else {},
         reference=resettable,
@@ -228,21 +223,15 @@ def reference_of(
         return (policy.decoder, policy.merged(resettable)), resettable
     if options.model is not None:
         other, weights = instantiate(options.model).abstract(policy.mesh)
-        return (other.decoder, place(narrowed(other.merged(weights), other.decoder.dtype))), {}
-    if policy.frozen:
+        decoder, initial = other.decoder, other.merged(weights)
+    elif policy.frozen:
         return (policy.decoder, policy.frozen), {}
-    return (policy.decoder, place(narrowed(params, policy.decoder.dtype))), {}
-
-
-def replicated(mesh: Mesh, tree: Any) -> Any:
-    return placement.with_shardings(tree, jax.tree.map(lambda _: mesh.replicated, tree))
-
-
-def narrowed(params: Params, dtype: str) -> Params:
-    """Returns the shapes of `partition.narrowed`."""
-    return jax.tree.map_with_path(
-        lambda path, x: x.update(dtype=decoding_dtype(path, x, dtype)), params
+    else:
+        decoder, initial = policy.decoder, params
+    copy = jax.tree.map_with_path(  # the shapes of `partition.narrowed`
+        lambda path, x: x.update(dtype=decoding_dtype(path, x, decoder.dtype)), initial
     )
+    return (decoder, place(copy)), {}
 
 
 def of_host(tree: Any) -> Any:
@@ -251,18 +240,12 @@ def of_host(tree: Any) -> Any:
     return placement.with_shardings(tree, places)
 
 
-def bytes_of_chip(tree: Any) -> int:
-    """Returns the bytes that one device holds of these arrays, without those in the host."""
-    return sum(bytes_of_shard(x) for x in jax.tree.leaves(tree) if not is_offloaded(x))
-
-
-def bytes_of_host(tree: Any) -> int:
-    """Returns the bytes that the host holds of these arrays for one device."""
-    return sum(bytes_of_shard(x) for x in jax.tree.leaves(tree) if is_offloaded(x))
-
-
-def bytes_of_shard(x: jax.ShapeDtypeStruct) -> int:
-    is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-    size = 8 if is_key else jnp.dtype(x.dtype).itemsize
-    shape = x.sharding.shard_shape(x.shape) if x.sharding is not None else x.shape
-    return size * math.prod(shape)
+def bytes_of_chip(tree: Any, *, in_host: bool = False) -> int:
+    """Returns the bytes that one device holds of these arrays, or that the host holds for it."""
+    total = 0
+    for x in jax.tree.leaves(tree):
+        if is_offloaded(x) == in_host:
+            is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+            shape = x.sharding.shard_shape(x.shape) if x.sharding is not None else x.shape
+            total += math.prod(shape) * (8 if is_key else jnp.dtype(x.dtype).itemsize)
+    return total

@@ -78,17 +78,19 @@ class Cost:
     seconds_at_least: float | None = None
     compile_seconds: float
 
-    @property
-    def pole(self) -> str:
-        """The name of the longest of `seconds`."""
-        return max(self.seconds, key=lambda part: self.seconds[part])
-
 
 def cost(program: Program, chip: Chip, mesh: Mesh) -> Cost:
     """Returns the cost of a compiled program that runs on `mesh`."""
     flops = program.times * product_flops(program.traced.jaxpr.jaxpr, program.iterations)
-    if program.compiled is None:
-        return refused(program, flops)
+    if program.compiled is None:  # too large; the temporaries include its results
+        return Cost(
+            phase=program.phase,
+            temporaries=program.refused,
+            beside=program.live,
+            total=program.live + program.refused,
+            flops=flops,
+            compile_seconds=program.seconds,
+        )
     memory, text = program.compiled.memory_analysis(), program.compiled.as_text()
     arguments, outputs = memory.argument_size_in_bytes, memory.output_size_in_bytes
     temporaries, aliased = memory.temp_size_in_bytes, memory.alias_size_in_bytes
@@ -137,18 +139,6 @@ def axes_of(group: Sequence[int], shape: Mapping[str, int]) -> str:
     return " x ".join(axis for axis, at in zip(shape, places, strict=True) if len({*at}) > 1)
 
 
-def refused(program: Program, flops: float) -> Cost:
-    """Returns the cost of a program too large to compile; the temporaries include its results."""
-    return Cost(
-        phase=program.phase,
-        temporaries=program.refused,
-        beside=program.live,
-        total=program.live + program.refused,
-        flops=flops,
-        compile_seconds=program.seconds,
-    )
-
-
 # What shortens a phase, by its longest bound.
 SHORTER = {
     "products": "more chips, or fewer tokens a step",
@@ -171,14 +161,15 @@ def bound_of_step(
         return None
     total = sum(each.seconds_at_least or 0.0 for each in costs)
     longest = max(costs, key=lambda each: each.seconds_at_least or 0.0)
-    shorter = SHORTER[longest.pole]
-    if wider and (longest.phase, longest.pole) == ("decode", "memory"):
+    pole = max(longest.seconds, key=lambda part: longest.seconds[part])
+    shorter = SHORTER[pole]
+    if wider and (longest.phase, pole) == ("decode", "memory"):
         shorter = f"mesh.sampling_tp={wider}, with which a device reads fewer parameters, {shorter}"
-    if recomputes and longest.pole == "products" and longest.phase in ("update", "gradient"):
+    if recomputes and pole == "products" and longest.phase in ("update", "gradient"):
         shorter = f"model.remat=elementwise, if it fits, which recomputes little, {shorter}"
     return (
         f"A step takes at least {total:,.2f} s: at most {tokens / total / chips:,.0f} response "
-        f"tokens/s on each chip. The longest part is {longest.phase}, by its {longest.pole} "
+        f"tokens/s on each chip. The longest part is {longest.phase}, by its {pole} "
         f"({longest.seconds_at_least:,.2f} s). Shorter with: {shorter}."
     )
 

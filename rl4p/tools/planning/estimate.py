@@ -21,24 +21,8 @@ from rl4p.model.decoder import Decoder, Prefix
 from rl4p.model.experts import experts_of
 from rl4p.model.lora import merge_trees
 from rl4p.protocols.traits import KeepsCaches, RolloutTraits
-from rl4p.tools.planning.abstract import AbstractRun, bytes_of_chip, bytes_of_host
+from rl4p.tools.planning.abstract import AbstractRun, bytes_of_chip
 from rl4p.tools.planning.programs import children, product_flops, slots_of
-
-
-def decoder_of_device(run: AbstractRun) -> Decoder:
-    """Returns the decoder with the heads, feed-forward or experts, and vocabulary of one device."""
-    decoder, tp = run.policy.decoder, run.mesh.devices.shape["tp"]
-    c = decoder.config
-    own = replace(
-        c,
-        vocabulary=c.vocabulary // tp,
-        heads=c.heads // tp,
-        num_kv_heads=c.num_kv_heads // tp,
-        feed_forward_width=c.feed_forward_width if c.experts else c.feed_forward_width // tp,
-        experts=c.experts // tp,
-        chosen_experts=min(c.chosen_experts, c.experts // tp),
-    )
-    return replace(decoder, config=own, attention="xla")
 
 
 def bytes_of_token(run: AbstractRun) -> int:
@@ -46,11 +30,7 @@ def bytes_of_token(run: AbstractRun) -> int:
     decoder, mesh = run.policy.decoder, run.policy.sampling_mesh
     c, tp = decoder.config, mesh.devices.shape["tp"]
     numbers = 2 * c.layers * c.num_kv_heads * c.head_width // tp
-    return numbers * itemsize(decoder)
-
-
-def itemsize(decoder: Decoder) -> int:
-    return jnp.dtype(decoder.dtype).itemsize
+    return numbers * jnp.dtype(decoder.dtype).itemsize
 
 
 def bytes_in(tree: Any) -> int:
@@ -58,14 +38,10 @@ def bytes_in(tree: Any) -> int:
     return sum(x.size * jnp.dtype(x.dtype).itemsize for x in jax.tree.leaves(tree))
 
 
-def shape_of(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, dtype)
-
-
 def local(run: AbstractRun, params: Params) -> Params:
     """Returns parameters as a device uses them: divided along `tp`, gathered along `fsdp`.
 
-    A router has the columns of the device's own experts, for `decoder_of_device`.
+    A router has the columns of the device's own experts, for `StepEstimate.decoder`.
     """
     devices = run.mesh.devices
 
@@ -73,18 +49,9 @@ def local(run: AbstractRun, params: Params) -> Params:
         shape = NamedSharding(devices, spec).shard_shape(x.shape)
         if "router" in jax.tree_util.keystr(path):
             shape = *shape[:-1], shape[-1] // devices.shape["tp"]
-        return shape_of(shape, x.dtype)
+        return jax.ShapeDtypeStruct(shape, x.dtype)
 
     return jax.tree.map_with_path(of, params, specs(params, ("tp",)))
-
-
-def numbers_in_4_bits(params: Params) -> int:
-    """Returns how many numbers kernels hold in 4 bits, two in a byte."""
-    return sum(2 * x.size for x in jax.tree.leaves(params) if x.dtype == jnp.uint8)
-
-
-def gathered(run: AbstractRun) -> Params:
-    return local(run, run.merged())
 
 
 def first_layers(params: Params, count: int) -> Params:
@@ -116,6 +83,22 @@ class Trace:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Layout:
+    """The microbatches of one device.
+
+    Attributes:
+      rows, columns: of one microbatch.
+      prompt_columns: the columns of prompts that the rows of a group share.
+      microbatches: their number in a step.
+    """
+
+    rows: int
+    columns: int
+    prompt_columns: int
+    microbatches: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class StepEstimate:
     """The estimated memory of a device and the least time of a step, by phase.
 
@@ -130,22 +113,20 @@ class StepEstimate:
     @cached_property
     def memory(self) -> dict[str, Parts]:
         """The bytes of each part by phase: `sampling`, if a policy samples, and `update`."""
-        if not RolloutTraits.read(self.run.phases.rollout).samples:
-            return {"update": self.resident() | self.update()}
-        update = self.resident() | self.update()
-        if self.run.overlaps:
-            update |= self.copy() | self.sampling()
+        run, update = self.run, self.resident() | self.update()
+        if not RolloutTraits.read(run.phases.rollout).samples:
+            return {"update": update}
+        if run.overlaps:
+            update |= {"sampling copy": bytes_of_chip(run.copied_for_sampling())} | self.sampling()
         return {"sampling": self.while_sampling(), "update": update}
 
     def while_sampling(self) -> Parts:
         """Returns what a device that samples holds."""
-        if self.run.mesh.rollout_devices:
-            return {"sampling copy": bytes_of_chip(self.run.sampling_params())} | self.sampling()
-        return self.resident() | self.copy() | self.sampling()
-
-    def total(self, phase: str) -> float:
-        """Returns the bytes of a phase."""
-        return sum(self.memory[phase].values())
+        run = self.run
+        if run.mesh.rollout_devices:
+            return {"sampling copy": bytes_of_chip(run.sampling_params())} | self.sampling()
+        copy = bytes_of_chip(run.copied_for_sampling())
+        return self.resident() | {"sampling copy": copy} | self.sampling()
 
     def resident(self) -> Parts:
         """Returns the arrays that stay on a device during the whole run."""
@@ -160,9 +141,6 @@ class StepEstimate:
         copies = bytes_of_chip((run.frozen, state.average, state.reference)) - bytes_of_chip(base)
         return parts | {"reference and copies": copies}
 
-    def copy(self) -> Parts:
-        return {"sampling copy": bytes_of_chip(self.run.copied_for_sampling())}
-
     def sampling(self) -> Parts:
         """Returns what the sampler adds, caches and logits; nothing if servers sample."""
         run, mesh, rollout = self.run, self.run.policy.sampling_mesh, self.run.phases.rollout
@@ -176,8 +154,9 @@ class StepEstimate:
 
     def update(self) -> Parts:
         """Returns what a gradient step adds to the arrays that stay."""
-        run, decoder = self.run, self.decoder
+        run, decoder, layout = self.run, self.decoder, self.layout
         trained = bytes_of_chip(run.state.params)
+        itemsize = jnp.dtype(decoder.dtype).itemsize
         parts: Parts = {
             # The sum over the microbatches, and the gradient of one.
             "gradients": 2 * trained,
@@ -186,56 +165,56 @@ class StepEstimate:
             "logits": LOGITS * self.traced.logits,
             "batch": bytes_of_chip(run.batch()),
         }
-        if self.columns:  # the keys and values of prompts, and their gradients in float32
+        if layout.prompt_columns:  # the keys and values of prompts, and their gradients in float32
             c, P = decoder.config, -(-run.prompts // run.mesh.row_shards)
-            numbers = 2 * c.layers * P * c.num_kv_heads * c.head_width * self.columns
-            parts["shared prompts"] = numbers * (itemsize(decoder) + 4)
-        packed = numbers_in_4_bits(local(run, run.policy.frozen)) / decoder.config.layers
-        parts["expanded layer"] = packed * (4 + itemsize(decoder))
+            numbers = 2 * c.layers * P * c.num_kv_heads * c.head_width * layout.prompt_columns
+            parts["shared prompts"] = numbers * (itemsize + 4)
+        # Kernels in 4 bits have two numbers in a byte.
+        base = jax.tree.leaves(local(run, run.policy.frozen))
+        packed = sum(2 * x.size for x in base if x.dtype == jnp.uint8) / decoder.config.layers
+        parts["expanded layer"] = packed * (4 + itemsize)
         # Offloaded moments are copied to the device when only a gradient is left of these parts.
-        moments = bytes_of_host(run.state.optimizer_state)
+        moments = bytes_of_chip(run.state.optimizer_state, in_host=True)
         parts["offloaded moments"] = max(0, moments + trained - sum(parts.values()))
         # An offloaded reference is copied to the device to score the tokens, before the update.
-        reference = 0 if run.reference is None else bytes_of_host(run.reference[1])
+        reference = run.reference[1] if run.reference is not None else ()
+        reference = bytes_of_chip(reference, in_host=True)
         parts["offloaded reference"] = max(0, reference - sum(parts.values()))
-        if self.param_shards > 1:  # one layer, embedding and head
-            parts["gathered parameters"] = bytes_in(first_layers(gathered(run), 1))
+        if run.mesh.devices.shape["fsdp"] * run.mesh.column_shards > 1:
+            whole = local(run, run.policy.merged(run.state.params))
+            parts["gathered parameters"] = bytes_in(first_layers(whole, 1))  # and embedding, head
         return parts
 
     @cached_property
     def decoder(self) -> Decoder:
-        """The part of the decoder that one device has."""
-        return decoder_of_device(self.run)
+        """The decoder with the heads, feed-forward or experts, and vocabulary of one device."""
+        decoder, tp = self.run.policy.decoder, self.run.mesh.devices.shape["tp"]
+        c = decoder.config
+        own = replace(
+            c,
+            vocabulary=c.vocabulary // tp,
+            heads=c.heads // tp,
+            num_kv_heads=c.num_kv_heads // tp,
+            feed_forward_width=c.feed_forward_width if c.experts else c.feed_forward_width // tp,
+            experts=c.experts // tp,
+            chosen_experts=min(c.chosen_experts, c.experts // tp),
+        )
+        return replace(decoder, config=own, attention="xla")
 
-    @property
-    def param_shards(self) -> int:
-        """The devices that gather a parameter from one another."""
-        return self.run.mesh.devices.shape["fsdp"] * self.run.mesh.column_shards
-
-    @property
-    def columns(self) -> int:
-        """The columns of prompts that the rows of a group share."""
-        run = self.run
+    @cached_property
+    def layout(self) -> Layout:
+        """The microbatches of one device."""
+        run, update, mesh = self.run, self.run.phases.update, self.run.mesh
         objective = run.phases.objective(run.policy, run.group_size)
         shared = shares_prompts(objective, run.trajectories())
-        return run.prompt_columns - 1 if shared else 0
-
-    @property
-    def rows(self) -> tuple[int, int]:
-        """The rows of a microbatch and their columns."""
-        run, update = self.run, self.run.phases.update
-        T = run.prompt_columns + run.response_tokens - self.columns
+        prompt_columns = run.prompt_columns - 1 if shared else 0
+        T = run.prompt_columns + run.response_tokens - prompt_columns
         together = run.phases.rows_together(run.group_size)
-        rows = -(-run.sequences // run.mesh.row_shards // update.minibatches)
-        own = -(-T // run.mesh.column_shards)
-        return rows_in(rows, own, update.tokens_per_microbatch, together), T
-
-    @property
-    def microbatches(self) -> int:
-        """The number of microbatches of a device in a step."""
-        update, b = self.run.phases.update, self.rows[0]
-        rows = -(-self.run.sequences // self.run.mesh.row_shards // update.minibatches)
-        return -(-rows // b) * update.minibatches * update.epochs
+        of_minibatch = -(-run.sequences // mesh.row_shards // update.minibatches)
+        own = -(-T // mesh.column_shards)
+        b = rows_in(of_minibatch, own, update.tokens_per_microbatch, together)
+        count = -(-of_minibatch // b) * update.minibatches * update.epochs
+        return Layout(rows=b, columns=T, prompt_columns=prompt_columns, microbatches=count)
 
     @cached_property
     def traced(self) -> Trace:
@@ -268,18 +247,21 @@ class StepEstimate:
 
     def trace(self, function: Callable[..., Any], decoder: Decoder) -> Trace:
         """Traces a function of parameters, a microbatch and its prefixes, with its residuals."""
-        run, (b, T), S, c = self.run, self.rows, self.columns, decoder.config
+        run, layout, c = self.run, self.layout, decoder.config
+        b, T, S = layout.rows, layout.columns, layout.prompt_columns
         frozen, trained = (
             local(run, first_layers(tree, c.layers))
             for tree in (run.policy.frozen, run.state.params)
         )
         objective = run.phases.objective(run.policy, run.group_size)
         batch = jax.eval_shape(partial(add_minibatch_scores, objective), run.batch())
-        micro = jax.tree.map(lambda x: shape_of((b, T)[: x.ndim], x.dtype), batch)
+        micro = jax.tree.map(lambda x: jax.ShapeDtypeStruct((b, T)[: x.ndim], x.dtype), batch)
         prefix: Any = ()
         if S:
             shapes = (c.num_kv_heads, c.head_width, S), (c.num_kv_heads, S, c.head_width)
-            prefix = tuple(shape_of((c.layers, b, *shape), decoder.dtype) for shape in shapes)
+            prefix = tuple(
+                jax.ShapeDtypeStruct((c.layers, b, *shape), decoder.dtype) for shape in shapes
+            )
 
         def backward(trained: Params, prefix: Any, frozen: Params, micro: TrainingBatch) -> Any:
             def of(trained: Params, prefix: Any) -> Any:
@@ -312,7 +294,37 @@ class StepEstimate:
     @cached_property
     def seconds(self) -> dict[str, dict[str, float]]:
         """The least seconds of a step's phases for products, memory and network of a device."""
-        return {"sampling": self.of_sampling(self.run), "update": self.of_update()}
+        run, chip, decoder, layout = self.run, self.chip, self.decoder, self.layout
+        sampling = self.of_sampling(run)
+        if not chip.flops:
+            return {"sampling": sampling, "update": {}}
+        # Each product has two in the backward pass, or one if its parameters are frozen.
+        back = 1 if run.policy.frozen else 2
+        again = 1 if decoder.remat == "layer" else 0
+        T, itemsize = layout.columns, jnp.dtype(decoder.dtype).itemsize
+        rows = run.sequences / run.mesh.row_shards * run.phases.update.epochs
+        prompts = run.prompts / run.mesh.row_shards * layout.prompt_columns
+        flops = rows * T * (1 + again + back) + prompts * (2 + back)
+        # Parameters are gathered for each pass, and their gradients reduced.
+        whole = bytes_in(local(run, run.policy.merged(run.state.params)))
+        trained = bytes_in(local(run, run.state.params))
+        dp, cp = run.mesh.devices.shape["dp"], run.mesh.column_shards
+        shards = run.mesh.devices.shape["fsdp"] * cp
+        passes = layout.microbatches * (2 + again)
+        narrow = min(1.0, itemsize / 4) if not run.policy.frozen else 1.0
+        sent = passes * whole * narrow * (shards - 1) / shards
+        sent += layout.microbatches * trained * (shards - 1) / shards
+        sent += 2 * trained / shards * (dp - 1) / dp
+        # The exchange of columns for heads: queries, keys, values and results of attention.
+        c = decoder.config
+        exchanged = 2 * (c.heads + c.num_kv_heads) * c.head_width * c.layers * itemsize
+        sent += (2 + again) * rows * T / cp * exchanged * (cp - 1) / cp
+        update = {
+            "products": flops * self.flops_of_token / chip.flops,
+            "memory": passes * whole * narrow / chip.bandwidth,
+            "network": sent / chip.network,
+        }
+        return {"sampling": sampling, "update": update}
 
     def of_sampling(self, run: AbstractRun) -> dict[str, float]:
         """Returns the least seconds of a rollout, also of other prompts than those of a step."""
@@ -353,41 +365,12 @@ class StepEstimate:
         else:  # the sum of own rows, which the others then receive
             own = (2 * (tp - 1) / tp / sharing + (sharing - 1) / sharing) * rows * c.width
             sent, hops = sums + own, of_row + of_heads + of_rows
-        return sent * itemsize(run.policy.decoder), hops
-
-    def of_update(self) -> dict[str, float]:
-        run, chip = self.run, self.chip
-        if not chip.flops:
-            return {}
-        decoder, T = self.decoder, self.rows[1]
-        # Each product has two in the backward pass, or one if its parameters are frozen.
-        back = 1 if run.policy.frozen else 2
-        again = 1 if decoder.remat == "layer" else 0
-        rows = run.sequences / run.mesh.row_shards * run.phases.update.epochs
-        prompts = run.prompts / run.mesh.row_shards * self.columns
-        flops = rows * T * (1 + again + back) + prompts * (2 + back)
-        whole, trained = bytes_in(gathered(run)), bytes_in(local(run, run.state.params))
-        dp, shards, cp = run.mesh.devices.shape["dp"], self.param_shards, run.mesh.column_shards
-        passes = self.microbatches * (2 + again)
-        narrow = min(1.0, itemsize(decoder) / 4) if not run.policy.frozen else 1.0
-        sent = passes * whole * narrow * (shards - 1) / shards
-        sent += self.microbatches * trained * (shards - 1) / shards
-        sent += 2 * trained / shards * (dp - 1) / dp
-        # The exchange of columns for heads: queries, keys, values and results of attention.
-        c = decoder.config
-        exchanged = 2 * (c.heads + c.num_kv_heads) * c.head_width * c.layers * itemsize(decoder)
-        sent += (2 + again) * rows * T / cp * exchanged * (cp - 1) / cp
-        return {
-            "products": flops * self.flops_of_token / chip.flops,
-            "memory": passes * whole * narrow / chip.bandwidth,
-            "network": sent / chip.network,
-        }
+        return sent * jnp.dtype(run.policy.decoder.dtype).itemsize, hops
 
     @property
     def flops_of_token(self) -> float:
         """The operations of the forward pass for a token, on one device."""
-        b, T = self.rows
-        return self.traced.flops / (b * T)
+        return self.traced.flops / (self.layout.rows * self.layout.columns)
 
 
 def arrays(jaxpr: Jaxpr) -> Iterator[Any]:

@@ -47,25 +47,21 @@ class ExpectedTime:
     steps: int
     evaluations: int
 
-    @property
-    def total(self) -> float:
-        """The seconds of all steps and evaluations."""
-        return self.steps * self.step + self.evaluations * self.evaluation
-
     def words(self) -> str:
         """Returns a sentence with the seconds of a step, and the minutes of the run."""
-        parts, counts = f"a step {rounded(self.step)} s", f"{self.steps:,} steps"
+        step, evaluation = (
+            f"{seconds:,.0f}" if seconds >= 10 else f"{seconds:.1f}"
+            for seconds in (self.step, self.evaluation)
+        )
+        total = self.steps * self.step + self.evaluations * self.evaluation
+        parts, counts = f"a step {step} s", f"{self.steps:,} steps"
         if self.evaluation:
-            parts += f", an evaluation {rounded(self.evaluation)} s"
+            parts += f", an evaluation {evaluation} s"
             counts += f" and {self.evaluations:,} evaluations"
         return (
             f"time by estimate, without compilation: {parts}; {counts} take "
-            f"{max(1, round(self.total / 60)):,} min"
+            f"{max(1, round(total / 60)):,} min"
         )
-
-
-def rounded(seconds: float) -> str:
-    return f"{seconds:,.0f}" if seconds >= 10 else f"{seconds:.1f}"
 
 
 def expected_time(
@@ -83,35 +79,25 @@ def expected_time(
     """
     mesh = estimate.run.mesh
     share = SHARE.get(mesh.platform)
-    seconds = [least(estimate.seconds[phase]) for phase in estimate.memory]
+    seconds = [max(estimate.seconds[phase].values(), default=0.0) for phase in estimate.memory]
     if share is None or mesh.rollout_devices or not all(seconds):
         return None
-    return ExpectedTime(
-        step=sum(seconds) / share,
-        evaluation=of_evaluation(estimate, evaluation) / share,
-        steps=steps,
-        evaluations=evaluation.times(steps),
-    )
-
-
-def least(parts: Parts) -> float:
-    """Returns the longest of the least seconds; 0 if none is known."""
-    return max(parts.values(), default=0.0)
-
-
-def of_evaluation(estimate: StepEstimate, evaluation: Evaluation) -> float:
-    """Returns the least seconds of an evaluation: of its chunks, each with all its rows."""
-    rollout, seconds = evaluation.phases.rollout, 0.0
+    of_evaluation = 0.0  # of its chunks, each with all its rows
     for together, count in Counter(chunk.together for chunk in evaluation.chunks()).items():
         run = replace(
             estimate.run,
             phases=evaluation.phases,
             prompts=evaluation.rows // together,
             group_size=together,
-            response_tokens=rollout.max_response_tokens,
+            response_tokens=evaluation.phases.rollout.max_response_tokens,
         )
-        seconds += count * least(estimate.of_sampling(run))
-    return seconds
+        of_evaluation += count * max(estimate.of_sampling(run).values(), default=0.0)
+    return ExpectedTime(
+        step=sum(seconds) / share,
+        evaluation=of_evaluation / share,
+        steps=steps,
+        evaluations=evaluation.times(steps),
+    )
 
 
 def with_rates(chip: Chip, mesh: Mesh, dtype: Any) -> Chip:
@@ -158,7 +144,7 @@ def estimate(config: DictConfig) -> dict[str, Any]:
     if config.plan.memory_gib is not None:
         memory = config.plan.memory_gib * GIB
     estimate = StepEstimate(run=run, chip=chip)
-    total = {phase: estimate.total(phase) for phase in estimate.memory}
+    total = {phase: sum(parts.values()) for phase, parts in estimate.memory.items()}
     worst = max(total, key=lambda phase: total[phase])
     fits = memory == 0 or total[worst] <= memory
     name, unit = unit_of(total[worst])
@@ -177,8 +163,8 @@ def estimate(config: DictConfig) -> dict[str, Any]:
         verdict += f" Not included: {', '.join(left_out)}."
     report = sizes_of(run, chip, memory)
     report["step"] |= {
-        "rows_of_microbatch": estimate.rows[0],
-        "microbatches": estimate.microbatches,
+        "rows_of_microbatch": estimate.layout.rows,
+        "microbatches": estimate.layout.microbatches,
     }
     return report | {
         "estimate": True,
@@ -225,7 +211,7 @@ def without_recomputed_layers(estimate: StepEstimate, memory: float) -> float | 
     decoder = replace(run.policy.decoder, remat="elementwise")
     other = replace(estimate, run=replace(run, policy=replace(run.policy, decoder=decoder)))
     seconds = max(other.seconds["update"].values())
-    fits = memory == 0 or other.total("update") <= memory
+    fits = memory == 0 or sum(other.memory["update"].values()) <= memory
     return seconds if fits and seconds < 0.9 * max(before.values()) else None
 
 
@@ -242,7 +228,9 @@ def needed(config: DictConfig, evaluation: Evaluation) -> list[str]:
     (chip, memory), run = memory_of(mesh), abstract_run(config, mesh)
     chip = with_rates(chip, mesh, run.policy.decoder.dtype)
     estimate = StepEstimate(run=run, chip=chip)
-    phases = ", ".join(f"{phase} {estimate.total(phase) / GIB:,.1f}" for phase in estimate.memory)
+    phases = ", ".join(
+        f"{phase} {sum(parts.values()) / GIB:,.1f}" for phase, parts in estimate.memory.items()
+    )
     sentences = [f"memory of a device by estimate, GiB: {phases}, of {memory / GIB:,.1f}"]
     if (expected := expected_time(estimate, evaluation, config.steps)) is not None:
         sentences.append(expected.words())
@@ -254,6 +242,10 @@ def base_of(run: AbstractRun) -> dict[str, float] | None:
     base = run.policy.frozen
     if not base:
         return None
+
+    def is_kernel(x: Any) -> bool:  # of an NF4 kernel the whole, not its codes
+        return hasattr(x, "shape")
+
     count = {
         name: sum(math.prod(x.shape) for x in jax.tree.leaves(tree, is_leaf=is_kernel))
         for name, tree in (("all", base), ("layers", base["layers"]))
@@ -266,11 +258,6 @@ def base_of(run: AbstractRun) -> dict[str, float] | None:
     }
 
 
-def is_kernel(x: Any) -> bool:
-    """Returns whether a part of a tree is one parameter: of an NF4 kernel, not its codes."""
-    return hasattr(x, "shape")
-
-
 def largest(parts: Parts) -> str:
     """Returns the three largest parts in words."""
     name, unit = unit_of(sum(parts.values()))
@@ -281,44 +268,35 @@ def largest(parts: Parts) -> str:
 def change_that_fits(estimate: StepEstimate, memory: float) -> str:
     """Returns the overrides with which both phases fit, or a larger change if there are none."""
     changed: dict[str, Any] = {}
-    while over := next((x for x in estimate.memory if estimate.total(x) > memory), None):
-        step = smaller_sampling(estimate) if over == "sampling" else smaller_update(estimate)
-        if (step := step or smaller_state(estimate.run)) is None:
+    while over := next((x for x, y in estimate.memory.items() if sum(y.values()) > memory), None):
+        if (step := smaller(estimate, over)) is None:
             return larger_change(estimate, memory, over)
         key, changed[key], run = step[0], step[1], step[2]
         estimate = replace(estimate, run=run)
     return " ".join(f"{key}={value}" for key, value in changed.items())
 
 
-def smaller_sampling(estimate: StepEstimate) -> tuple[str, int, AbstractRun] | None:
-    """Returns half of the slots, and the run with them; None if they are few."""
-    run = estimate.run
-    half = (slots_of(run) or 0) // 2
-    if half < run.policy.sampling_mesh.row_shards * 8:
-        return None
-    rollout = replace(run.phases.rollout, slots=half)  # type: ignore[type-var]
-    return "rollout.slots", half, replace(run, phases=replace(run.phases, rollout=rollout))
+def smaller(estimate: StepEstimate, phase: str) -> tuple[str, Any, AbstractRun] | None:
+    """Returns an option with which a phase needs less, and the run with it; None if it has none.
 
-
-def smaller_update(estimate: StepEstimate) -> tuple[str, Any, AbstractRun] | None:
-    """Returns an option with which the update needs less, and the run with it; None if it has none.
-
-    The options are the recomputation of whole layers, and then half of a microbatch.
+    Sampling has half of the slots, unless they are few. An update recomputes whole layers, and then
+    has half of a microbatch. Both can have the optimizer's state in the memory of the host.
     """
-    run, (rows, columns) = estimate.run, estimate.rows
-    if run.policy.decoder.remat != "layer":
+    run, layout = estimate.run, estimate.layout
+    half = (slots_of(run) or 0) // 2
+    if phase == "sampling" and half >= run.policy.sampling_mesh.row_shards * 8:
+        rollout = replace(run.phases.rollout, slots=half)  # type: ignore[type-var]
+        return "rollout.slots", half, replace(run, phases=replace(run.phases, rollout=rollout))
+    if phase == "update" and run.policy.decoder.remat != "layer":
         decoder = replace(run.policy.decoder, remat="layer", unroll=False)
         return "model.remat", "layer", replace(run, policy=replace(run.policy, decoder=decoder))
-    tokens = rows // 2 * -(-columns // run.mesh.column_shards)
-    update: Any = replace(run.phases.update, tokens_per_microbatch=max(1, tokens))  # type: ignore
-    fewer = replace(run, phases=replace(run.phases, update=update))
-    if replace(estimate, run=fewer).rows[0] == rows:  # a row, or a group that stays together
-        return None
-    return "update.tokens_per_microbatch", tokens, fewer
-
-
-def smaller_state(run: AbstractRun) -> tuple[str, str, AbstractRun] | None:
-    """Returns an optimizer whose state is in the memory of the host; None if none can be."""
+    if phase == "update":
+        tokens = layout.rows // 2 * -(-layout.columns // run.mesh.column_shards)
+        update: Any = replace(run.phases.update, tokens_per_microbatch=max(1, tokens))  # type: ignore
+        fewer = replace(run, phases=replace(run.phases, update=update))
+        # The rows stay as they are if they are one, or a group that stays together.
+        if replace(estimate, run=fewer).layout.rows != layout.rows:
+            return "update.tokens_per_microbatch", tokens, fewer
     if not run.can_offload:
         return None
     optimizer: Any = replace(run.optimizer, offload=True)  # type: ignore[type-var]
@@ -329,7 +307,7 @@ def smaller_state(run: AbstractRun) -> tuple[str, str, AbstractRun] | None:
 def larger_change(estimate: StepEstimate, memory: float, phase: str) -> str:
     """Returns larger changes: a division of rows, adapters, shorter responses, or more devices."""
     run, shape, cp = estimate.run, estimate.run.mesh.devices.shape, estimate.run.mesh.column_shards
-    chips = math.ceil(run.mesh.size * estimate.total(phase) / memory)
+    chips = math.ceil(run.mesh.size * sum(estimate.memory[phase].values()) / memory)
     words = []
     heads = run.policy.decoder.config.heads
     if phase == "update" and shape["fsdp"] % 2 == heads % (2 * cp * shape["tp"]) == 0:

@@ -157,10 +157,10 @@ def first_group(line: str) -> tuple[int, ...]:
         return tuple(map(int, match[1].split(",")))
     match = re.search(r"replica_groups=\[\d+,(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line)
     if match:
-        size, sizes, order = int(match[1]), match[2], match[3]
-        places = np.arange(math.prod(numbers(sizes))).reshape(numbers(sizes))
-        places = places.transpose(numbers(order)) if order else places
-        return tuple(places.reshape(-1, size)[0].tolist())
+        sizes, order = (tuple(map(int, re.findall(r"\d+", match[n] or ""))) for n in (2, 3))
+        places = np.arange(math.prod(sizes)).reshape(sizes)
+        places = places.transpose(order) if order else places
+        return tuple(places.reshape(-1, int(match[1]))[0].tolist())
     match = re.search(r"replica_groups=mesh\[(.*?)\] \{(.*?)\}", line)
     if match:
         axes = {axis: int(size) for axis, size in re.findall(r"'([^']+)'=(\d+)", match[1])}
@@ -169,10 +169,6 @@ def first_group(line: str) -> tuple[int, ...]:
         one = tuple(slice(None) if axis in together else 0 for axis in axes)
         return tuple(places[one].ravel().tolist())
     return (0, 1)
-
-
-def numbers(words: str) -> tuple[int, ...]:
-    return tuple(map(int, words.split(",")))
 
 
 def collectives(text: str, iterations: int = 1) -> list[Collective]:
@@ -188,33 +184,22 @@ def collectives(text: str, iterations: int = 1) -> list[Collective]:
             if kind not in KINDS or not times:
                 continue
             group = first_group(instruction.line)
-            whole = shared_bytes(kind, instruction, len(group))
+            n, whole = len(group), sum(sizes(SEMAPHORE.sub("", instruction.shapes)))
+            if instruction.operation.endswith("-start"):
+                # The results of a start include its arguments, and on a TPU the numbers of its
+                # semaphores. Only those of an all-reduce do not.
+                with_arguments = {"all-gather": (n, n + 1), "reduce-scatter": (n, n + 1)}
+                with_arguments["collective-permute"] = 1, 2
+                part, parts = with_arguments.get(kind, (1, 1))
+                whole = whole * part // parts
+            elif kind == "reduce-scatter":
+                whole *= n
             if name.startswith(REDUCE_AND_SLICE):
                 kind = "reduce-scatter"
             operations.append(
-                Collective(
-                    kind=kind,
-                    bytes=whole,
-                    group=group,
-                    times=times,
-                    name=instruction.name,
-                )
+                Collective(kind=kind, bytes=whole, group=group, times=times, name=instruction.name)
             )
     return operations
-
-
-def shared_bytes(kind: str, instruction: Instruction, n: int) -> int:
-    """Returns the bytes of a collective instruction, as `Collective.bytes` defines them.
-
-    The results of a start instruction include its arguments, and on a TPU the numbers of its
-    semaphores. Only those of an all-reduce do not.
-    """
-    whole = sum(sizes(SEMAPHORE.sub("", instruction.shapes)))
-    if instruction.operation.endswith("-start"):
-        gathered = {"all-gather": (n, n + 1), "reduce-scatter": (n, n + 1)}
-        part, parts = (gathered | {"collective-permute": (1, 2)}).get(kind, (1, 1))
-        return whole * part // parts
-    return whole * n if kind == "reduce-scatter" else whole
 
 
 def largest_loop_copy(text: str) -> int:

@@ -32,7 +32,7 @@ from rl4p.protocols.traits import (
     TermTraits,
 )
 from rl4p.runs.compatibility import choice
-from rl4p.tools.planning.abstract import AbstractRun, bytes_of_chip, replicated
+from rl4p.tools.planning.abstract import AbstractRun, bytes_of_chip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,9 +62,6 @@ class Program:
     read: float | None = None
     seconds: float = 0.0
     sampled: bool = False
-
-    def results(self) -> Any:
-        return with_shardings(self.traced.out_info, self.compiled.output_shardings)
 
 
 def program(phase: str, traced: Any, live: Any, **options: Any) -> Program:
@@ -116,7 +113,8 @@ def programs(run: AbstractRun) -> list[Program]:
 def weights_for_sampling(run: AbstractRun) -> Iterator[Program]:
     """Yields `placement.for_sampling`, unless other devices sample."""
     if isinstance(run.phases.rollout, Planned) and not run.mesh.rollout_devices:
-        whole, wanted = run.without_critic(), run.copied_for_sampling()
+        whole = run.policy.without_critic(run.state.params)
+        wanted = run.copied_for_sampling()
         places = jax.tree.map(lambda x: x.sharding, wanted)
         dtype = run.policy.decoder.dtype
         changed = jax.jit(partial(for_decoding, dtype=dtype), out_shardings=places)
@@ -180,7 +178,9 @@ def rollout(run: AbstractRun) -> list[Program]:
                 sampled=True,
             )
         )
-        results = None if compiled[-1].compiled is None else compiled[-1].results()
+        results, last = None, compiled[-1]
+        if last.compiled is not None:
+            results = with_shardings(last.traced.out_info, last.compiled.output_shardings)
 
 
 def scoring(run: AbstractRun) -> Iterator[Program]:
@@ -194,7 +194,9 @@ def scoring(run: AbstractRun) -> Iterator[Program]:
         names = tuple(OF_POLICY[name] for name in policy_scores)
         values = phases.values if "values" in needs else None
         own = replace(options, names=names, values=values)
-        traced = score_tokens.trace(own, run.merged(), trajectories, **temperature)
+        traced = score_tokens.trace(
+            own, run.policy.merged(run.state.params), trajectories, **temperature
+        )
         yield program("scores", traced, live)
     if "reference_logprobs" in needs:
         assert run.reference is not None
@@ -205,46 +207,29 @@ def scoring(run: AbstractRun) -> Iterator[Program]:
 
 
 def updates(run: AbstractRun) -> list[Program]:
-    """Returns the programs of all updates of a step."""
-    offload = OptimizerTraits.read(run.optimizer).offload
-    return [*halves_of_update(run)] if offload else [update(run)]
-
-
-def update(run: AbstractRun) -> Program:
-    """Compiles `gradient_step`."""
-    batch = run.batch()
-    traced = gradient_step.trace(
-        run.phases.objective(run.policy, run.group_size),
-        run.optimizer,
-        run.policy.frozen,
-        run.state,
-        batch,
-        coefficients_of(run),
-    )
-    return program("update", traced, (run.resident, batch))
-
-
-def coefficients_of(run: AbstractRun) -> dict[str, Any]:
-    """Returns the coefficients of the first step, those that are arrays as shapes."""
+    """Compiles `gradient_step`, or the halves that run once for each minibatch."""
+    options, objective = run.phases.update, run.phases.objective(run.policy, run.group_size)
     coefficients = run.phases.coefficients(run.phases.initial_memory(), 0)
-    return jax.tree.map(
-        lambda x: replicated(run.mesh, jax.eval_shape(lambda: x)) if hasattr(x, "dtype") else x,
+    coefficients = jax.tree.map(  # those that are arrays as shapes
+        lambda x: run.replicated(jax.eval_shape(lambda: x)) if hasattr(x, "dtype") else x,
         coefficients,
     )
-
-
-def halves_of_update(run: AbstractRun) -> Iterator[Program]:
-    """Yields the programs of `gradient_step_in_halves`, which run once for each minibatch."""
-    options, objective = run.phases.update, run.phases.objective(run.policy, run.group_size)
+    frozen, batch = run.policy.frozen, run.batch()
+    if not OptimizerTraits.read(run.optimizer).offload:
+        traced = gradient_step.trace(
+            objective, run.optimizer, frozen, run.state, batch, coefficients
+        )
+        return [program("update", traced, (run.resident, batch))]
     minibatch = replace(run, prompts=run.prompts // options.minibatches).batch()
     times = options.epochs * options.minibatches
-    arguments = objective, run.policy.frozen, run.state, minibatch, coefficients_of(run)
-    live = run.resident, run.batch(), minibatch
-    gradient = program("gradient", forward_backward.trace(*arguments), live, times=times)
-    yield gradient
-    shapes = gradient.traced.out_info if gradient.compiled is None else gradient.results()
+    live = run.resident, batch, minibatch
+    traced = forward_backward.trace(objective, frozen, run.state, minibatch, coefficients)
+    gradient = program("gradient", traced, live, times=times)
+    shapes = traced.out_info
+    if gradient.compiled is not None:
+        shapes = with_shardings(shapes, gradient.compiled.output_shardings)
     traced = optimizer_step.trace(run.optimizer, run.mesh, run.state, shapes)
-    yield program("optimizer", traced, (*live, shapes), times=times)
+    return [gradient, program("optimizer", traced, (*live, shapes), times=times)]
 
 
 def product_flops(jaxpr: Jaxpr, iterations: int = 1, devices: int = 1) -> float:
@@ -258,15 +243,21 @@ def product_flops(jaxpr: Jaxpr, iterations: int = 1, devices: int = 1) -> float:
       devices: the number of devices that divide the experts, unless a scope names it.
     """
     total = 0.0
+    equation: Any
     for equation in jaxpr.eqns:
         name, params = equation.primitive.name, equation.params
         scope = str(equation.source_info.name_stack)
         share = devices_of_experts(scope) or devices
         if name == "dot_general":
-            total += of_dot(equation)
+            # A multiplication and an addition for each pair of numbers that meet.
+            (contracted, _), _ = params["dimension_numbers"]
+            shape = equation.invars[0].aval.shape
+            met = math.prod(shape[axis] for axis in contracted)
+            total += 2.0 * met * math.prod(equation.outvars[0].aval.shape)
         elif name in ("ragged_dot", "ragged_dot_general"):  # each row is multiplied by one matrix
             # A device has the rows of all experts, and multiplies those of its own.
-            total += of_ragged_dot(equation) / share
+            rows, width = equation.invars[0].aval.shape[-2:]
+            total += 2.0 * rows * width * equation.outvars[0].aval.shape[-1] / share
         inner = [product_flops(child, iterations, share) for child in children(params)]
         if name == "while":
             most = max_iterations(scope)
@@ -293,16 +284,3 @@ def children(params: dict[str, Any]) -> Iterator[Jaxpr]:
                 yield each.jaxpr
             elif isinstance(each, Jaxpr):
                 yield each
-
-
-def of_ragged_dot(equation: Any) -> float:
-    rows, width = equation.invars[0].aval.shape[-2:]
-    return 2.0 * rows * width * equation.outvars[0].aval.shape[-1]
-
-
-def of_dot(equation: Any) -> float:
-    """Returns 2 x the number of multiplied pairs, a multiplication and an addition for each."""
-    (contracted, _), _ = equation.params["dimension_numbers"]
-    shape = equation.invars[0].aval.shape
-    met = math.prod(shape[axis] for axis in contracted)
-    return 2.0 * met * math.prod(equation.outvars[0].aval.shape)

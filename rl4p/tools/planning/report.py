@@ -51,25 +51,22 @@ def search(config: DictConfig, mesh: Mesh, memory: float) -> dict[str, int | Non
     B, T = run.sequences, run.prompt_columns + run.response_tokens
     positions = run.policy.decoder.config.max_positions
 
-    def fits(key: str, of: Callable[[AbstractRun], list[Program]]) -> Callable[[int], bool]:
-        def at(value: int) -> bool:
-            changed = deepcopy(config)
-            OmegaConf.update(changed, key, value)
-            each = of(abstract_run(changed, mesh))
-            return all(cost(program, chip, mesh).total <= memory for program in each)
-
-        return at
+    def fits(key: str, of: Callable[[AbstractRun], list[Program]], value: int) -> bool:
+        changed = deepcopy(config)
+        OmegaConf.update(changed, key, value)
+        each = of(abstract_run(changed, mesh))
+        return all(cost(program, chip, mesh).total <= memory for program in each)
 
     tokens, context = "update.tokens_per_microbatch", "max_response_tokens"
     sizes = {
         tokens: largest(
-            fits(tokens, updates),
+            partial(fits, tokens, updates),
             run.phases.update.tokens_per_microbatch,
             least=1,
             most=B * T,
         ),
         context: largest(
-            fits(context, programs),
+            partial(fits, context, programs),
             run.response_tokens,
             least=1,
             most=positions - config.max_prompt_tokens,
@@ -78,7 +75,7 @@ def search(config: DictConfig, mesh: Mesh, memory: float) -> dict[str, int | Non
     slots = slots_of(run)
     if slots is not None:
         sizes["rollout.slots"] = largest(
-            fits("rollout.slots", lambda run: [*weights_for_sampling(run), *rollout(run)]),
+            partial(fits, "rollout.slots", lambda run: [*weights_for_sampling(run), *rollout(run)]),
             slots,
             least=run.policy.sampling_mesh.row_shards,
             most=B,
@@ -92,7 +89,7 @@ def largest(fits: Callable[[int], bool], start: int, *, least: int, most: int) -
     The search doubles or halves from the configured value, because each trial costs compilations
     and the configured value is usually close. `None` means that no value down to `least` fits.
     """
-    value = power_of_two(min(start, most))
+    value = 1 << (max(1, min(start, most)).bit_length() - 1)
     if fits(value):
         while 2 * value <= most and fits(2 * value):
             value *= 2
@@ -102,11 +99,6 @@ def largest(fits: Callable[[int], bool], start: int, *, least: int, most: int) -
         if fits(value):
             return value
     return None
-
-
-def power_of_two(n: int) -> int:
-    """Returns the largest power of two that is at most n."""
-    return 1 << (max(1, n).bit_length() - 1)
 
 
 log = logging.getLogger(__name__)
@@ -127,7 +119,18 @@ def plan(config: DictConfig) -> dict[str, Any]:
     if config.plan.estimate:
         report, print_report = estimate(config), show_estimate
     else:
-        report, costs = compiled(config)
+        if not config.plan.all_widths:
+            # The widest loop over microbatches needs the most memory; the others need not compile.
+            config = deepcopy(config)
+            OmegaConf.update(config, "update.microbatch_widths", 1, force_add=True)
+        if config.mesh.topology is not None:
+            jax.config.update("jax_exec_time_optimization_effort", config.plan.effort)
+            jax.config.update("jax_memory_fitting_effort", config.plan.effort)
+        run, chip, memory = described(config, planned(instantiate(config.mesh)))
+        costs = costs_of(run, chip)
+        report = summary(run, chip, memory, costs)
+        if config.plan.search:
+            report["largest"] = search(config, run.mesh, memory)
         print_report = partial(show, costs=costs)
     report["seconds"] = time.perf_counter() - started
     (folder / "plan.json").write_text(json.dumps(report, indent=2) + "\n")
@@ -135,31 +138,6 @@ def plan(config: DictConfig) -> dict[str, Any]:
     if not report["fits"]:
         raise RunError(report["verdict"])
     return report
-
-
-def compiled(config: DictConfig) -> tuple[dict[str, Any], list[Cost]]:
-    """Compiles the programs of a step; returns the content of plan.json and their costs."""
-    if not config.plan.all_widths:
-        config = one_width(config)
-    if config.mesh.topology is not None:
-        jax.config.update("jax_exec_time_optimization_effort", config.plan.effort)
-        jax.config.update("jax_memory_fitting_effort", config.plan.effort)
-    run, chip, memory = described(config, planned(instantiate(config.mesh)))
-    costs = costs_of(run, chip)
-    report = summary(run, chip, memory, costs)
-    if config.plan.search:
-        report["largest"] = search(config, run.mesh, memory)
-    return report, costs
-
-
-def one_width(config: DictConfig) -> DictConfig:
-    """Returns the configuration with only the widest microbatch loop, which needs the most memory.
-
-    Leaving the others out saves their compilation.
-    """
-    config = deepcopy(config)
-    OmegaConf.update(config, "update.microbatch_widths", 1, force_add=True)
-    return config
 
 
 def refuse_what_does_not_fit(config: DictConfig) -> None:

@@ -90,8 +90,10 @@ def test_what_is_frozen_is_what_a_run_keeps_beside_its_state(pair):
     assert bytes_of_chip(run.frozen) == sum(
         x.size * x.dtype.itemsize for x in jax.tree.leaves(kept)
     )
-    assert looks(run.merged()) == looks(policy.merged(experiment.state.params))
-    assert "critic" not in run.without_critic()
+    assert looks(run.policy.merged(run.state.params)) == looks(
+        policy.merged(experiment.state.params)
+    )
+    assert "critic" not in run.policy.without_critic(run.state.params)
     assert looks(run.resident) == looks((run.state, run.frozen))
 
 
@@ -119,7 +121,7 @@ def test_parameters_are_sampled_with_as_the_run_hands_them_over(pair):
     policy = experiment.loop.policy
     assert parts(run.sampling_params()) == parts(policy.for_sampling(experiment.state.params))
     for name, x in run.copied_for_sampling().items():
-        assert x is not run.without_critic()[name]
+        assert x is not run.policy.without_critic(run.state.params)[name]
 
 
 def test_trajectories_are_those_of_the_sampler_at_their_largest(pair):
@@ -206,7 +208,9 @@ def test_devices_that_only_sample_hold_the_parameters_alone():
     config = compose(apart)
     other = abstract_run(config, estimated(instantiate(config.mesh)))
     assert looks(other.resident_while_sampling()) == looks(other.sampling_params())
-    assert other.copied_for_sampling().keys() == run.without_critic().keys()  # all of them move
+    assert (
+        other.copied_for_sampling().keys() == run.policy.without_critic(run.state.params).keys()
+    )  # all of them move
 
 
 def test_bytes_are_those_of_one_device():

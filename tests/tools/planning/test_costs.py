@@ -111,7 +111,8 @@ def test_the_network_is_as_slow_as_the_axis_that_sends_most(monkeypatch):
     chip = Chip(platform="tpu", kind="a chip", flops=1e15, bandwidth=1e15, network=1e6)
     found = cost(make(), chip, four)
     assert found.seconds["network"] == 3 * 8e6 / 2 / 1e6  # half of each array, over dp
-    assert (found.seconds_at_least, found.pole) == (12.0, "network")
+    assert max(found.seconds, key=lambda part: found.seconds[part]) == "network"
+    assert found.seconds_at_least == 12.0
     assert "network" not in cost(make(), CHIP, four).seconds
     far = replace(chip, latency=0.5)  # a hop of each of the six gathers over dp, and of three
     assert cost(make(), far, four).seconds["network"] == 12.0 + 6 * 0.5

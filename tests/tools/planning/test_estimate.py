@@ -10,8 +10,8 @@ from rl4p.model import scratch
 from rl4p.model.decoder import DecoderConfig
 from rl4p.tools.planning.abstract import bytes_of_chip
 from rl4p.tools.planning.costs import cost
-from rl4p.tools.planning.estimate import bytes_of_token, decoder_of_device, local
-from rl4p.tools.planning.programs import programs, unplanned, update
+from rl4p.tools.planning.estimate import bytes_of_token, local
+from rl4p.tools.planning.programs import programs, unplanned, updates
 from tests.support.estimates import CPU, SMALL, estimate_of
 
 
@@ -33,7 +33,7 @@ def estimate(monkeypatch):
 @pytest.mark.parametrize("dispatch", ["dense", "grouped"])
 def test_devices_that_divide_experts_compute_and_keep_less(estimate, dispatch):
     one, two = (estimate(dispatch, *tp) for tp in ((), ("mesh.tp=2",)))
-    decoder = decoder_of_device(two.run)
+    decoder = two.decoder
     assert (decoder.config.experts, decoder.config.chosen_experts) == (4, 3)
     assert decoder.config.feed_forward_width == one.decoder.config.feed_forward_width
     shapes = local(two.run, two.run.state.params)["layers"]["experts"]
@@ -54,8 +54,9 @@ TOLERANCE = 0.15
 )
 def test_an_update_needs_what_is_estimated(remat):
     guess = estimate_of(f"model.remat={remat}")
-    compiled = cost(update(guess.run), CPU, guess.run.mesh)
-    assert guess.total("update") == pytest.approx(compiled.total, rel=TOLERANCE)
+    (update,) = updates(guess.run)
+    compiled = cost(update, CPU, guess.run.mesh)
+    assert sum(guess.memory["update"].values()) == pytest.approx(compiled.total, rel=TOLERANCE)
 
 
 @pytest.mark.slow
@@ -74,8 +75,8 @@ def test_both_phases_need_what_is_estimated(overrides):
     guess = estimate_of(*overrides)
     totals = {each.phase: cost(each, CPU, guess.run.mesh).total for each in programs(guess.run)}
     sampling = max(totals.get(phase, 0) for phase in ("weights", "prefill", "arrange", "decode"))
-    assert guess.total("update") == pytest.approx(totals["update"], rel=TOLERANCE)
-    assert guess.total("sampling") == pytest.approx(sampling, rel=TOLERANCE)
+    assert sum(guess.memory["update"].values()) == pytest.approx(totals["update"], rel=TOLERANCE)
+    assert sum(guess.memory["sampling"].values()) == pytest.approx(sampling, rel=TOLERANCE)
 
 
 def test_activations_have_no_parameters_among_them():
@@ -130,7 +131,7 @@ def test_devices_along_cp_divide_activations_and_exchange_them():
     rows, columns, both = (
         estimate_of(*words, small=small) for words in ((), ("mesh.cp=8",), ("mesh.cp=4",))
     )
-    assert rows.rows == columns.rows == both.rows == (1, 224)
+    assert all((x.layout.rows, x.layout.columns) == (1, 224) for x in (rows, columns, both))
     for guess, cp in ((columns, 8), (both, 4)):
         assert guess.resident() == rows.resident()  # fsdp x cp divides the parameters
         assert guess.traced.kept == pytest.approx(rows.traced.kept / cp, rel=0.01)
@@ -176,9 +177,9 @@ def test_demonstrations_are_not_sampled():
 def test_a_sampler_that_runs_during_updates_needs_its_memory_beside_theirs():
     guess = estimate_of("collector=asynchronous", "correction=token_truncate")
     assert guess.run.overlaps
-    sampler = sum(guess.sampling().values()) + guess.copy()["sampling copy"]
+    sampler = sum(guess.sampling().values()) + guess.while_sampling()["sampling copy"]
     alone = sum(guess.resident().values()) + sum(guess.update().values())
-    assert guess.total("update") == alone + sampler
+    assert sum(guess.memory["update"].values()) == alone + sampler
 
 
 def test_sampling_devices_of_their_own_hold_no_optimizer():
@@ -197,8 +198,8 @@ def test_a_sampling_layout_reads_fewer_parameters_and_divides_the_cache():
     assert bytes_of_token(wide.run) * 2 == bytes_of_token(
         plain.run
     )  # one of eight heads, and not two
-    copy = plain.copy()["sampling copy"]
-    assert copy / 8 < wide.copy()["sampling copy"] < copy / 5
+    copy = plain.while_sampling()["sampling copy"]
+    assert copy / 8 < wide.while_sampling()["sampling copy"] < copy / 5
     assert wide.resident() == plain.resident()
     seconds = [guess.seconds["sampling"] for guess in (plain, wide)]
     assert seconds[1]["products"] == pytest.approx(seconds[0]["products"])
@@ -227,7 +228,7 @@ def test_a_rollout_with_environments_is_estimated_and_named_in_a_compiled_plan()
 @pytest.mark.parametrize("recipe", ["dpo", "lora", "ppo", "raft", "stale"])
 def test_every_kind_of_training_has_an_estimate(recipe):
     guess = estimate_of(f"experiment=arithmetic_{recipe}", small=("mesh=single", "tracker=none"))
-    assert guess.total("update") > guess.update()["activations"] > 0
+    assert sum(guess.memory["update"].values()) > guess.update()["activations"] > 0
     assert guess.layer.kept > 0
 
 

@@ -10,6 +10,7 @@ from jax.experimental import pallas as pl
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from rl4p.base.types import Microbatching
+from rl4p.distributed.placement import with_shardings
 from rl4p.learner.microbatches import fold
 from rl4p.model.decoder_config import DecoderConfig
 from rl4p.model.experts import Experts
@@ -62,7 +63,7 @@ def test_a_program_is_compiled_once_and_says_so(capsys):
     assert capsys.readouterr().out == "scores: compiled in 0 s\n"
     assert (made.phase, made.live, made.refused) == ("scores", 2 * 4 * 8 * 4, 0)
     assert (made.iterations, made.read) == (1, None)
-    results = made.results()
+    results = with_shardings(made.traced.out_info, made.compiled.output_shardings)
     assert (results.shape, results.dtype) == ((4, 4), jnp.bfloat16)
     assert results.sharding is not None
 
