@@ -130,7 +130,8 @@ def test_a_run_killed_before_its_first_checkpoint_begins_anew(
     record.log(steps, {})
     if summary:
         record.write_summary({"status": summary})
-    assert may_start_again(record, SimpleNamespace(every=every, latest=lambda: latest)) is young
+    manager = SimpleNamespace(latest_step=lambda: latest)
+    assert may_start_again(record, SimpleNamespace(every=every, manager=manager)) is young
 
 
 def test_metrics_are_recorded_mirrored_and_summed_up(trained, tmp_path, monkeypatch):

@@ -21,19 +21,10 @@ from rl4p.runs.tracker.description import Description
 
 @dataclass(frozen=True, kw_only=True)
 class NoTracker:
-    """A tracker, and a tracked run, that mirror nothing."""
+    """A tracker that mirrors nothing."""
 
-    def open(self, folder: Path) -> "NoTracker":
-        return self
-
-    def log(self, step: int, metrics: dict[str, float]) -> None:
-        pass
-
-    def artifact(self, path: Path) -> None:
-        pass
-
-    def finish(self, status: str) -> bool:
-        return True
+    def open(self, folder: Path) -> "SeveralRuns":
+        return SeveralRuns({}, folder)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -221,6 +221,9 @@ class MLflow:
                 f"tracker.register={self.register} contains / or :, which MLflow does not allow in"
                 " the name of a model: choose another name."
             )
+        if self.system_metrics is None:
+            measures = os.environ.get(MEASURES, "").lower() in ("true", "1")  # as MLflow reads it
+            object.__setattr__(self, "system_metrics", measures)
         if self._database:
             refuse_other_file(self._database)
             object.__setattr__(self, "uri", SQLITE + str(self._database))
@@ -229,12 +232,6 @@ class MLflow:
     def _database(self) -> Path | None:
         is_file = str(self.uri).startswith(SQLITE)
         return Path(str(self.uri).removeprefix(SQLITE)).absolute() if is_file else None
-
-    @property
-    def _measures(self) -> bool:
-        if self.system_metrics is not None:
-            return self.system_metrics
-        return os.environ.get(MEASURES, "").lower() in ("true", "1")  # as MLflow reads it
 
     def open(self, folder: Path) -> BackgroundMirror:
         warn_of_variables(WITHOUT_EFFECT, WHY)
@@ -268,7 +265,7 @@ class MLflow:
             *self.connect(),
             folder,
             parent,
-            system_metrics=live and self._measures,
+            system_metrics=live and bool(self.system_metrics),
             upload_checkpoints=self.upload_checkpoints,
             register=self.register,
             trusted=trusted,

@@ -505,7 +505,7 @@ def test_a_variable_measures_the_machine_unless_the_configuration_says(
 ):
     if value is not None:
         monkeypatch.setenv("MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING", value)
-    assert MLflow(system_metrics=option)._measures is measures
+    assert MLflow(system_metrics=option).system_metrics is measures
 
 
 @pytest.mark.parametrize("name", ["MLFLOW_RUN_ID", "MLFLOW_RUN_NAME", "MLFLOW_RUN_CONTEXT"])
