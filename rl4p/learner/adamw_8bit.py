@@ -73,30 +73,27 @@ class Packed(NamedTuple):
 
 def packed(state: Any) -> Any:
     """Returns a state of Adam with both moments in codes."""
-
-    def moment(tree: Params, code: Code) -> Packed:
+    moments = []
+    for tree, code in ((state.mu, FIRST_MOMENT), (state.nu, SECOND_MOMENT)):
         leaves, treedef = jax.tree.flatten(tree)
         matrices = jax.tree.leaves(is_matrix(tree))
         pairs = [
             encoded(x, code, state.count) if matrix and block_of(x) else (jnp.float32(x), None)
             for x, matrix in zip(leaves, matrices, strict=True)
         ]
-        return Packed(*map(treedef.unflatten, zip(*pairs, strict=True)))
-
-    mu, nu = moment(state.mu, FIRST_MOMENT), moment(state.nu, SECOND_MOMENT)
-    return state._replace(mu=mu, nu=nu)
+        moments.append(Packed(*map(treedef.unflatten, zip(*pairs, strict=True))))
+    return state._replace(mu=moments[0], nu=moments[1])
 
 
 def unpacked(state: Any) -> Any:
     """Returns a state of Adam with both moments in float32."""
-
-    def moment(packed: Packed, code: Code) -> Params:
+    moments = []
+    for packed, code in ((state.mu, FIRST_MOMENT), (state.nu, SECOND_MOMENT)):
         codes, treedef = jax.tree.flatten(packed.codes)
         pairs = zip(codes, treedef.flatten_up_to(packed.scales), strict=True)
-        return treedef.unflatten([x if s is None else decoded(x, s, code) for x, s in pairs])
-
-    mu, nu = moment(state.mu, FIRST_MOMENT), moment(state.nu, SECOND_MOMENT)
-    return state._replace(mu=mu, nu=nu)
+        numbers = [x if s is None else decoded(x, s, code) for x, s in pairs]
+        moments.append(treedef.unflatten(numbers))
+    return state._replace(mu=moments[0], nu=moments[1])
 
 
 def block_of(x: Array) -> int | None:

@@ -7,6 +7,8 @@
 4. The devices add up their gradients. Until then they exchange parameters only.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -57,41 +59,40 @@ def device_gradient(
     params, frozen, coefficients = replicated
     decoder, microbatching = objective.decoder, objective.update.microbatching
 
+    # `params` are what is differentiated: this device's shards, in their own dtype. The decoder
+    # takes merged and gathered parameters in its dtype. Each differentiated function must merge by
+    # itself, because the backward pass of `gather` sums the gradient into the shards.
     def merge(params: Params) -> Params:
         return gather(merge_trees(frozen, params), decoder.dtype)
 
+    # 1. The prompts: [P, S]. From here on, a row begins with the last token of its prompt, which
+    # predicts the first one of the response. Nothing is shared if `prompts` has no columns.
     prompts = SharedPrompts.of(decoder, rows[0].trajectories, microbatching, shared=shared)
-    # If prompts are shared, a row from here on begins with the last token of its prompt.
     rows = collectives.padded(prompts.rest(rows))
     prefixes = prompts.keys_and_values(merge(params))
-    # Packing moves the tokens that the trunk runs, and nothing else: `rows`, which the loss reads,
-    # keep one row for each sequence. A critic reads the trunk's rows, so it prevents packing.
+
+    # There are two sets of rows now. `rows` are what the loss reads, one for each sequence.
+    # `trajectories` are what the trunk runs: the same, or packed, with several sequences in a row.
+    # A critic reads the trunk's rows as if they were the loss's, so it prevents packing.
     trajectories, packing = rows[0].trajectories, None
     if objective.rows_together == 1 and not objective.critic.active:
         packing = prompts.packing(trajectories.segment_ids_BT)
     if packing is not None:
         trajectories = packing.pack_trajectories(trajectories)
 
-    def loss(
-        params: Params,
-        prefix: KeysAndValues,
-        groups_b: Array,
-        micro: tuple[TrainingBatch, Array],
-        forward: Trajectories,
-        places: Packing | None = None,
-    ) -> tuple[Array, tuple[dict[str, Array], Array]]:
-        before = prompts.before(prefix, groups_b, packed=places is not None)
-        run = ForwardRows(forward, before, places)
-        return microbatch_loss(objective, merge(params), *micro, coefficients, run)
+    # 2. The microbatches, of b rows of the trunk.
+    loss = partial(microbatch_loss, objective, prompts, merge, coefficients)
 
     def add(totals: Totals, forward: Trajectories, at: MicrobatchRows) -> Totals:
         # `at` counts the rows of the trunk, and `own` the sequences in them: the same if no rows
         # are packed, else [places], of which an empty one is outside the batch and has weight 0.
-        groups_b, width = prompts.groups(at), forward.tokens_BT.shape[1]
+        groups_b, width = at.rows_b // prompts.group_size, forward.tokens_BT.shape[1]
         own, places = at, None
         if packing is not None:
             own, places = packing.of_microbatch(at, prompts.group_size)
         micro = jax.tree.map(lambda x: own.take(x, width), rows)
+        # The keys and values are an argument of their own, so that they get a gradient: of all
+        # rows of a group it is added up here, and goes back through the prompt once, in step 3.
         prefix = take_groups(prefixes, groups_b)
         differentiate = jax.grad(loss, argnums=(0, 1), has_aux=True)
         (gradient, prefix_gradient), (sums, gap_max) = differentiate(
@@ -127,6 +128,9 @@ def device_gradient(
         together=objective.rows_together,
         packed=packing is not None or UpdateTraits.read(objective.update).pack,
     )
+
+    # 3. The prompts again, and 4. the other devices. `gather` has already summed the gradient of a
+    # shard over the devices that gathered it; `total_gradient` sums over the others only.
     gradient = prompts.add_gradient(totals.gradient, merge, params, totals.prefix_gradient)
     mesh = objective.mesh
     sums, gap_max = collectives.total(mesh, totals.sums), collectives.largest(mesh, totals.gap_max)
@@ -135,20 +139,33 @@ def device_gradient(
 
 def microbatch_loss(
     objective: Objective,
-    params: Params,
-    micro: TrainingBatch,
-    weights_BT: Array,
+    prompts: SharedPrompts,
+    merge: Callable[[Params], Params],
     coefficients: dict[str, Array],
-    rows: ForwardRows,
+    params: Params,
+    prefix: KeysAndValues,
+    groups_b: Array,
+    micro: tuple[TrainingBatch, Array],
+    forward: Trajectories,
+    places: Packing | None = None,
 ) -> tuple[Array, tuple[dict[str, Array], Array]]:
     """Returns the weighted loss of a microbatch, and the sums and the largest gap for metrics.
 
+    The weights of the tokens were computed over the whole minibatch, so the losses of microbatches
+    only have to be added up.
+
     Args:
-      params: the merged parameters, in the dtype of the decoder.
-      rows: the rows that the trunk runs.
+      params, prefix: what is differentiated: the trained parameters, and the keys and values of the
+        prompts of the rows' groups.
+      micro: the rows that the loss reads, one for each sequence, and the weights of their tokens.
+      forward, places: the rows that the trunk runs, and the places of the sequences in them; None
+        if each has a row of its own.
     """
-    loss_BT, per_token = token_loss(objective, params, micro, coefficients, rows)
-    mask_BT = micro.loss_mask_BT
+    batch, weights_BT = micro
+    before = prompts.before(prefix, groups_b, packed=places is not None)
+    rows = ForwardRows(forward, before, places)
+    loss_BT, per_token = token_loss(objective, merge(params), batch, coefficients, rows)
+    mask_BT = batch.loss_mask_BT
     loss = jnp.sum(jnp.where(mask_BT, weights_BT * loss_BT, 0.0))
     sums = {name: masked_sum(x.astype(jnp.float32), mask_BT) for name, x in per_token.items()}
     sums |= {"loss": loss, "tokens": jnp.sum(mask_BT, dtype=jnp.float32)}

@@ -227,7 +227,7 @@ def device_scores(
     def score(
         scores: dict[str, Array], micro: Trajectories, rows: MicrobatchRows
     ) -> dict[str, Array]:
-        groups_b = prompts.groups(rows)
+        groups_b = rows.rows_b // prompts.group_size
         layers = take_groups(prefixes, groups_b)
         before = prompts.before(layers, groups_b, packed=packing is not None)
         hidden_BTD = trunk(decoder, params, micro, before)

@@ -1,4 +1,20 @@
-"""Microbatches of rows of similar length: little padding, and one program for all lengths."""
+"""Microbatches of rows of similar length: little padding, and one program for all lengths.
+
+Rows are sorted by length, the longest first, and run in loops of a few shapes (rows x width), here
+with at most 2048 tokens:
+
+    loops     2 x 1024    2 x 768    3 x 576    ...    16 x 128
+    lengths   900 610     590 300    -                 120 80 ...
+
+A loop runs while rows are left that are too long for the next one. Each of its microbatches takes
+the next rows, also shorter ones. The shapes are static, and only the numbers of iterations depend
+on the data, so one program serves all lengths.
+
+The first trap: devices that gather parameters do so within an iteration, and would wait for ever
+for one that has left the loop. So all make as many iterations as the device with the most wide rows
+(`in_step`). The second: a microbatch may reach beyond the last row. Such a place has the row number
+B, which reads 0 and is never written (a negative number would count from the end).
+"""
 
 import re
 from collections.abc import Callable, Sequence
@@ -78,7 +94,7 @@ def fold(
     # [blocks, together]: blocks of neighbours by their longest row, the longest first.
     order_B = jnp.argsort(-longest)[:, None] * together + jnp.arange(together)[None]
     order_B = order_B.reshape(-1)
-    carry = jnp.int32(0), start
+    carry = jnp.int32(0), start  # the number of rows that are done, and the value
     for index, loop in enumerate(loops(B, T, microbatching, together, packed=packed)):
         # All devices must make the same number of iterations where they exchange parameters within
         # one (`in_step`): a device with fewer wide rows runs rows of a narrower loop here.

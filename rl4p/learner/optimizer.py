@@ -35,13 +35,13 @@ def is_inner_matrix(params: Params) -> Params:
 
 def stacked_axes(params: Params) -> Params:
     """Returns the number of leading axes of each leaf that stack blocks: 0, 1 (L) or 2 (L, E)."""
-
-    def count(path: Any, leaf: Array, matrix: bool) -> int:
-        if matrix:
-            return leaf.ndim - 2
-        return int(any(entry.key == "layers" for entry in path))
-
-    return jax.tree_util.tree_map_with_path(count, params, is_matrix(params))
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf, matrix: (
+            leaf.ndim - 2 if matrix else int(any(entry.key == "layers" for entry in path))
+        ),
+        params,
+        is_matrix(params),
+    )
 
 
 def blockwise(transform: optax.GradientTransformation) -> optax.GradientTransformation:
@@ -58,25 +58,19 @@ def blockwise(transform: optax.GradientTransformation) -> optax.GradientTransfor
         return jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), results)
 
     def init(params: Params) -> Any:
-        def one(param: Array, axes: int) -> Any:
-            return over_blocks(transform.init, param, axes)
-
-        return jax.tree.map(one, params, stacked_axes(params))
+        return jax.tree.map(
+            lambda param, axes: over_blocks(transform.init, param, axes),
+            params,
+            stacked_axes(params),
+        )
 
     def update(gradient: Params, state: Any, params: Params | None = None) -> tuple[Params, Any]:
         if params is None:
             raise ValueError("A blockwise transform needs the parameters: pass params to update.")
         leaves, treedef = jax.tree.flatten(gradient)
-        results = [
-            over_blocks(transform.update, *leaf_and_rest)
-            for leaf_and_rest in zip(
-                leaves,
-                jax.tree.leaves(stacked_axes(params)),
-                treedef.flatten_up_to(state),
-                jax.tree.leaves(params),
-                strict=True,
-            )
-        ]
+        axes, states = jax.tree.leaves(stacked_axes(params)), treedef.flatten_up_to(state)
+        blocks = zip(leaves, axes, states, jax.tree.leaves(params), strict=True)
+        results = [over_blocks(transform.update, *leaf_and_rest) for leaf_and_rest in blocks]
         updates, states = zip(*results, strict=True)
         return treedef.unflatten(updates), treedef.unflatten(states)
 

@@ -1,10 +1,22 @@
 """Shared prompts: a prompt runs forward and backward once for all rows of its group.
 
-A row then consists of the last token of its prompt and the response. The row's attention reads the
-prefix keys and values, which are computed once per group. The gradients of the keys and values are
-summed over the rows and go back through the prompt once. For a prompt of S tokens and G responses
-of R, an update costs 4 S + 3 G R token forwards instead of 3 G (S + R). The prompt costs 4 and not
-3, because its activations are not kept: its forward pass runs again before its backward pass.
+A row then consists of the last token of its prompt and the response:
+
+    columns      0 ... S - 1       S                    S + 1 ...
+    [P, S]       prompt of group   -                    -           `keys_and_values`
+    [B, T - S]   -                 last prompt token    response    `rest`, behind `before`
+
+The last token of the prompt is in the row, because it predicts the first token of the response. The
+row's attention reads the prefix keys and values, which are computed once per group. The gradients
+of the keys and values are summed over the rows and go back through the prompt once
+(`device_gradient.py`). For a prompt of S tokens and G responses of R, an update costs 4 S + 3 G R
+token forwards instead of 3 G (S + R). The prompt costs 4 and not 3, because its activations are not
+kept: its forward pass runs again before its backward pass.
+
+The trap is the bookkeeping. Prompts are padded on the left, and a microbatch of prompts is only as
+wide as its longest. A prefix nevertheless begins in column 0, because `fold` moves each prompt to
+the left: its padding is behind it. Rows of a group must be neighbours, and a row of padding has the
+group P, which reads zeros and is never written.
 
 Several responses of a group may share a row behind their prompt (`packing.py`).
 """
@@ -100,7 +112,8 @@ class SharedPrompts:
         def put(
             prefixes: KeysAndValues, part: tuple[Array, ...], rows: MicrobatchRows
         ) -> KeysAndValues:
-            # A microbatch of prompts is as wide as its longest; the keys behind have segment 0.
+            # A microbatch of prompts is as wide as its longest, so its part of the prefixes is
+            # filled up with zeros. Nobody sees them: `before` gives the keys there segment 0.
             more = (0, S - part[0].shape[1])
             keys, values = self.decoder.keys_and_values(params, *part)
             keys = jnp.pad(keys, [(0, 0)] * 4 + [more])
@@ -157,15 +170,12 @@ class SharedPrompts:
         of_packed = loops(B, T, self.microbatching, packed=True)
         return Packing.of_groups(segment_ids_BT, self.group_size, of_packed, cost)
 
-    def groups(self, rows: MicrobatchRows) -> Array:
-        """Returns the group of each row of a microbatch; P (no group) for a row of padding."""
-        return rows.rows_b // self.group_size
-
     def before(self, layers: KeysAndValues, groups_b: Array, *, packed: bool) -> Prefix | None:
-        """Returns the prefix keys and values of rows.
+        """Returns the prefix keys and values of rows; None if nothing is shared.
 
         Args:
-          layers: what `take_groups` returns.
+          layers: the groups' keys and values (`take_groups`).
+          groups_b: the group of each row; P (no group) for a row of padding.
           packed: whether the rows are packed (`Packing.pack_trajectories`).
         """
         if not self.columns:

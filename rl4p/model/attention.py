@@ -30,7 +30,6 @@ def check_kernel(kernel: Kernel, config: DecoderConfig, dtype: str, platform: st
     Raises:
       InputError: the kernel cannot be used; says why.
     """
-    name = f"model.attention={kernel}"
     if kernel == "xla":
         return
     where, devices = {"cudnn": ("gpu", "an NVIDIA GPU"), "splash": ("tpu", "a TPU")}[kernel]
@@ -44,7 +43,7 @@ def check_kernel(kernel: Kernel, config: DecoderConfig, dtype: str, platform: st
     }
     for reason, holds in reasons.items():
         if holds:
-            raise InputError(f"{name} {reason}: choose model.attention=xla.")
+            raise InputError(f"model.attention={kernel} {reason}: choose model.attention=xla.")
 
 
 def cudnn(
@@ -94,10 +93,9 @@ def splash(
         return run(*arguments)
     heads, keys = PartitionSpec(None, None, "tp"), PartitionSpec(None, "tp")
     places = (heads, keys, keys, PartitionSpec(), PartitionSpec())
-    divided = jax.shard_map(
-        run, in_specs=places, out_specs=heads, axis_names={"tp"}, check_vma=False
+    return jax.shard_map(run, in_specs=places, out_specs=heads, axis_names={"tp"}, check_vma=False)(
+        *arguments
     )
-    return divided(*arguments)
 
 
 def splash_on_heads(
@@ -125,8 +123,9 @@ def splash_on_heads(
     q_BTKGh = jnp.reshape(q_BTHh * query_scalar**-0.5, (B, T, K, H // K, h))
     k_BKSh = k_BKhS.swapaxes(2, 3)
     if S > T and softcap is None:
-        q_BTKGh, k_BKSh = with_sequences(q_BTKGh, k_BKSh, segment_ids_BT, segment_ids_BS)
-        segment_ids_BT, segment_ids_BS = kernel_segments(segment_ids_BT, segment_ids_BS)
+        q_BTKGh, k_BKSh, segment_ids_BT, segment_ids_BS = with_sequences(
+            q_BTKGh, k_BKSh, segment_ids_BT, segment_ids_BS
+        )
     q = filled(q_BTKGh.transpose(0, 2, 3, 1, 4), 3, T + more)
     k, v = filled(k_BKSh, 2, keys), filled(v_BKSh, 2, keys)
     ids = splash_attention.SegmentIds(
@@ -135,12 +134,8 @@ def splash_on_heads(
     mask = splash_attention.CausalMask((T + more, keys), offset=S - T)
     block_q, block_kv = (max(b for b in (128, 256, 512) if n % b == 0) for n in (T + more, keys))
     sizes = splash_attention.BlockSizes(
-        block_q=block_q,
-        block_kv=block_kv,
-        block_q_dkv=block_q,
-        block_kv_dkv=block_kv,
-        block_q_dq=block_q,
-        block_kv_dq=block_kv,
+        **dict.fromkeys(("block_q", "block_q_dkv", "block_q_dq"), block_q),
+        **dict.fromkeys(("block_kv", "block_kv_dkv", "block_kv_dq"), block_kv),
     )
     kernel = splash_attention.make_splash_mqa_single_device(
         splash_attention.MultiHeadMask([mask] * (H // K)),
@@ -155,12 +150,13 @@ def splash_on_heads(
 
 def with_sequences(
     q_BTKGh: Array, k_BKSh: Array, segment_ids_BT: Array, segment_ids_BS: Array
-) -> tuple[Array, Array]:
-    """Returns queries and keys with eight more columns, which separate the sequences of a row.
+) -> tuple[Array, Array, Array, Array]:
+    """Returns queries and keys with eight more columns, and the segments for the kernel.
 
     In the kernel a key has one segment, but all sequences of a packed row see their prompt. So the
-    prompt and they have the same segment there (`kernel_segments`). The new columns lower the score
-    of a key of another sequence by `APART`, and add 0 to all other scores.
+    prompt and all positive segments are 1 there; the others keep their number, without its sign.
+    The new columns separate the sequences: they lower the score of a key of another sequence by
+    `APART`, and add 0 to all other scores.
     """
     T, S = segment_ids_BT.shape[1], segment_ids_BS.shape[1]
     before_BT = jnp.pad(segment_ids_BT[:, :-1], ((0, 0), (1, 0)))
@@ -170,21 +166,13 @@ def with_sequences(
     own = jnp.broadcast_to(own_BTM[:, :, None, None], (*q_BTKGh.shape[:-1], MOST_SEQUENCES))
     others = jnp.broadcast_to(others_BSM[:, None], (*k_BKSh.shape[:-1], MOST_SEQUENCES))
     q = jnp.concatenate([q_BTKGh, APART * own], axis=-1)
-    return q, jnp.concatenate([k_BKSh, others.astype(k_BKSh.dtype)], axis=-1)
-
-
-def kernel_segments(segment_ids_BT: Array, segment_ids_BS: Array) -> tuple[Array, Array]:
-    """Returns the segments of queries and keys for the kernel.
-
-    In rows with a shared prompt, it and all positive segments are 1. The others keep their number,
-    without its sign.
-    """
+    k = jnp.concatenate([k_BKSh, others.astype(k_BKSh.dtype)], axis=-1)
     shared_B1 = jnp.any(segment_ids_BS == SHARED_PROMPT, axis=1, keepdims=True)
-
-    def of(ids: Array) -> Array:
-        return jnp.where(shared_B1 & (ids > 0), 1, jnp.abs(ids))
-
-    return of(segment_ids_BT), of(segment_ids_BS)
+    ids_BT, ids_BS = (
+        jnp.where(shared_B1 & (ids > 0), 1, jnp.abs(ids))
+        for ids in (segment_ids_BT, segment_ids_BS)
+    )
+    return q, k, ids_BT, ids_BS
 
 
 QUERY_BLOCK = 64
@@ -217,11 +205,9 @@ class Views(NamedTuple):
         """
         view, *others = self.inputs
         for i, other in enumerate(others, 1):
+            pairs = zip(other, view, strict=True)
             view = AttentionInputs(
-                *(
-                    a if a is b else jnp.where(index == i, a, b)
-                    for a, b in zip(other, view, strict=True)
-                )
+                *(a if a is b else jnp.where(index == i, a, b) for a, b in pairs)
             )
         return view
 
@@ -265,11 +251,12 @@ def views(
     if c.local_rope_theta is not None:
         local = rotations(positions_BT, c.head_width, c.local_rope_theta, None)
 
-    def inputs(kind: LayerKind) -> AttentionInputs:
+    inputs = []
+    for kind in kinds:
         turns = none if kind.unrotated else local if kind.slides else whole
-        return AttentionInputs(*turns, masks[kind.slides], segment_ids_BT, key_segments_BS)
-
-    return Views(kinds, tuple(map(inputs, kinds)))
+        view = AttentionInputs(*turns, masks[kind.slides], segment_ids_BT, key_segments_BS)
+        inputs.append(view)
+    return Views(kinds, tuple(inputs))
 
 
 def softcapped(x: Array, cap: float | None) -> Array:

@@ -43,15 +43,9 @@ def write_columns(
     if mesh.size == 1:
         return run(cache, new, slot_B)
     rows, heads = PartitionSpec(ROW_AXES), PartitionSpec(ROW_AXES, "tp")
+    places = {"in_specs": (heads, heads, rows), "out_specs": heads}
     # The compiler cannot divide a kernel.
-    divided = jax.shard_map(
-        run,
-        mesh=mesh.devices,
-        in_specs=(heads, heads, rows),
-        out_specs=heads,
-        check_vma=False,
-    )
-    return divided(cache, new, slot_B)
+    return jax.shard_map(run, mesh=mesh.devices, **places, check_vma=False)(cache, new, slot_B)
 
 
 def of_device(cache: Array, new: Array, slot_B: Array, *, axis: int, interpret: bool) -> jax.Array:

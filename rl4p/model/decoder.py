@@ -70,12 +70,8 @@ class Decoder:
             )
 
     @property
-    def narrow_on_cpu(self) -> bool:
-        """Whether this decoder runs on a CPU in bfloat16."""
-        return self.platform == "cpu" and self.dtype == "bfloat16"
-
-    @property
     def layer(self) -> Layer:
+        narrow_on_cpu = self.platform == "cpu" and self.dtype == "bfloat16"
         return Layer(
             self.config,
             jnp.dtype(self.dtype),
@@ -83,18 +79,9 @@ class Decoder:
             self.attention,
             self.lora.scale,
             # Products of bfloat16 reach the matrix units of a CPU (AMX) only with float32 sums.
-            sums="float32" if self.narrow_on_cpu else None,
+            sums="float32" if narrow_on_cpu else None,
             parent=None,
         )
-
-    @property
-    def cache_dtype(self) -> str:
-        """The dtype of `empty_cache`.
-
-        The compiler for CPUs has no write of bfloat16, and would convert the whole cache to float32
-        and back for each new token.
-        """
-        return "float32" if self.narrow_on_cpu else self.dtype
 
     def init(self, key: Array) -> Params:
         """Returns float32 parameters: normal(0, 0.02), residual outputs scaled by 1/sqrt(2 L)."""
@@ -104,10 +91,8 @@ class Decoder:
         ones = jnp.ones((1, 1), jnp.int32)
         view = AttentionInputs(angle, angle, jnp.ones((1, 1, 1), bool), ones, ones)
 
-        def init_layer(layer_key: jax.Array) -> Params:
-            return self.layer.init(layer_key, x_BTD, view)["params"]
-
-        layers = jax.vmap(init_layer)(jax.random.split(key_layers, c.layers))
+        init_layer = jax.vmap(lambda key: self.layer.init(key, x_BTD, view)["params"])
+        layers = init_layer(jax.random.split(key_layers, c.layers))
         for parent, name in (
             (layers["output"], "kernel"),
             (layers["experts"], "down") if c.experts else (layers["down"], "kernel"),
@@ -186,8 +171,9 @@ class Decoder:
         if self.remat != "none" or gathered_axes():
             # A loop already keeps the compiler from merging the recomputation with the original.
             run_layer = jax.checkpoint(run_layer, prevent_cse=self.unroll, policy=saved)
-        index_of = seen.kinds.index
-        kinds_L = jnp.asarray([*map(index_of, c.kinds)]) if len(seen.kinds) > 1 else None
+        kinds_L = None
+        if len(seen.kinds) > 1:
+            kinds_L = jnp.asarray([seen.kinds.index(kind) for kind in c.kinds])
         caches = None if before is None else before.layers
         scanned = params["layers"], kinds_L, caches
         x_BTD = self.embed(params, collectives.own(tokens_BT))
@@ -212,13 +198,18 @@ class Decoder:
         return softcapped(logits, self.config.logits_softcap)
 
     def empty_cache(self, rows: int, slots: int) -> Cache:
-        c = self.config
-        heads, h = c.num_kv_heads, c.head_width
+        """Returns a cache in the dtype of activations, but on a CPU in float32.
+
+        The compiler for CPUs has no write of bfloat16, and would convert the whole cache to float32
+        and back for each new token.
+        """
+        K, h = self.config.num_kv_heads, self.config.head_width
+        dtype = "float32" if self.platform == "cpu" else self.dtype
         zeros = jnp.zeros((rows, slots), jnp.int32)
-        keys, values = (rows, heads, h, slots), (rows, heads, slots, h)
+        shapes = (rows, K, h, slots), (rows, K, slots, h)
         layers = tuple(
-            (jnp.zeros(keys, self.cache_dtype), jnp.zeros(values, self.cache_dtype))
-            for _ in range(c.layers)
+            (jnp.zeros(shapes[0], dtype), jnp.zeros(shapes[1], dtype))
+            for _ in range(self.config.layers)
         )
         return Cache(layers=layers, positions_BS=zeros, segment_ids_BS=zeros)
 

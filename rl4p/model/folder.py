@@ -86,10 +86,7 @@ def matching(names: list[str], patterns: tuple[str, ...]) -> list[str]:
 
 def tokenizer_files(folder: Path) -> list[Path]:
     """Returns the files of a folder's tokenizer and chat templates, in the order of their names."""
-    return [
-        folder / name
-        for name in matching(sorted(p.name for p in folder.iterdir()), TOKENIZER_FILES)
-    ]
+    return [folder / name for name in matching(file_names(folder), TOKENIZER_FILES)]
 
 
 SHIPPED = {"rl4p/tiny": Path(__file__).parent / "tiny"}

@@ -129,9 +129,19 @@ def read_nf4(read: Callable[..., np.ndarray], shape: NF4Kernel, place: NF4Kernel
     Args:
       read: `read_part` of the kernel.
       shape, place: the shapes and the shardings of its codes and scales.
+
+    Raises:
+      InputError: a device would not get whole blocks.
     """
     scales: dict[Any, np.ndarray] = {}  # by the inputs and outputs of a device
-    check_divided(shape.scales, place.scales)
+    try:
+        place.scales.shard_shape(shape.scales.shape)
+    except ValueError:
+        raise InputError(
+            f"model.param_dtype=nf4 holds blocks of {BLOCK} inputs, and {shape.scales.shape[-2]} "
+            "blocks cannot be divided among the devices of the mesh: use fewer along fsdp and tp, "
+            "or model.param_dtype=bfloat16."
+        ) from None
 
     def bounds(index: Any, inputs: int) -> tuple[int, ...]:
         _, rows, columns = (part.indices(n)[:2] for part, n in zip(index, shape.shape, strict=True))
@@ -151,22 +161,6 @@ def read_nf4(read: Callable[..., np.ndarray], shape: NF4Kernel, place: NF4Kernel
         shape.scales.shape, place.scales, lambda index: scales[bounds(index, BLOCK)]
     )
     return jax.block_until_ready(NF4Kernel(codes, made))
-
-
-def check_divided(scales: Any, place: Any) -> None:
-    """Checks that each device gets whole blocks of a kernel.
-
-    Raises:
-      InputError: it does not.
-    """
-    try:
-        place.shard_shape(scales.shape)
-    except ValueError:
-        raise InputError(
-            f"model.param_dtype=nf4 holds blocks of {BLOCK} inputs, and {scales.shape[-2]} blocks "
-            "cannot be divided among the devices of the mesh: use fewer along fsdp and tp, or "
-            "model.param_dtype=bfloat16."
-        ) from None
 
 
 def read_part(

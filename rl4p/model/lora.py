@@ -88,16 +88,16 @@ class LoRA:
                 f"{', '.join(names)}."
             )
 
-        def adapter(name: str) -> Params:
-            L, D, F = kernels[name].shape
+        layers = {}
+        for name, kernel in kernels.items():
+            L, D, F = kernel.shape
             bound = 1 / math.sqrt(D)
             own = jax.random.fold_in(key, PROJECTIONS.index(name))
-            return {
+            layers[name] = {
                 "lora_a": jax.random.uniform(own, (L, D, self.rank), minval=-bound, maxval=bound),
                 "lora_b": jnp.zeros((L, self.rank, F)),
             }
-
-        return {"layers": {name: adapter(name) for name in kernels}}
+        return {"layers": layers}
 
 
 def merge_trees(frozen: Params, trained: Params) -> Params:

@@ -29,12 +29,6 @@ def product(x: Array, kernel_DF: Array, sums: str | None = None) -> Array:
     return rounded("...D,DF->...F", x, kernel_DF, sums)
 
 
-def product_forward(
-    x: Array, kernel_DF: Array, sums: str | None
-) -> tuple[Array, tuple[Array, Array]]:
-    return product(x, kernel_DF, sums), (x, kernel_DF)
-
-
 def product_backward(
     sums: str | None, saved: tuple[Array, Array], dy: Array
 ) -> tuple[Array, Array]:
@@ -44,7 +38,7 @@ def product_backward(
     return dx, rounded("ND,NF->DF", x_ND, dy_NF, sums)
 
 
-product.defvjp(product_forward, product_backward)
+product.defvjp(lambda x, W, sums: (product(x, W, sums), (x, W)), product_backward)
 
 
 def rounded(axes: str, x: Array, y: Array, sums: str | None) -> Array:

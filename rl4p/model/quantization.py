@@ -87,7 +87,7 @@ def quantized_shapes(shapes: Params) -> Params:
     """
 
     def of(path: tuple, x: Any) -> Any:
-        if not is_projection(path):
+        if path[0].key != "layers" or path[-1].key != "kernel":  # not a projection
             return x.update(dtype="bfloat16")
         *leading, D, F = x.shape
         if D % BLOCK:
@@ -101,11 +101,6 @@ def quantized_shapes(shapes: Params) -> Params:
         )
 
     return jax.tree.map_with_path(of, shapes)
-
-
-def is_projection(path: tuple) -> bool:
-    """Returns whether a parameter is the kernel of a projection in a layer."""
-    return path[0].key == "layers" and path[-1].key == "kernel"
 
 
 MXFP4 = "mxfp4"

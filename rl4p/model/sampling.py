@@ -204,7 +204,8 @@ def next_tokens(
     if V >= TWO_STAGES:
         return drawn_in_two_stages(logits_BV, keys_B, t_B, greedy)
     logprobs_BV = jax.nn.log_softmax(logits_BV, axis=-1)
-    noisy_BV = logprobs_BV + noise(keys_B, t_B, V)
+    gumbel = jax.vmap(lambda key, t: jax.random.gumbel(jax.random.fold_in(key, t), (V,)))
+    noisy_BV = logprobs_BV + gumbel(keys_B, t_B)
     greedy = jnp.asarray(greedy)[..., None]
     token_B = first_of_the_largest(jnp.where(greedy, logits_BV, noisy_BV))
     return token_B, of_tokens(logprobs_BV, token_B)
@@ -228,11 +229,8 @@ def drawn_in_two_stages(
     column. The sum of all normalises the log-probability too, which saves a pass over the logits.
     """
     B, V = logits_BV.shape
-
-    def two_numbers(key: Array, t: Array) -> jax.Array:
-        return jax.random.uniform(jax.random.fold_in(key, t), (2,))
-
-    numbers_B2 = jax.vmap(two_numbers)(keys_B, t_B)
+    two_numbers = jax.vmap(lambda key, t: jax.random.uniform(jax.random.fold_in(key, t), (2,)))
+    numbers_B2 = two_numbers(keys_B, t_B)
     largest_B1 = jnp.max(logits_BV, axis=-1, keepdims=True)
     padded_BV = jnp.pad(jnp.exp(logits_BV - largest_B1), ((0, 0), (0, -V % ROWS)))
     masses_BRC = padded_BV.reshape(B, ROWS, -1)
@@ -266,15 +264,6 @@ def first_over(masses_BN: Array, sums_BN: Array, number_B: Array) -> jax.Array:
     sums_BN = jnp.where(masses_BN > 0, sums_BN, 0.0)
     over_BN = sums_BN > number_B[:, None] * jnp.max(sums_BN, axis=-1, keepdims=True)
     return jnp.min(jnp.where(over_BN, jnp.arange(N, dtype=jnp.int32), N - 1), axis=-1)
-
-
-def noise(keys_B: Array, t_B: Array, V: int) -> Array:
-    """Returns Gumbel noise [B, V], drawn for each row by its key folded with t."""
-
-    def row_noise(key: Array, t: Array) -> Array:
-        return jax.random.gumbel(jax.random.fold_in(key, t), (V,))
-
-    return jax.vmap(row_noise)(keys_B, t_B)
 
 
 def first_of_the_largest(x_BV: Array) -> jax.Array:

@@ -34,12 +34,6 @@ def head_product(hidden: Array, narrow_VD: Array, exact_VD: Array) -> jax.Array:
     return float32_product(hidden, narrow_VD, over_width)
 
 
-def head_product_forward(
-    hidden: Array, narrow_VD: Array, exact_VD: Array
-) -> tuple[jax.Array, tuple[Array, Array]]:
-    return head_product(hidden, narrow_VD, exact_VD), (hidden, narrow_VD)
-
-
 def head_product_backward(
     saved: tuple[Array, Array], dy: Array
 ) -> tuple[jax.Array, None, jax.Array]:
@@ -50,7 +44,13 @@ def head_product_backward(
     return dhidden.astype(hidden.dtype), None, dhead_VD
 
 
-head_product.defvjp(head_product_forward, head_product_backward)
+head_product.defvjp(
+    lambda hidden, narrow_VD, exact_VD: (
+        head_product(hidden, narrow_VD, exact_VD),
+        (hidden, narrow_VD),
+    ),
+    head_product_backward,
+)
 
 
 @jax.custom_vjp
@@ -59,16 +59,17 @@ def rows_of_table(table_VD: Array, tokens: Array) -> jax.Array:
     return jnp.asarray(table_VD)[tokens]
 
 
-def rows_of_table_forward(table_VD: Array, tokens: Array) -> tuple[jax.Array, tuple[Array, Array]]:
-    # The empty array carries the vocabulary and the dtype of the table.
-    empty = jnp.zeros((table_VD.shape[0], 0), table_VD.dtype)
-    return rows_of_table(table_VD, tokens), (tokens, empty)
-
-
 def rows_of_table_backward(saved: tuple[Array, Array], dy: Array) -> tuple[jax.Array, None]:
     tokens, empty = saved
     zeros_VD = jnp.zeros((empty.shape[0], dy.shape[-1]), jnp.float32)
     return zeros_VD.at[tokens].add(dy.astype(jnp.float32)).astype(empty.dtype), None
 
 
-rows_of_table.defvjp(rows_of_table_forward, rows_of_table_backward)
+rows_of_table.defvjp(
+    lambda table_VD, tokens: (
+        rows_of_table(table_VD, tokens),
+        # The empty array carries the vocabulary and the dtype of the table.
+        (tokens, jnp.zeros((table_VD.shape[0], 0), table_VD.dtype)),
+    ),
+    rows_of_table_backward,
+)
