@@ -113,13 +113,13 @@ class MaxEntGRPO(AdvantageOptions):
         w_B = jnp.exp(group_log_softmax(logits_B, valid_B, group_ids_B))
         zero_B = group.equal_B | ~valid_B
         advantages_B = jnp.where(zero_B, 0.0, group.count_B * w_B - 1.0)
-        if self.tau_learning_rate:
-            memory = self._controlled(memory, scores["entropy"], mask_BT)
-        return spread_over_tokens(advantages_B, trajectories), memory
+        advantages_BT = spread_over_tokens(advantages_B, trajectories)
+        if not self.tau_learning_rate:
+            return advantages_BT, memory
 
-    def _controlled(self, memory: Memory, entropy_BT: Array, mask_BT: Array) -> Memory:
+        # The next step's tau.
         tokens = jnp.sum(mask_BT, dtype=jnp.float32)
-        now = masked_sum(entropy_BT, mask_BT) / jnp.maximum(tokens, 1)
+        now = masked_sum(scores["entropy"], mask_BT) / jnp.maximum(tokens, 1)
         average = jnp.where(memory["steps"] == 0, now, 0.9 * memory["entropy"] + 0.1 * now)
         steps, log_tau = memory["steps"] + 1, memory["log_tau"]
         updated = log_tau + self.tau_learning_rate * (self.target_entropy - average)
@@ -130,4 +130,5 @@ class MaxEntGRPO(AdvantageOptions):
             "steps": steps,
         }
         # A step without a valid token has no entropy, and leaves the memory unchanged.
-        return {name: jnp.where(tokens > 0, x, memory[name]) for name, x in new.items()}
+        memory = {name: jnp.where(tokens > 0, x, memory[name]) for name, x in new.items()}
+        return advantages_BT, memory

@@ -105,11 +105,7 @@ def devices() -> int:
 
 
 def own(x: Array, axis: int = 1) -> Array:
-    """Returns this device's part of an axis, such as the columns of [B, T].
-
-    Raises:
-      ValueError: the devices do not divide the axis.
-    """
+    """Returns this device's part of an axis, such as the columns of [B, T]."""
     n, size = devices(), x.shape[axis]
     if n == 1:
         return x

@@ -62,7 +62,6 @@ class Connections:
         Args:
           host, port: the address of process 0.
           run: a text that must be equal on all processes.
-          timeout: seconds.
 
         Raises:
           RunError: some processes did not connect; names them.
@@ -312,13 +311,10 @@ def kept_alive(connection: socket.socket) -> socket.socket:
     return connection
 
 
-def send(connection: socket.socket, **message: Any) -> bool:
-    """Sends a message, and returns whether that succeeded."""
-    try:
+def send(connection: socket.socket, **message: Any) -> None:
+    """Sends a message, if the connection is still open."""
+    with suppress(OSError):
         connection.sendall(json.dumps(message).encode() + b"\n")
-    except OSError:
-        return False
-    return True
 
 
 def receive(connection: socket.socket, timeout: float) -> dict[str, Any] | None:

@@ -131,10 +131,6 @@ class Mesh(ProcessOptions):
 
         Its `tp` divides the KV heads. Its `fsdp` is the number of devices with the same KV heads.
 
-        Args:
-          heads: the number of query heads.
-          num_kv_heads: the number of KV heads.
-
         Raises:
           InputError: `sampling_tp` does not divide the devices that sample.
         """
@@ -157,11 +153,7 @@ class Mesh(ProcessOptions):
         return jax.random.key(seed)
 
     def configured_sizes(self) -> dict[str, Any]:
-        """Returns the sizes of all axes in the configuration, where -1 and `host` are not replaced.
-
-        Raises:
-          InputError: `shape` is invalid.
-        """
+        """Returns the sizes of all axes in the configuration, where -1 and `host` still stand."""
         if self.shape is not None:
             return sizes_of(str(self.shape))
         return {axis: getattr(self, axis) for axis in AXES}
@@ -239,11 +231,7 @@ class Mesh(ProcessOptions):
         return place(tree, self.replicated)
 
     def check_divides(self, dimensions: Mapping[str, int]) -> None:
-        """Checks that the mesh divides a model's dimensions, named as in `partition.RULES`.
-
-        Raises:
-          InputError: an axis of the mesh does not divide a dimension that it shards.
-        """
+        """Raises InputError unless the mesh divides a model's dimensions (`partition.RULES`)."""
         shape = self.devices.shape
         for name, size in dimensions.items():
             axis = RULES[name]
@@ -252,13 +240,7 @@ class Mesh(ProcessOptions):
             check_divisible(" x ".join(f"mesh.{key}" for key in keys), parts, name, size)
 
     def check_divides_sampling(self, dimensions: Mapping[str, int]) -> None:
-        """Checks that `sampling_tp` divides the dimensions of a policy.
-
-        It need not divide the heads (`SamplingMesh`).
-
-        Raises:
-          InputError: it does not divide a dimension.
-        """
+        """Raises InputError unless `sampling_tp` divides a model's dimensions, except its heads."""
         for name, size in divided_by_sampling(dimensions).items():
             if self.sampling_tp:
                 check_divisible("mesh.sampling_tp", self.sampling_tp, name, size)
@@ -339,11 +321,7 @@ def divided_by_sampling(dimensions: Mapping[str, int]) -> dict[str, int]:
 
 
 def check_divisible(key: str, parts: int, name: str, size: int) -> None:
-    """Checks that an axis of a mesh divides a dimension of a model.
-
-    Raises:
-      InputError: it does not.
-    """
+    """Checks that an axis of a mesh divides a dimension of a model."""
     if size % parts:
         fits = [n for n in range(1, size + 1) if size % n == 0]
         nearest = min(fits, key=lambda n: (abs(n - parts), n))

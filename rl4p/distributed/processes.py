@@ -89,11 +89,7 @@ def join_processes(config: DictConfig) -> Iterator[bool]:
 
 
 def from_keys(mesh: DictConfig) -> tuple[str, int, int, None] | None:
-    """Returns coordinator, processes, process and devices; None for a single process.
-
-    Raises:
-      InputError: some of the three keys are missing or invalid.
-    """
+    """Returns coordinator, processes, process and devices; None for a single process."""
     if (mesh.coordinator, mesh.processes, mesh.process) == (None, None, None):
         return None
     if None in (mesh.coordinator, mesh.processes, mesh.process):
@@ -112,11 +108,7 @@ def from_keys(mesh: DictConfig) -> tuple[str, int, int, None] | None:
 
 
 def from_cluster(mesh: DictConfig) -> tuple[str, int, int, Any] | None:
-    """Returns the same as `from_keys`, read by JAX from SLURM, Open MPI, Kubernetes or a TPU host.
-
-    Raises:
-      InputError: no such cluster started this process.
-    """
+    """Returns what `from_keys` does, read by JAX from SLURM, Open MPI, Kubernetes or a TPU host."""
     from jax._src.clusters import ClusterEnv  # jax.distributed.initialize uses it too
 
     detected = ClusterEnv.auto_detect_unset_distributed_params(

@@ -72,12 +72,11 @@ class Compiled(Generic[P, R]):
 def compiled(
     *static: str, donates: bool = False, check: Callable[P, None] | None = None
 ) -> Callable[[Callable[P, R]], Compiled[P, R]]:
-    """Returns a decorator that compiles a function of a `TrainState`.
+    """Returns a decorator that compiles a function of a `TrainState` (`Compiled`).
 
     Args:
       static: the names of the static arguments.
       donates: whether the buffers of the argument `state` are donated.
-      check: a function that is called with the arguments before each call.
     """
 
     def decorate(function: Callable[P, R]) -> Compiled[P, R]:
@@ -245,11 +244,7 @@ def forward_backward(
 
 
 def check_version(optimizer: Optimizer, mesh: Mesh, state: TrainState, gradient: Gradient) -> None:
-    """Refuses a gradient of other weights than the state's.
-
-    Raises:
-      RunError: the weight versions differ.
-    """
+    """Refuses a gradient of other weights than the state's."""
     if int(gradient.version) != int(state.step):
         raise RunError(
             f"The gradient was computed with the weights of step {int(gradient.version)}, but the "

@@ -126,11 +126,7 @@ def trunk(
     if decoder.attention != "xla" and collectives.devices() == 1:
         ours = slice(-1)
     hidden_BTD = decoder.hidden(
-        params,
-        t.tokens_BT[:, ours],
-        t.positions_BT[:, ours],
-        t.segment_ids_BT[:, ours],
-        before,
+        params, t.tokens_BT[:, ours], t.positions_BT[:, ours], t.segment_ids_BT[:, ours], before
     )
     more = 0 if ours == slice(None) else 1
     return jnp.pad(hidden_BTD, ((0, 0), (0, more), (0, 0)))
@@ -148,10 +144,6 @@ class ForwardRows(NamedTuple):
     trajectories: Trajectories
     before: Prefix | None = None
     packing: Packing | None = None
-
-    def of_sequences(self, numbers: Any) -> Any:
-        """Returns numbers [n, T], a row for each sequence, from [b, T] of these rows."""
-        return numbers if self.packing is None else jax.tree.map(self.packing.unpack, numbers)
 
 
 @dataclass(frozen=True, kw_only=True)

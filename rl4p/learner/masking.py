@@ -83,12 +83,7 @@ class GroupStatistics(NamedTuple):
 
 
 def group_statistics(
-    values_B: Array,
-    valid_B: Array,
-    group_ids_B: Array,
-    *,
-    ddof: int = 0,
-    groups: int | None = None,
+    values_B: Array, valid_B: Array, group_ids_B: Array, *, ddof: int = 0, groups: int | None = None
 ) -> GroupStatistics:
     """Computes the statistics of each group. Groups are found by id, not by position.
 

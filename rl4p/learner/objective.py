@@ -67,7 +67,8 @@ def token_loss(
     scores = token_scores(
         decoder, params, hidden_BTD, rows.trajectories, objective.sampling, temperature
     )
-    tokens = rows.of_sequences(scores)
+    # From here on, a row is a sequence again.
+    tokens = scores if rows.packing is None else jax.tree.map(rows.packing.unpack, scores)
     logprobs_BT = on_mask(tokens.logprobs_BT)
     constant_BT = jax.lax.stop_gradient(logprobs_BT)
     proximal_BT = on_mask(micro.scores.get("proximal_logprobs", constant_BT))
@@ -124,11 +125,7 @@ def token_loss(
 def policy_loss(
     update: Update, logprobs_BT: Array, micro: TrainingBatch
 ) -> tuple[Array, dict[str, Array]]:
-    """Calls the update, and checks what it returns while the call is traced.
-
-    Raises:
-      RunError: the result has a wrong type or shape.
-    """
+    """Calls the update, and checks what it returns while the call is traced."""
     shape = logprobs_BT.shape
     result = update(logprobs_BT, micro)
     loss_BT, extras = check_pair("update", update, result, "(loss_BT, metrics)")

@@ -112,11 +112,7 @@ class OptimizerOptions:
             )
 
     def refuse_without_momentum(self, *options: str) -> None:
-        """Refuses options that differ from their defaults although there is no momentum.
-
-        Raises:
-          ValueError: an option would have no effect.
-        """
+        """Refuses options that differ from their defaults although there is no momentum."""
         for each in fields(self):
             if each.name in options and (value := getattr(self, each.name)) != each.default:
                 raise ValueError(
@@ -348,8 +344,7 @@ class Adafactor(OptimizerOptions):
         direction = blockwise(
             optax.chain(
                 optax.scale_by_factored_rms(
-                    decay_rate=self.decay_exponent,
-                    min_dim_size_to_factor=self.min_factored_size,
+                    decay_rate=self.decay_exponent, min_dim_size_to_factor=self.min_factored_size
                 ),
                 optax.clip_by_block_rms(self.clip_rms),
                 optax.scale_by_param_block_rms() if self.relative else optax.identity(),

@@ -148,10 +148,7 @@ def first_fit(
 ) -> tuple[tuple[Array, Array, Array], Array]:
     """Places sequences into rows by first-fit decreasing: the longest first, each where it fits.
 
-    A sequence that is longer than the capacity has a row alone.
-
-    Args:
-      most: the most sequences in a row.
+    A row has at most `most` sequences. One that is longer than the capacity has a row alone.
 
     Returns:
       The row of each sequence, its first column there and its number among the sequences of the

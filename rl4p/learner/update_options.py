@@ -33,10 +33,12 @@ class UpdateOptions:
         for microbatches of fewer rows.
       reads_advantages: whether the loss depends on the advantages (`compatibility.py`).
       ratio_options: the options that act only where the ratio to an older policy is not 1.
+      reads: the scores that the update needs however many optimizer updates a step has.
     """
 
     reads_advantages: ClassVar[bool] = True
     ratio_options: ClassVar[frozenset[str]] = frozenset()
+    reads: ClassVar[frozenset[str]] = frozenset()
 
     aggregation: Aggregation = "token_mean"
     aggregation_length: Positive | None = None
@@ -77,9 +79,9 @@ class UpdateOptions:
 
     @property
     def needs(self) -> frozenset[str]:
-        """Returns `proximal_logprobs` if a step has several updates; with one, rho is 1 anyway."""
+        """Returns `reads`, and `proximal_logprobs` if a step has several updates; else rho is 1."""
         several = self.epochs * self.minibatches > 1
-        return frozenset({"proximal_logprobs"} if several else ())
+        return self.reads | ({"proximal_logprobs"} if several else set())
 
 
 def aggregation_weights(mask_BT: Array, aggregation: Aggregation, length: int | None) -> Array:

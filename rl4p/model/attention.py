@@ -25,11 +25,7 @@ LANES = 128  # splash takes blocks of a multiple of this many queries and keys
 
 
 def check_kernel(kernel: Kernel, config: DecoderConfig, dtype: str, platform: str) -> None:
-    """Checks that these devices have the kernel and that it supports the model.
-
-    Raises:
-      InputError: the kernel cannot be used; says why.
-    """
+    """Raises InputError unless these devices have the kernel and it supports the model."""
     if kernel == "xla":
         return
     where, devices = {"cudnn": ("gpu", "an NVIDIA GPU"), "splash": ("tpu", "a TPU")}[kernel]

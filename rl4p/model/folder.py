@@ -46,11 +46,7 @@ def file_names(folder: Path) -> list[str]:
 
 
 def refuse_adapter(folder: Path) -> None:
-    """Refuses a folder with an adapter.
-
-    Raises:
-      InputError: the folder has one; names its files.
-    """
+    """Raises InputError if a folder has an adapter; names its files."""
     if adapter := matching(file_names(folder), ADAPTER):
         raise InputError(
             f"{folder} has an adapter ({', '.join(adapter)}), which is not read: merge it into its "
@@ -151,10 +147,7 @@ def fetch(path: str, files: Sequence[str] = FILES) -> Path:
     name, _, revision = path.partition("@")
     try:
         folder = snapshot_download(
-            name,
-            revision=revision or None,
-            allow_patterns=list(files),
-            etag_timeout=SECONDS,
+            name, revision=revision or None, allow_patterns=list(files), etag_timeout=SECONDS
         )
     except GatedRepoError:
         reason = "the hub gives access only with its owner's permission (`hf auth login`)"

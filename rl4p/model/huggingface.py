@@ -83,7 +83,6 @@ def read_params(
 
     Args:
       folder: a folder with model.safetensors, or with an index and the files it names.
-      decoder: the decoder whose parameters are read.
       dtype: the dtype of the parameters; None keeps the dtype in the files, or takes float32 for a
         stacked parameter whose layers differ. `nf4` holds projections in 4 bits, and the rest in
         bfloat16.
@@ -129,9 +128,6 @@ def read_nf4(read: Callable[..., np.ndarray], shape: NF4Kernel, place: NF4Kernel
     Args:
       read: `read_part` of the kernel.
       shape, place: the shapes and the shardings of its codes and scales.
-
-    Raises:
-      InputError: a device would not get whole blocks.
     """
     scales: dict[Any, np.ndarray] = {}  # by the inputs and outputs of a device
     try:
@@ -216,7 +212,6 @@ def write_model(
 
     Args:
       folder: the folder to create; existing files in it are overwritten.
-      decoder: the decoder of the parameters.
       params: stacked parameters on any devices; adapters are merged into their kernels.
       end_ids: all end tokens; config.json names only the first.
       pad_id: the pad token; None writes none.
@@ -256,8 +251,6 @@ def write_adapter(
 
     Args:
       folder: the folder to create; existing files in it are overwritten.
-      decoder: the decoder of the base model.
-      adapters: the trained adapters.
       base: the folder or hub id of the base model.
       dtype: the dtype of the file; None keeps the dtype of the adapters.
     """

@@ -47,22 +47,19 @@ class Layer(nn.Module):
 
     def setup(self) -> None:
         c = self.config
-
-        def dense(features: int, bias: bool = False) -> Projection:
-            return Projection(
-                features,
-                use_bias=bias,
-                dtype=self.dtype,
-                kernel_init=INIT,
-                dot_general=partial(projected, sums=self.sums),
-                adapter_scale=self.adapter_scale,
-            )
-
+        dense = partial(
+            Projection,
+            use_bias=False,
+            dtype=self.dtype,
+            kernel_init=INIT,
+            dot_general=partial(projected, sums=self.sums),
+            adapter_scale=self.adapter_scale,
+        )
         norm = partial(RMSNorm, c.norm_epsilon, c.centered_norm)
-        self.query = dense(c.heads * c.head_width, c.attention_bias)
-        self.key = dense(c.num_kv_heads * c.head_width, c.attention_bias)
-        self.value = dense(c.num_kv_heads * c.head_width, c.attention_bias)
-        self.output = dense(c.width, c.output_bias)
+        self.query = dense(c.heads * c.head_width, use_bias=c.attention_bias)
+        self.key = dense(c.num_kv_heads * c.head_width, use_bias=c.attention_bias)
+        self.value = dense(c.num_kv_heads * c.head_width, use_bias=c.attention_bias)
+        self.output = dense(c.width, use_bias=c.output_bias)
         if c.attention_sinks:
             self.sinks = self.param("sinks", INIT, (c.heads,))
         if c.pre_norms:

@@ -243,11 +243,7 @@ def wrapped_name(extra: Iterable[str], missing: set[str]) -> tuple[str, str] | N
 
 
 def check_tied(folder: Path, stored: dict[str, StoredTensor]) -> None:
-    """Checks that the token head in the files is the embedding, which takes its place.
-
-    Raises:
-      InputError: it is not, or there is no embedding to compare it with.
-    """
+    """Checks that the token head in the files is the embedding, which takes its place."""
     embedding, head = stored.get(EMBEDDING), stored[HEAD]
     if embedding is not None and embedding.shape == head.shape and head.kind in DTYPES:
         blocks = (slice(at, min(at + ROWS, head.shape[0])) for at in range(0, head.shape[0], ROWS))

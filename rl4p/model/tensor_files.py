@@ -74,11 +74,7 @@ class StoredTensor:
 
 
 def check_file(path: Path) -> None:
-    """Checks that a file is regular (a device may have no end) and not too large.
-
-    Raises:
-      InputError: it is not; names the path.
-    """
+    """Raises InputError unless a file is regular (a device may have no end) and not too large."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         raise InputError(f"{path} is not a regular file.")
@@ -169,11 +165,7 @@ def no_weights(folder: Path) -> str:
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
-    """Returns the tensors of one file by name.
-
-    Raises:
-      InputError: the file is not a complete safetensors file.
-    """
+    """Returns the tensors of one file by name."""
     try:
         with safe_open(path, framework="numpy"):  # checks sizes, dtypes and offsets
             pass
@@ -251,10 +243,7 @@ class WrittenFiles:
 
 
 def write_tensors(
-    folder: Path,
-    tensors: Sequence[NewTensor],
-    shard_bytes: int,
-    before: WrittenFiles | None = None,
+    folder: Path, tensors: Sequence[NewTensor], shard_bytes: int, before: WrittenFiles | None = None
 ) -> WrittenFiles:
     """Writes one file, or several files and an index if the total exceeds `shard_bytes`.
 
@@ -271,11 +260,8 @@ def write_tensors(
         shards[-1].append(tensor)
         room -= tensor.bytes
     count = len(shards)
-    names = (
-        [SINGLE]
-        if count == 1
-        else [f"model-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1)]
-    )
+    names = [f"model-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1)]
+    names = [SINGLE] if count == 1 else names
     with ThreadPoolExecutor(1) as disk:  # which works while the next file is made
         synced, checksums = [], {}
         for name, shard in zip(names, shards, strict=True):

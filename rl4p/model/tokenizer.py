@@ -93,11 +93,7 @@ def load_tokenizer(folder: Path, own: ChatTemplate | None = None) -> "PreTrained
 
 
 def check_tokens(tokenizer: "PreTrainedTokenizerFast", own: ChatTemplate, folder: Path) -> None:
-    """Checks that a tokenizer has the tokens that a chat template writes.
-
-    Raises:
-      InputError: it lacks one, which would then be written as several other tokens.
-    """
+    """Raises InputError unless a tokenizer has, as one token each, what a chat template writes."""
     vocabulary = tokenizer.get_vocab()
     needed = own.tokens if own.end is None else (*own.tokens, own.end)
     if missing := [token for token in needed if token not in vocabulary]:
@@ -110,11 +106,7 @@ def check_tokens(tokenizer: "PreTrainedTokenizerFast", own: ChatTemplate, folder
 def check_template(
     tokenizer: "PreTrainedTokenizerFast", arguments: Mapping[str, Any], key: str = "model.template"
 ) -> None:
-    """Checks that the chat template knows the arguments, since it ignores unknown ones silently.
-
-    Raises:
-      InputError: an argument is unknown; names it and the nearest name in the template.
-    """
+    """Raises InputError for an argument that the chat template would silently ignore."""
     words = set(re.findall(r"[A-Za-z_]\w*", tokenizer.get_chat_template()))
     for name in arguments:
         if name in GIVEN:
@@ -129,9 +121,6 @@ def save_tokenizer(tokenizer: "PreTrainedTokenizerFast", folder: Path) -> None:
 
     A tokenizer that was read from a folder is a copy of its files there, byte for byte: what
     loaded them before loads them again.
-
-    Args:
-      folder: the folder for the files, which is created if it is absent.
 
     Raises:
       OSError: the files could not be written.

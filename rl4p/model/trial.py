@@ -50,11 +50,10 @@ def try_loading(folder: Path, chat_template: str | None = None) -> None:
     options: dict[str, Any] = {"add_generation_prompt": True}
     if chat_template is not None:
         options["chat_template"] = chat_template
-    cases = [
-        {"messages": messages, "tools": None, "options": options}
-        for roles in PROBES
-        for messages in [[{"role": role, "content": "What is 12 + 30?"} for role in roles]]
-    ]
+    cases = []
+    for roles in PROBES:
+        messages = [{"role": role, "content": "What is 12 + 30?"} for role in roles]
+        cases.append({"messages": messages, "tools": None, "options": options})
     run_trial(folder, cases, TEXTS)
 
 
@@ -78,11 +77,7 @@ def try_first_use(tokenizer: Any, cases: Sequence[Case]) -> None:
 
 
 def run_trial(folder: Path, cases: Sequence[Case], texts: Sequence[str]) -> None:
-    """Renders conversations and encodes texts in a process with limits, unless it was done before.
-
-    Raises:
-      InputError: it took more than the limits.
-    """
+    """Renders conversations and encodes texts in a process with limits, unless that was done."""
     if folder.resolve().parent == Path(__file__).resolve().parent:  # a model of the package
         return
     patterns = ("*.json", "*.jinja", "additional_chat_templates/*")

@@ -28,6 +28,7 @@ class ClipCov(UpdateOptions):
       covariance_low, covariance_high: far above the mean covariance, and below outliers.
     """
 
+    reads = frozenset({"proximal_logprobs"})
     ratio_options = frozenset({"clip_low", "clip_high"})
 
     clip_low: Share = 0.2
@@ -35,10 +36,6 @@ class ClipCov(UpdateOptions):
     share: TopShare = 2e-4
     covariance_low: NonNegative = 1.0
     covariance_high: NonNegative = 5.0
-
-    @property
-    def needs(self) -> frozenset[str]:
-        return super().needs | {"proximal_logprobs"}
 
     def prepare(self, batch: TrainingBatch) -> dict[str, Array]:
         """Returns `dropped`: true on the tokens of the minibatch that lose their gradient."""

@@ -64,7 +64,12 @@ class DPO(UpdateOptions):
         return super().needs | (set() if self.kind == "simpo" else {"reference_logprobs"})
 
     def __call__(self, logprobs_BT: Array, batch: TrainingBatch) -> tuple[Array, dict[str, Array]]:
-        score_B1 = self.scores(logprobs_BT, batch)
+        if self.kind != "simpo":
+            logprobs_BT = logprobs_BT - batch.scores["reference_logprobs"]
+        score_B1 = sequence_sum(logprobs_BT, batch)
+        if self.kind == "simpo" or self.length_normalised:
+            score_B1 = score_B1 / sequence_lengths(batch, score_B1)
+
         sign_B1 = jnp.sign(sequence_sum(batch.advantages_BT, batch))
         groups_B = batch.trajectories.group_ids_B
         # +1 if row b is chosen and row c of its group is rejected, -1 for the reverse.
@@ -77,24 +82,13 @@ class DPO(UpdateOptions):
             total_B1 = jnp.sum(jnp.where(pair_BB != 0, x_BB, 0.0), axis=1, keepdims=True)
             return jnp.broadcast_to(total_B1 / jnp.maximum(pairs_B1, 1), logprobs_BT.shape)
 
-        return over_pairs(self.pair_loss(margin_BB)), {
+        if self.kind == "ipo":
+            loss_BB = jnp.square(margin_BB - 1 / (2 * self.beta))
+        else:
+            logit = self.beta * margin_BB - (self.gamma if self.kind == "simpo" else 0.0)
+            right, wrong = jax.nn.log_sigmoid(logit), jax.nn.log_sigmoid(-logit)
+            loss_BB = -(1 - self.label_smoothing) * right - self.label_smoothing * wrong
+        return over_pairs(loss_BB), {
             "preference_margin": over_pairs(margin_BB),
             "preference_accuracy": over_pairs((margin_BB > 0).astype(margin_BB.dtype)),
         }
-
-    def scores(self, logprobs_BT: Array, batch: TrainingBatch) -> Array:
-        """Returns the score s of each row: [B, 1]."""
-        if self.kind != "simpo":
-            logprobs_BT = logprobs_BT - batch.scores["reference_logprobs"]
-        total_B1 = sequence_sum(logprobs_BT, batch)
-        if self.kind == "simpo" or self.length_normalised:
-            return total_B1 / sequence_lengths(batch, total_B1)
-        return total_B1
-
-    def pair_loss(self, margin: Array) -> Array:
-        """Returns the loss of pairs with margin h."""
-        if self.kind == "ipo":
-            return jnp.square(margin - 1 / (2 * self.beta))
-        logit = self.beta * margin - (self.gamma if self.kind == "simpo" else 0.0)
-        right, wrong = jax.nn.log_sigmoid(logit), jax.nn.log_sigmoid(-logit)
-        return -(1 - self.label_smoothing) * right - self.label_smoothing * wrong

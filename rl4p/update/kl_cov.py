@@ -27,14 +27,11 @@ class KLCov(UpdateOptions):
       coefficient: weight of the penalty.
     """
 
+    reads = frozenset({"proximal_logprobs"})
     ratio_options = frozenset({"share", "coefficient"})
 
     share: TopShare = 2e-4
     coefficient: NonNegative = 1.0
-
-    @property
-    def needs(self) -> frozenset[str]:
-        return super().needs | {"proximal_logprobs"}
 
     def prepare(self, batch: TrainingBatch) -> dict[str, Array]:
         """Returns `penalised`: true on the tokens of the minibatch that get the penalty."""

@@ -29,11 +29,9 @@ class M2PO(UpdateOptions):
       threshold: upper bound of the mean of m2; near 0 only on-policy tokens are kept.
     """
 
-    threshold: AboveZero = 0.04
+    reads = frozenset({"proximal_logprobs"})
 
-    @property
-    def needs(self) -> frozenset[str]:
-        return super().needs | {"proximal_logprobs"}
+    threshold: AboveZero = 0.04
 
     def prepare(self, batch: TrainingBatch) -> dict[str, Array]:
         """Returns `trusted`: true on the tokens of the minibatch that keep their loss."""

@@ -23,11 +23,7 @@ FAMILIES = {
 
 
 def family_of(config: dict[str, Any], where: str) -> Family:
-    """Returns the family that config.json names.
-
-    Raises:
-      InputError: the model_type is unknown.
-    """
+    """Returns the family that config.json names; raises InputError if there is none."""
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         near = (

@@ -115,13 +115,6 @@ def names(
 
 
 def rows(sizes: Mapping[tuple[str, ...], int]) -> dict[tuple[str, ...], TensorPart]:
-    """Returns where each kernel stands in a matrix that stacks the rows of several kernels.
-
-    Args:
-      sizes: the number of rows of each kernel, in the order of the matrix.
-    """
-    starts = accumulate(sizes.values(), initial=0)
-    total = sum(sizes.values())
-    return {
-        path: TensorPart(0, start, 1, total) for path, start in zip(sizes, starts, strict=False)
-    }
+    """Returns where kernels of these numbers of rows stand in a matrix that stacks them."""
+    *starts, total = accumulate(sizes.values(), initial=0)
+    return {path: TensorPart(0, start, 1, total) for path, start in zip(sizes, starts, strict=True)}

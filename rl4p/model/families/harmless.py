@@ -67,7 +67,6 @@ def check_keys(config: Mapping[str, Any], where: str, quantization: str | None =
     Args:
       config: the content of config.json, with the keys that were read, or of
         generation_config.json.
-      where: the path of the file, for messages.
       quantization: the method of quantized weights that can be read; None if there is none.
 
     Raises:
