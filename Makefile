@@ -4,6 +4,7 @@
 #   make test                             lint, and the fast tests; ARGS="-k grpo" selects some
 #   make slow                             the tests that `make test` leaves out
 #   make mutants                          puts known faults into the code: a test must detect each
+#   make mutate                           puts faults into the code that a tool draws; takes an hour
 #   make drills                           faults and attacks, really carried out; takes an hour
 #   make tpu-plan                         plans for TPUs, on a machine without TPUs
 #   make gpu-plan                         plans for NVIDIA GPUs, on a machine without them
@@ -39,7 +40,7 @@ HASHED := install --disable-pip-version-check --no-build-isolation --require-has
 SELF := install --disable-pip-version-check --no-deps --no-build-isolation -e .
 
 .DELETE_ON_ERROR:
-.PHONY: train test slow mutants drills tpu-plan gpu-plan docs extras requirements sbom audit parity parity-4 real lint format wheel clean
+.PHONY: train test slow mutants mutate drills tpu-plan gpu-plan docs extras requirements sbom audit parity parity-4 real lint format wheel clean
 
 train: $(RUNTIME)
 	$(BIN)/python -m rl4p.train $(ARGS)
@@ -60,6 +61,11 @@ mutants: $(DEVELOPMENT)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
 	  -e '.[reasoning-gym]'
 	$(BIN)/python -m tests.mutants $(ARGS)
+
+mutate: $(DEVELOPMENT)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+	  'cosmic-ray==8.7.*'
+	$(BIN)/python -m tests.mutants.generated $(ARGS)
 
 drills: $(PARITY) $(STORES)
 	$(BIN)/python -m experiments.drills $(ARGS)

@@ -78,25 +78,24 @@ class Tree:
             path.write_text(source)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns its exit code."""
-    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
-    parser.add_argument("files", nargs="*", type=Path, help="YAML files of mutants")
-    parser.add_argument("--name", default="", help="only mutants with this in their name or file")
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=600, help="the limit of one run")
-    parser.add_argument("--trust", action="store_true", help="skip the run on unchanged code")
-    chosen = parser.parse_args(arguments)
-    mutants = [m for m in read(chosen.files) if chosen.name in m.name or chosen.name in m.file]
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(chosen.workers) as pool:
+def verdicts(
+    mutants: Sequence[Mutant], workers: int, seconds: float, *, trust: bool = False
+) -> list[str]:
+    """Returns whether the tests of each mutant notice it: `NOTICED`, `SURVIVED` or a reason.
+
+    Args:
+      seconds: the limit of one run.
+      trust: skips the run on unchanged code, where all tests must pass.
+    """
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(workers) as pool:
         trees: queue.Queue[Tree] = queue.Queue()
-        for worker in range(chosen.workers):
+        for worker in range(workers):
             trees.put(Tree(Path(folder) / str(worker)))
 
         def passes(tests: str) -> bool:
             tree = trees.get()
             try:
-                return tree.run(tests, chosen.seconds) == PASSED
+                return tree.run(tests, seconds) == PASSED
             finally:
                 trees.put(tree)
 
@@ -104,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             tree, started = trees.get(), time.monotonic()
             try:
                 with tree.changed(mutant):
-                    code = tree.run(mutant.tests, chosen.seconds)
+                    code = tree.run(mutant.tests, seconds)
                 # A fault may also make the tests hang or kill their process. The run on unchanged
                 # code has shown that the tests alone do neither.
                 noticed = (FAILED, LATE, BROKEN)
@@ -117,17 +116,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{found:9} {time.monotonic() - started:5.1f} s  {mutant.name}", flush=True)
             return found
 
-        if not chosen.trust:
+        if not trust:
             tests = sorted({mutant.tests for mutant in mutants})
             failing = [
                 t for t, good in zip(tests, pool.map(passes, tests), strict=True) if not good
             ]
             if failing:
-                print("These tests do not pass on the code as it is:", *failing, sep="\n  ")
-                return 1
+                sys.exit("\n  ".join(["These tests do not pass on the code as it is:", *failing]))
             print(f"The tests of {len(mutants)} mutants pass on unchanged code.", flush=True)
-        verdicts = list(pool.map(verdict, mutants))
-    bad = [m.name for m, found in zip(mutants, verdicts, strict=True) if found != NOTICED]
+        return list(pool.map(verdict, mutants))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns its exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
+    parser.add_argument("files", nargs="*", type=Path, help="YAML files of mutants")
+    parser.add_argument("--name", default="", help="only mutants with this in their name or file")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=600, help="the limit of one run")
+    parser.add_argument("--trust", action="store_true", help="skip the run on unchanged code")
+    chosen = parser.parse_args(arguments)
+    mutants = [m for m in read(chosen.files) if chosen.name in m.name or chosen.name in m.file]
+    judged = verdicts(mutants, chosen.workers, chosen.seconds, trust=chosen.trust)
+    bad = [m.name for m, found in zip(mutants, judged, strict=True) if found != NOTICED]
     print(f"{len(mutants) - len(bad)} of {len(mutants)} mutants are noticed.")
     print(*(f"  not noticed: {name}" for name in bad), sep="\n", end="\n" if bad else "")
     return 1 if bad else 0
