@@ -1,7 +1,6 @@
-"""Draws faults that cosmic-ray makes, and runs each against the tests of its
-room.
+"""Draws faults from those that cosmic-ray makes, and runs the tests on each.
 
-    make mutate                                              400 of advantage, update, learner, loop
+    make mutate                                              400 of four rooms
     make mutate ARGS="rl4p/update --count 50 --seed 1"       others
 
 A mutant is tried with the test file of its module, and if that passes, with all tests of its
