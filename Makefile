@@ -50,11 +50,11 @@ train: $(RUNTIME)
 # long files first. Lint comes after the tests, because its type checker needs a core and 2 GiB of
 # its own.
 test: $(DEVELOPMENT)
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS); tests=$$?; \
+	$(BIN)/python -m pytest -n 3 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder $(ARGS); tests=$$?; \
 	$(MAKE) --no-print-directory lint && exit $$tests
 
 slow: $(DEVELOPMENT)
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow $(ARGS)
+	$(BIN)/python -m pytest -n 2 --max-worker-restart 0 --dist loadfile -m slow $(ARGS)
 
 # Where a test is skipped, no mutant is noticed by it.
 mutants: $(DEVELOPMENT)
@@ -107,7 +107,7 @@ audit: $(SUPPLY)/.installed
 
 # A CPU build of torch is enough, and much smaller; configure pip's index to install one.
 parity: $(PARITY)
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m parity tests/parity $(ARGS)
+	$(BIN)/python -m pytest -n 2 --max-worker-restart 0 --dist loadfile -m parity tests/parity $(ARGS)
 
 parity-4: $(PARITY) $(TRANSFORMERS_4)/.installed
 	RL4P_TRANSFORMERS_4=$(CURDIR)/$(TRANSFORMERS_4)/bin/python $(BIN)/python -m pytest -n 2 \
