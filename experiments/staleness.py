@@ -14,8 +14,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from rl4p.tools.comparison.measures import Metric, chosen_metric
-from rl4p.tools.comparison.runs import Run, read_folders
 from rl4p.tools.comparison.statistics import interval, iqm
+from rl4p.tools.runs import Run, read_folders
 
 HERE = Path(__file__).parent
 COMMANDS = """\

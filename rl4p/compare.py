@@ -29,9 +29,9 @@ from rl4p.command.commands import run_command
 
 
 def job(arguments: list[str]) -> None:
+    from rl4p.tools.comparison.job import compare, read, read_options
     from rl4p.tools.comparison.measures import Value
-    from rl4p.tools.comparison.report import compare, print_comparison
-    from rl4p.tools.comparison.sources import read, read_options
+    from rl4p.tools.comparison.report import print_comparison
 
     options = read_options(arguments)
     runs, left_out, out = read(options)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import yaml
 
-from rl4p.tools.comparison.runs import Run
 from rl4p.tools.comparison.statistics import analysed
+from rl4p.tools.runs import Run
 
 METRIC = "eval/arithmetic/pass_at_1"
 
@@ -62,6 +62,31 @@ def write_run(
     if status is not None:
         done = {"status": status, "step": rows[-1]["step"] if rows else 0}
         (folder / "summary.json").write_text(json.dumps(done))
+    return folder
+
+
+def write_algorithm(sweep, name, values, first=0, **others):
+    """Writes the runs of one algorithm, one for each value."""
+    target = {"_target_": f"rl4p.advantage.{name}.{name.upper()}", "epsilon": 1e-4}
+    return [
+        write_run(
+            sweep / f"{name}-{seed}",
+            seed=seed,
+            last=value,
+            overrides=[f"advantage={name}"],
+            config={"advantage": target},
+            choices={"advantage": name, "hydra/launcher": "basic"},
+            **others,
+        )
+        for seed, value in enumerate(values, first)
+    ]
+
+
+def write_sweep(folder):
+    """Writes the folder of a sweep: rloo is better than grpo for each of three seeds."""
+    write_algorithm(folder, "grpo", [0.70, 0.72, 0.71])
+    write_algorithm(folder, "rloo", [0.90, 0.91, 0.92])
+    (folder / "multirun.yaml").write_text("hydra: {}\n")
     return folder
 
 

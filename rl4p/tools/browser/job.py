@@ -74,8 +74,8 @@ def browse(arguments: Sequence[str]) -> None:
     heading = f"Samples of {place.resolve()}"
     if options.out is None:
         show(VisibleConsole(), shown, f"{heading}: {note}", numbers=options.tokens)
-        return
-    write_page(options.out, page(shown, heading, note, term), note)
+    else:
+        write_page(options.out, page(shown, heading, note, term), note)
 
 
 def browse_side_by_side(options: SamplesOptions) -> None:
@@ -87,21 +87,24 @@ def browse_side_by_side(options: SamplesOptions) -> None:
     places = [run_folder(name) for name in options.run]
     if len(set(places)) < len(places):
         raise InputError("run names a folder twice: give each folder once.")
-    together = beside.side_by_side(
-        [str(place) for place in places],
-        [samples_in(place, options.term)[0] for place in places],
-    )
-    rows = beside.chosen(together, options)
+    names = [str(place) for place in places]
+    sources = [samples_in(place, options.term)[0] for place in places]
+    rows = beside.side_by_side(sources, fewest=len(sources))
     if not rows:
-        first = [row[0] for row in together.rows]
+        raise InputError(
+            f"{', '.join(names)} have no samples for the same prompts, of the same step and number."
+        )
+    chosen = [row for row in rows if any(map(options.has, row.values()))]
+    if not chosen:
+        first = [row[0] for row in rows]
         raise InputError(f"None of the {len(first)} prompts matches: {choices(first)}.")
     most = options.limit or (ON_TERMINAL if options.out is None else ON_PAGE)
-    shown = rows if most == "all" else rows[:most]
-    note = f"{len(shown):,} of {len(together.rows):,} prompts that all have"
+    shown = chosen if most == "all" else chosen[:most]
+    note = f"{len(shown):,} of {len(rows):,} prompts that all have"
     if options.out is None:
-        beside.show(VisibleConsole(), together, shown, note)
+        beside.show(VisibleConsole(), names, rows, shown, note)
     else:
-        write_page(options.out, beside.page(together, shown, note), note)
+        write_page(options.out, beside.page(names, rows, shown, note), note)
 
 
 def write_page(name: str, html: str, note: str) -> None:

@@ -7,7 +7,7 @@ tokens are also underlined, for prints without colour.
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +16,7 @@ from rl4p.base.terminal import visible as shown
 from rl4p.configuration.bounds import Natural, Positive
 from rl4p.configuration.yaml_file import read_mapping
 from rl4p.runs.sample import Sample, number, read_samples
+from rl4p.tools.runs import deciding_term, judged
 
 NEWLINE = "\N{DOWNWARDS ARROW WITH CORNER LEFTWARDS}\n"
 
@@ -58,9 +59,6 @@ def shade(logprob: float | None) -> int | None:
         return None
     p = math.exp(min(logprob, 0.0))
     return next(i for i, each in enumerate(SHADES) if p >= each.least)
-
-
-DEFAULT_TERM = "correct"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,14 +143,16 @@ def samples_in(path: Path, term: str | None) -> tuple[list[Sample], str]:
         )
     if not source.is_file():
         raise InputError(f"{path} does not exist: give the folder of a run, or a .jsonl file.")
-    deciding, samples = term or configured_term(path), []
+    config = path / "config.yaml"
+    deciding = term or deciding_term(read_mapping(config) if config.is_file() else {})
+    samples = []
     for sample, place, _ in read_samples(source):
         try:
             tokens_of(sample)
         except (ValueError, TypeError):
             raise InputError(f"{place}: tokens must have lists of equal lengths.") from None
         if term is not None or sample.correct is None:
-            sample = replace(sample, correct=is_right(sample, deciding))
+            sample = judged(sample, deciding)
         samples.append(sample)
     if not samples:
         raise InputError(f"{path} has no lines.")
@@ -160,22 +160,6 @@ def samples_in(path: Path, term: str | None) -> tuple[list[Sample], str]:
     if term is not None and term not in names:
         raise InputError(f"term={term} is not a term of these samples; they have {sorted(names)}.")
     return samples, deciding
-
-
-def configured_term(path: Path) -> str:
-    """Returns the `evaluation.term` of a run, or the default."""
-    config = path / "config.yaml"
-    if not config.is_file():
-        return DEFAULT_TERM
-    evaluation = read_mapping(config).get("evaluation")
-    return evaluation.get("term", DEFAULT_TERM) if isinstance(evaluation, dict) else DEFAULT_TERM
-
-
-def is_right(sample: Sample, term: str) -> bool | None:
-    """Returns whether the grade of a term is at least 1; None if there is no grade."""
-    grade = sample.terms.get(term)
-    failed = sample.valid is False or grade is None or math.isnan(grade)
-    return None if failed or grade is None else grade >= 1
 
 
 def grades_of(sample: Sample) -> dict[str, float]:

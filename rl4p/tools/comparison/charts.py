@@ -1,22 +1,39 @@
-"""The curves of groups of runs, and the charts of the page as SVG paths.
+"""The curves of groups of runs, and the figures: on the page, and for papers as PDF and SVG.
 
-A curve has the middle and the range of the seeds at each step. The template draws the charts and
-escapes all text. Each chart has one drawing for each axis. The page shows one of them and needs no
-script.
+A curve has the middle and the range of the seeds at each step. Matplotlib draws all figures. Those
+of the page become a part of it, so that style sheets switch axes and groups without a script.
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from textwrap import wrap
+from typing import Any
 
 import numpy as np
-from matplotlib.ticker import MaxNLocator
+from markupsafe import Markup, escape
+from matplotlib import rc_context
+from matplotlib.figure import Figure
 
-from rl4p.runs.pictures import title
+from rl4p.base.terminal import visible
+from rl4p.runs.pictures import (
+    BLACK,
+    COLOURS,
+    DASHES,
+    GREY,
+    MARKERS,
+    formats,
+    in_print,
+    legend,
+    panels,
+    plain,
+    title,
+)
 from rl4p.tools.comparison.measures import CURVES, Metric, seconds_of_steps, tokens
-from rl4p.tools.comparison.runs import Run
-from rl4p.tools.comparison.statistics import SHARE, Comparison, Interval, iqm
+from rl4p.tools.comparison.statistics import LEVEL, SHARE, Comparison, iqm
 from rl4p.tools.comparison.words import amount
+from rl4p.tools.runs import Run
 
 MOST_POINTS = 120  # more are averaged, as no screen shows them
 AXES = {
@@ -24,6 +41,10 @@ AXES = {
     "tokens": "sampled tokens",
     "seconds": "seconds of training steps without compilation",
 }
+SHOWN = 8  # groups in print, and at first on the page, whose legend shows the others
+WIDTH = 3.3  # inches: a column of a page with two, and a phone
+LETTERS, LINES = 26, 4  # of the name of a group
+LINE = 34  # letters beside an axis
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,258 +70,190 @@ def curve(runs: Sequence[Run], metric: Metric) -> Curve | None:
     steps = sorted(set.intersection(*(set(each) for each in series)))
     if not steps:
         return None
-    spent = [_spent(run) for run in runs]
+    values = [[each[step] for each in series if math.isfinite(each[step])] for step in steps]
+    x: dict[str, list[np.ndarray]] = {"tokens": [], "seconds": []}
+    for run in runs:  # what it used up to each of the steps
+        at = [0.0, *(row["step"] for row in run.rows if row["step"] > 0)]
+        for axis, used in (("tokens", tokens(run)), ("seconds", seconds_of_steps(run))):
+            x[axis].append(np.interp(steps, at, np.cumsum([0.0, *used])))
     columns = {
         "step": np.array(steps, float),
-        "tokens": np.mean([np.interp(steps, at, used) for at, used, _ in spent], axis=0),
-        "seconds": np.mean([np.interp(steps, at, used) for at, _, used in spent], axis=0),
-    }
-    values = [[each[step] for each in series if math.isfinite(each[step])] for step in steps]
-    columns |= {
+        **{axis: np.mean(each, axis=0) for axis, each in x.items()},
         "middle": np.array([iqm(seeds) if seeds else math.nan for seeds in values]),
         "low": np.array([min(seeds, default=math.nan) for seeds in values]),
         "high": np.array([max(seeds, default=math.nan) for seeds in values]),
     }
-    columns = {name: _averaged(column) for name, column in columns.items()}
-    return Curve(
-        x={axis: columns[axis] for axis in AXES},
-        middle=columns["middle"],
-        low=columns["low"],
-        high=columns["high"],
-    )
+    if len(steps) > MOST_POINTS:  # means of neighbours, between the first and the last point
+        for name, column in columns.items():
+            parts = np.array_split(column[1:-1], MOST_POINTS - 2)
+            columns[name] = np.array([column[0], *(part.mean() for part in parts), column[-1]])
+    return Curve(x={axis: columns.pop(axis) for axis in AXES}, **columns)
 
 
-def figures(metric: Metric) -> dict[str, Metric]:
-    """Returns the metric of each figure by its title, the comparison's metric first."""
+def metrics_of_charts(metric: Metric) -> dict[str, Metric]:
+    """Returns the metric of each chart by its title, the comparison's metric first."""
     others = (Metric(names=(name,)) for name in CURVES)
     return {each.words: each for each in (metric, *others)}
 
 
-def _spent(run: Run) -> tuple[list[float], np.ndarray, np.ndarray]:
-    """Returns the steps of a run, from 0, with the tokens and the seconds used up to each."""
-    rows = [row for row in run.rows if row["step"] > 0]
-    steps = [0.0, *(row["step"] for row in rows)]
-    seconds = np.cumsum([0.0, *seconds_of_steps(run)])
-    return steps, np.cumsum([0.0, *tokens(run)]), seconds
+def look(group: int) -> dict[str, Any]:
+    """Returns the style of a line: groups differ in colour, dashes and marker.
 
-
-def _averaged(column: np.ndarray) -> np.ndarray:
-    """Returns at most `MOST_POINTS` means of neighbours; the first and the last value are kept."""
-    if len(column) <= MOST_POINTS:
-        return column
-    inner = [part.mean() for part in np.array_split(column[1:-1], MOST_POINTS - 2)]
-    return np.array([column[0], *inner, column[-1]])
-
-
-# Units of the drawing, which is as wide as a phone; the right margin is for the names of the lines.
-WIDTH, HEIGHT = 360.0, 220.0
-LEFT, RIGHT, TOP, BOTTOM = 44.0, 78.0, 10.0, 26.0
-LINE_OF_TEXT = 12.0
-SHOWN = 8  # groups at first; the legend shows the others
-LETTERS = 12  # of a name beside its line
-FEW_POINTS = 40  # each point of such a line has a tooltip
-
-# Groups differ in colour, dashes and marker, so that they can be distinguished without colour.
-COLOURS, DASHES = 8, ("none", "7 3", "2 3", "9 3 2 3", "4 2")
-MARKERS = (
-    "M-3.5 0a3.5 3.5 0 1 0 7 0a3.5 3.5 0 1 0-7 0z",
-    "M-3 -3h6v6h-6z",
-    "M0 -4L4 3H-4z",
-    "M0 -4.5L4.5 0L0 4.5L-4.5 0z",
-    "M0 4L4 -3H-4z",
-    "M-4 -1.3h2.7v-2.7h2.6v2.7h2.7v2.6h-2.7v2.7h-2.6v-2.7h-2.7z",
-    "M0 -4.5L4.3 -1.4L2.6 3.6H-2.6L-4.3 -1.4z",
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Style:
-    """The look of a group: the index of a colour of the page, dashes, and the path of a marker."""
-
-    colour: int
-    dashes: str
-    marker: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Line:
-    """A group in a drawing.
-
-    Attributes:
-      group: the index of the group.
-      path, band: SVG paths of the line and of the range of the seeds.
-      end: the last point, where the marker is.
-      label: the height of the name; it differs from the height of `end` where names would overlap.
-      points: x, y and the text of each point, if they are few.
+    So they can be told apart without colour.
     """
-
-    group: int
-    path: str
-    band: str
-    end: tuple[float, float]
-    label: float
-    points: tuple[tuple[float, float, str], ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Drawing:
-    """A chart over one axis; the ticks are positions with their texts."""
-
-    axis: str
-    x_ticks: tuple[tuple[float, str], ...]
-    y_ticks: tuple[tuple[float, str], ...]
-    lines: tuple[Line, ...]
+    return {
+        "color": COLOURS[group % len(COLOURS)],
+        "linestyle": DASHES[group % len(DASHES)],
+        "marker": MARKERS[group % len(MARKERS)],
+        "linewidth": 1.2,
+        "markersize": 4,
+    }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Chart:
-    """The drawings of one metric, one for each axis of `AXES`."""
-
-    title: str
-    drawings: tuple[Drawing, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Strip:
-    """The interval and the values of a group on the common scale of all strips, in percent."""
-
-    values: tuple[float, ...]
-    iqm: float
-    interval: Interval | None
-
-
-def style(group: int) -> Style:
-    return Style(
-        colour=group % COLOURS,
-        dashes=DASHES[group % len(DASHES)],
-        marker=MARKERS[group % len(MARKERS)],
-    )
-
-
-def charts(comparison: Comparison) -> list[Chart]:
-    """Returns the charts of the page that have data, the metric's chart first."""
-    drawn = []
-    for words, metric in figures(comparison.metric).items():
-        curves = {
-            index: line
-            for index, result in enumerate(comparison.results)
-            if (line := curve(result.group.runs, metric)) is not None
-            and np.isfinite(line.middle).any()
-        }
-        if curves:
-            bounds = SHARE if metric.is_share else None
-            drawings = tuple(drawing(curves, axis, bounds) for axis in AXES)
-            drawn.append(Chart(title=title(words), drawings=drawings))
-    return drawn
-
-
-def drawing(curves: Mapping[int, Curve], axis: str, bounds: Interval | None) -> Drawing:
-    """Returns the curves of some groups over one axis.
+def draw_curves(
+    curves: Mapping[int, Curve],
+    axis: str,
+    *,
+    is_share: bool,
+    ink: str = GREY,
+    names: Sequence[str] = (),
+) -> Figure:
+    """Returns the figure of some groups: the seeds' interquartile means and ranges.
 
     Args:
       curves: the curves by the index of their group.
       axis: a key of `AXES`.
-      bounds: the range to draw, if it contains the curves; None is their own.
+      is_share: whether to draw the range from 0 to 1, if it contains the curves.
+      names: the names of all groups, for a legend.
     """
-    x_range = 0.0, max(float(each.x[axis].max()) for each in curves.values()) or 1.0
-    drawn = np.concatenate([part for each in curves.values() for part in (each.low, each.high)])
-    drawn = drawn[np.isfinite(drawn)]
-    ends = float(drawn.min()), float(drawn.max())
-    y_range = bounds if bounds and bounds[0] <= ends[0] <= ends[1] <= bounds[1] else _widened(*ends)
-
-    def at(x: np.ndarray) -> np.ndarray:
-        return _scaled(x, x_range, LEFT, WIDTH - RIGHT)
-
-    def height(y: np.ndarray) -> np.ndarray:
-        return _scaled(y, y_range, HEIGHT - BOTTOM, TOP)
-
-    lines = []
+    figure, (axes,) = panels(1, size=(WIDTH, 2.4), ink=ink)
     for index, each in curves.items():
-        seen = np.isfinite(each.middle)
-        x, y = at(each.x[axis][seen]), height(each.middle[seen])
-        low, high = height(each.low[seen]), height(each.high[seen])
-        flat = np.array_equal(low, high)
-        texts = [
-            (float(px), float(py), f"{value:.4g} at {amount(position)} {AXES[axis]}")
-            for px, py, value, position in zip(
-                x, y, each.middle[seen], each.x[axis][seen], strict=True
-            )
-        ]
-        lines.append(
-            Line(
-                group=index,
-                path=_path(x, y),
-                band="" if flat else _path([*x, *x[::-1]], [*high, *low[::-1]]) + "z",
-                end=(float(x[-1]), float(y[-1])),
-                label=float(y[-1]),
-                points=tuple(texts) if len(texts) <= FEW_POINTS and index < SHOWN else (),
-            )
+        x, style, of_group = each.x[axis], look(index), f"g{index}"
+        axes.fill_between(
+            x, each.low, each.high, color=style["color"], alpha=0.18, linewidth=0, gid=of_group
         )
-    return Drawing(
-        axis=axis,
-        x_ticks=tuple((float(at(np.array(tick))), amount(tick)) for tick in _ticks(*x_range, 4)),
-        y_ticks=tuple(
-            (float(height(np.array(tick))), f"{tick:.4g}") for tick in _ticks(*y_range, 5)
-        ),
-        lines=tuple(_with_labels(lines)),
+        label = wrapped(names[index]) if names else None
+        last = [int(np.flatnonzero(np.isfinite(each.middle))[-1])]
+        axes.plot(x, each.middle, markevery=last, gid=of_group, label=label, **style)
+    drawn = np.concatenate([part for each in curves.values() for part in (each.low, each.high)])
+    if is_share and SHARE[0] <= np.nanmin(drawn) <= np.nanmax(drawn) <= SHARE[1]:
+        axes.set_ylim(-0.02, 1.02)
+    axes.xaxis.set_major_formatter(lambda position, _: amount(position))
+    axes.set_xlabel(AXES[axis])
+    legend(axes, ink=ink, loc="best")
+    return figure
+
+
+def curves_of(comparison: Comparison, metric: Metric, most: int | None = None) -> dict[int, Curve]:
+    """Returns the curves of the groups that recorded finite values, by the index of the group."""
+    curves = {
+        index: curve(result.group.runs, metric)
+        for index, result in enumerate(comparison.results[:most])
+    }
+    return {i: each for i, each in curves.items() if each and np.isfinite(each.middle).any()}
+
+
+def intervals(comparison: Comparison, *, ink: str = BLACK) -> Figure:
+    """Returns the figure of the groups: their seeds, interquartile means and intervals."""
+    results = comparison.results
+    names = [wrapped(result.group.name) for result in results]
+    lines = sum(name.count("\n") + 1 for name in names)
+    size = WIDTH, 0.6 + 0.1 * len(names) + 0.14 * lines
+    figure, (axes,) = panels(1, size=size, ink=ink)
+    for index, result in enumerate(results):
+        colour, values = COLOURS[index % len(COLOURS)], list(result.values.values())
+        axes.plot(values, [-index] * len(values), "o", color=colour, alpha=0.35, markersize=3)
+        if result.interval is not None:
+            axes.plot(result.interval, [-index] * 2, color=colour, linewidth=1.4)
+        axes.plot([result.iqm], [-index], MARKERS[index % len(MARKERS)], color=colour, markersize=5)
+    axes.set_yticks([-index for index in range(len(results))], names)
+    axes.set_ylim(0.6 - len(results), 0.6)
+    number = comparison.metric.value.words(comparison.metric.words)
+    axes.set_xlabel(f"{wrapped(title(number), LINE)}\n(IQM, {LEVEL:.0%} interval, seeds)")
+    return figure
+
+
+def wrapped(text: str, letters: int = LETTERS) -> str:
+    """Returns a text in a few short lines, so that it leaves room for the data."""
+    return "\n".join(
+        wrap(plain(text), letters, max_lines=LINES, placeholder=" \N{HORIZONTAL ELLIPSIS}")
     )
 
 
-def strips(comparison: Comparison) -> tuple[list[Strip], list[tuple[float, str]]]:
-    """Returns the strip of each group, and the ticks of their scale."""
-    numbers = [
-        number
-        for result in comparison.results
-        for number in (*result.values.values(), *(result.interval or ()))
-    ]
-    ends = _widened(min(numbers), max(numbers))
-
-    def at(value: float) -> float:
-        return float(_scaled(np.array(value), ends, 0.0, 100.0))
-
-    drawn = [
-        Strip(
-            values=tuple(map(at, result.values.values())),
-            iqm=at(result.iqm),
-            interval=result.interval and (at(result.interval[0]), at(result.interval[1])),
+def figures_for_papers(comparison: Comparison) -> dict[str, bytes]:
+    """Returns the files by name: curve.pdf, curve.svg, intervals.pdf and intervals.svg."""
+    metric = comparison.metric
+    names = [result.group.label for result in comparison.results]
+    with in_print():
+        curves = draw_curves(
+            curves_of(comparison, metric, SHOWN),
+            "step",
+            is_share=metric.is_share,
+            ink=BLACK,
+            names=names,
         )
-        for result in comparison.results
-    ]
-    return drawn, [(at(tick), f"{tick:.4g}") for tick in _ticks(*ends, 4)]
+        curves.axes[0].set_ylabel(wrapped(title(metric.words), LINE), color=BLACK)
+        drawn = {"curve": curves, "intervals": intervals(comparison)}
+        return {
+            f"{name}.{suffix}": content
+            for name, figure in drawn.items()
+            for suffix, content in formats(figure).items()
+        }
 
 
-def _with_labels(lines: Sequence[Line]) -> list[Line]:
-    """Moves the names of the lines that are shown at first, so that they do not overlap."""
-    placed: dict[int, float] = {}
-    lowest = -math.inf
-    for line in sorted(
-        (line for line in lines if line.group < SHOWN), key=lambda line: line.end[1]
-    ):
-        lowest = max(line.end[1], lowest + LINE_OF_TEXT)
-        placed[line.group] = lowest
-    highest = HEIGHT - BOTTOM + LINE_OF_TEXT
-    for group in reversed(placed):  # from the lowest name upwards, if they reach below the chart
-        highest = min(placed[group], highest - LINE_OF_TEXT)
-        placed[group] = highest
-    return [replace(line, label=placed.get(line.group, line.label)) for line in lines]
+@dataclass(frozen=True, kw_only=True)
+class PageFigures:
+    """The figures of the page, as SVG.
+
+    Attributes:
+      charts: the curves over each axis of `AXES`, by the title of the chart.
+      swatches: the line of each group in a legend.
+    """
+
+    charts: Mapping[str, Mapping[str, Markup]]
+    intervals: Markup
+    swatches: Sequence[Markup]
 
 
-def _scaled(value: np.ndarray, ends: Interval, first: float, last: float) -> np.ndarray:
-    return first + (value - ends[0]) / (ends[1] - ends[0]) * (last - first)
+def figures_of_page(comparison: Comparison) -> PageFigures:
+    """Returns the figures of the page; metrics that no run recorded have no chart."""
+    names = [result.group.name for result in comparison.results]
+    with in_print(), rc_context({"svg.fonttype": "none"}):
+        charts = {
+            title(words): {
+                axis: inline(draw_curves(curves, axis, is_share=metric.is_share), names)
+                for axis in AXES
+            }
+            for words, metric in metrics_of_charts(comparison.metric).items()
+            if (curves := curves_of(comparison, metric))
+        }
+        swatches = []
+        for index in range(len(names)):
+            figure = Figure(figsize=(0.4, 0.15), facecolor="none")
+            axes = figure.add_axes((0, 0, 1, 1))
+            axes.set_axis_off()
+            axes.plot([0, 1, 2], [0] * 3, markevery=[1], **look(index))
+            swatches.append(inline(figure))
+        return PageFigures(
+            charts=charts, intervals=inline(intervals(comparison, ink=GREY)), swatches=swatches
+        )
 
 
-def _widened(low: float, high: float) -> Interval:
-    """Returns a range with some room, also around values that differ by rounding only."""
-    size = max(abs(low), abs(high))
-    room = 0.04 * (high - low if high - low > 1e-9 * size else size or 1.0)
-    return low - room, high + room
+def inline(figure: Figure, names: Sequence[str] = ()) -> Markup:
+    """Returns a figure as an element of the page, without addresses.
 
+    The groups of lines get the class of their group, with its name as a tooltip. Texts and axes
+    have the colour of the text around the figure.
+    """
+    text = formats(figure, ["svg"])["svg"].decode()
+    text = text[text.index("<svg") :].replace(GREY, "currentColor")
+    text = re.sub(r"<metadata>.*?</metadata>|<clipPath.*?</clipPath>", "", text, flags=re.DOTALL)
+    text = re.sub(r' (xmlns(:\w+)?|clip-path)="[^"]*"| ?font-family: [^;"]*;', "", text)
 
-def _ticks(low: float, high: float, count: int) -> list[float]:
-    ticks = MaxNLocator(nbins=count, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
-    rounding = 1e-9 * (high - low)
-    return [float(tick) for tick in ticks if low - rounding <= tick <= high + rounding]
+    def group(match: re.Match[str]) -> str:
+        return f' class="g{match[1]}"><title>{escape(visible(names[int(match[1])]))}</title>'
 
-
-def _path(x: Sequence[float] | np.ndarray, y: Sequence[float] | np.ndarray) -> str:
-    return "M" + "L".join(f"{px:.1f} {py:.1f}" for px, py in zip(x, y, strict=True))
+    text = re.sub(r' id="g(\d+)">', group, text)
+    text = re.sub(r' id="[\w.]+_\d+"', "", text)  # other figures of the page have them too
+    # Two decimals of positions are enough on any screen.
+    return Markup(re.sub(r' d="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), text))

@@ -7,17 +7,15 @@ run does not record is nan.
 
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from rl4p.base.errors import InputError
-from rl4p.configuration.suggestions import metrics_like, write
 from rl4p.runs.pictures import in_words
-from rl4p.tools.comparison.runs import Run
+from rl4p.tools.runs import PASS_AT_1, Run, refuse_unrecorded
 
-PASS_AT_1 = "/pass_at_1"
 ENTROPY, GAP = "update/entropy", "rollout/logprob_gap_max"
 LENGTH, TRUNCATED, EFFECTIVE = "rollout/response_tokens", "rollout/truncated", "update/ess"
 REWARD, SECONDS, SPEED = "reward/mean", "time/step", "rollout/tokens_per_second"
@@ -130,12 +128,14 @@ def chosen_metric(runs: Sequence[Run], name: str | None, value: Value = LAST) ->
     if name is not None:
         refuse_unrecorded(name, everything)
         return Metric(names=(name,), value=value)
-    tasks = [{key for key in keys if is_task(key)} for keys in recorded]
+    tasks = [
+        {key for key in keys if key.startswith("eval/") and key.endswith(PASS_AT_1)}
+        for keys in recorded
+    ]
     tasks = [each for each in tasks if each]
     if not tasks:
-        raise InputError(
-            f"The runs have no eval/*/pass_at_1: set metric= to one of {_list(everything)}."
-        )
+        names = ", ".join(everything[:40]) or "no metrics"
+        raise InputError(f"The runs have no eval/*/pass_at_1: set metric= to one of {names}.")
     common, all_tasks = set.intersection(*tasks), set.union(*tasks)
     if not common:
         counts = [f"{key} in {sum(key in each for each in tasks)}" for key in sorted(all_tasks)]
@@ -146,24 +146,6 @@ def chosen_metric(runs: Sequence[Run], name: str | None, value: Value = LAST) ->
     return Metric(
         names=tuple(sorted(common)), others=tuple(sorted(all_tasks - common)), value=value
     )
-
-
-def is_task(key: str) -> bool:
-    return key.startswith("eval/") and key.endswith(PASS_AT_1)
-
-
-def refuse_unrecorded(name: str, recorded: Collection[str]) -> None:
-    """Refuses a metric that no run has recorded.
-
-    Raises:
-      InputError: names the metric, and those with similar names.
-    """
-    if name in recorded:
-        return
-    problem = f"metric={name} is in none of the runs"
-    if near := metrics_like(name, recorded):
-        raise InputError(write(problem, *([f"metric={key}"] for key in near)))
-    raise InputError(f"{problem}; they have {_list(sorted(recorded))}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,6 +171,7 @@ class Costs:
 
 
 def costs(run: Run) -> Costs:
+    steps = [row for row in run.rows if row["step"] > 0]
     seconds = float(np.sum(seconds_of_steps(run)))
     compiled = sum(row.get(COMPILE, 0.0) + row.get(EVALUATION_COMPILE, 0.0) for row in run.rows)
     return Costs(
@@ -197,8 +180,8 @@ def costs(run: Run) -> Costs:
         tokens=float(np.sum(tokens(run))),
         device_hours=seconds * run.devices / 3600,
         compile_device_hours=compiled * run.devices / 3600,
-        truncated=_mean(_column(run, TRUNCATED)),
-        effective=_mean(_column(run, EFFECTIVE)),
+        truncated=_mean([row[TRUNCATED] for row in steps if TRUNCATED in row]),
+        effective=_mean([row[EFFECTIVE] for row in steps if EFFECTIVE in row]),
     )
 
 
@@ -209,7 +192,7 @@ def mean_costs(runs: Sequence[Run]) -> Costs:
 
 def seconds_of_steps(run: Run) -> list[float]:
     """Returns the time of each step without compilation."""
-    return [row.get(SECONDS, 0.0) - row.get(COMPILE, 0.0) for row in _steps(run)]
+    return [row.get(SECONDS, 0.0) - row.get(COMPILE, 0.0) for row in run.rows if row["step"] > 0]
 
 
 def tokens(run: Run) -> np.ndarray:
@@ -224,23 +207,12 @@ def tokens(run: Run) -> np.ndarray:
             row[SPEED] * row["time/rollout"]
             if SPEED in row and "time/rollout" in row
             else row.get(LENGTH, 0.0) * sequences
-            for row in _steps(run)
+            for row in run.rows
+            if row["step"] > 0
         ]
     )
-
-
-def _steps(run: Run) -> list[Mapping[str, float]]:
-    return [row for row in run.rows if row["step"] > 0]
-
-
-def _column(run: Run, name: str) -> list[float]:
-    return [row[name] for row in _steps(run) if name in row]
 
 
 def _mean(values: Sequence[float]) -> float:
     finite = [value for value in values if math.isfinite(value)]
     return sum(finite) / len(finite) if finite else math.nan
-
-
-def _list(names: Sequence[str]) -> str:
-    return ", ".join(names[:40]) or "no metrics"

@@ -5,59 +5,81 @@ page forbids scripts and requests by its content security policy, so that a brow
 even one that got in. Axes and groups are switched by inputs and style sheets.
 """
 
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from jinja2 import Environment, StrictUndefined
-
-from rl4p.base.terminal import visible
-from rl4p.runs.pictures import title
-from rl4p.tools.comparison import charts, words
-from rl4p.tools.comparison.charts import AXES, MOST_POINTS
-from rl4p.tools.comparison.samples import side_by_side
+from rl4p.runs.pictures import COLOURS, title
+from rl4p.runs.sample import Sample
+from rl4p.tools.browser.beside import Row, render, side_by_side
+from rl4p.tools.comparison import words
+from rl4p.tools.comparison.charts import AXES, MOST_POINTS, SHOWN, figures_of_page
+from rl4p.tools.comparison.groups import RunGroup
 from rl4p.tools.comparison.statistics import ERROR_RATE, LEVEL, Comparison
 
-TEMPLATE = Path(__file__).with_name("page.html")
-
-
-def shown(value: Any) -> Any:
-    """Returns a value as the page has it: a text without characters that change other text."""
-    return visible(value) if type(value) is str else value
+PROMPTS, GROUPS = 6, 12  # the most whose samples are shown
+LETTERS = 1500  # of a text
 
 
 def page(comparison: Comparison) -> str:
     """Returns the page as HTML."""
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, finalize=shown
-    )
-    environment.lstrip_blocks = True
-    environment.globals |= {
-        name: getattr(words, name) for name in ("number", "span", "share", "amount", "duration")
-    }
-    template = environment.from_string(TEMPLATE.read_text("utf-8"))
     results = comparison.results
-    drawn, ticks = charts.strips(comparison)
     names = sorted({name for result in results for name in result.group.settings})
-    html = template.render(
-        metric=comparison.metric,
-        title=title(comparison.metric.words),
+    seed, rows = common_prompts([result.group for result in results])
+    return render(
+        Path(__file__).with_name("page.html"),
+        **{
+            name: getattr(words, name) for name in ("number", "span", "share", "amount", "duration")
+        },
+        heading_of_page=title(comparison.metric.words),
         heading=title(comparison.metric.value.words("values")).removesuffix(" of values"),
         method=words.method(comparison.metric),
         results=results,
+        names=[result.group.name for result in results],
         to_best=[comparison.to_best(index) for index in range(len(results))],
         sentences=words.sentences(comparison),
         left_out=comparison.left_out,
-        runs=sum(len(result.values) for result in results),
-        styles=[charts.style(index) for index in range(len(results))],
-        strips=drawn,
-        ticks=ticks,
-        charts=charts.charts(comparison),
-        shape=charts,
+        colours=[COLOURS[index % len(COLOURS)] for index in range(len(results))],
+        figures=figures_of_page(comparison),
         axes=AXES,
+        shown=SHOWN,
         settings=[name for name in names if not name.endswith("_target_")],
-        samples=side_by_side([result.group for result in results]),
+        seed=seed,
+        rows=rows,
         level=f"{LEVEL:.0%}",
         level_of_differences=f"{1 - ERROR_RATE:.0%}",
         most_points=MOST_POINTS,
     )
-    return html.encode("utf-8", "replace").decode()  # a lone surrogate cannot be written
+
+
+def common_prompts(groups: Sequence[RunGroup]) -> tuple[int | None, list[Row]]:
+    """Returns the seed that most groups share, and samples for prompts that two of them have.
+
+    The prompts are spread from the first steps to the last ones. Of a group the first response to a
+    prompt is shown, and long texts are cut.
+    """
+    groups = groups[:GROUPS]
+    shared = Counter(run.seed for group in groups for run in group.runs if run.samples)
+    seed = max(shared, key=lambda seed: (shared[seed], -seed), default=None)
+    sources = []
+    for group in groups:
+        first: dict[tuple[int | None, str | None], Sample] = {}
+        for run in group.runs:
+            for sample in run.samples if run.seed == seed else ():
+                first.setdefault((sample.step, sample.id), sample)
+        sources.append([cut(sample) for sample in first.values()])
+    rows = side_by_side(sources, fewest=2)
+    rows.sort(key=lambda row: next(iter(row.values())).step or 0)
+    if len(rows) > PROMPTS:
+        rows = [rows[round(i * (len(rows) - 1) / (PROMPTS - 1))] for i in range(PROMPTS)]
+    return seed, rows
+
+
+def cut(sample: Sample) -> Sample:
+    """Returns a sample whose texts are cut to `LETTERS`."""
+    texts = {"prompt": sample.prompt, "answer": sample.answer, "response": sample.response}
+    for name, text in texts.items():
+        if text is not None and (rest := len(text) - LETTERS) > 0:
+            texts[name] = f"{text[:LETTERS]}\N{HORIZONTAL ELLIPSIS} ({rest} more characters)"
+    return replace(sample, **texts)

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from rl4p.base.errors import InputError
+from rl4p.tools.comparison.groups import RunGroup, grouped
 from rl4p.tools.comparison.measures import (
     AREA,
     LAST,
@@ -23,7 +24,7 @@ from rl4p.tools.comparison.measures import (
     chosen_metric,
     mean_costs,
 )
-from rl4p.tools.comparison.runs import LeftOut, Run, RunGroup, grouped
+from rl4p.tools.runs import LeftOut, Run
 
 LEVEL = 0.95  # of the interval of a group
 ERROR_RATE = 0.04  # the share of supported differences that may be wrong

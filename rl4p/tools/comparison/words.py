@@ -3,8 +3,8 @@
 import math
 from collections.abc import Sequence
 
+from rl4p.tools.comparison.groups import changed
 from rl4p.tools.comparison.measures import LAST, Metric
-from rl4p.tools.comparison.runs import changed
 from rl4p.tools.comparison.statistics import (
     ERROR_RATE,
     FEWEST_SEEDS,

@@ -7,9 +7,8 @@ import pytest
 
 from rl4p.base.errors import InputError
 from rl4p.runs.sample import Sample
-from rl4p.tools.browser.beside import chosen, key_of, page, side_by_side
+from rl4p.tools.browser.beside import counts, page, side_by_side
 from rl4p.tools.browser.job import browse
-from rl4p.tools.browser.samples import SampleFilter
 from tests.support.hostile_samples import HOSTILE
 
 
@@ -23,9 +22,10 @@ B = [sample(3, False), sample(2, True), sample(1, True), sample(9, True)]
 
 
 def test_prompts_that_all_have_are_counted_and_compared():
-    together = side_by_side(["a", "b"], [A, B])
-    assert [[each.id for each in row] for row in together.rows] == [["1"] * 2, ["2"] * 2, ["3"] * 2]
-    first, second = together.counts()
+    rows = side_by_side([A, B], 2)
+    found = [[each.id for each in row.values()] for row in rows]
+    assert found == [["1"] * 2, ["2"] * 2, ["3"] * 2]
+    first, second = counts(["a", "b"], rows)
     assert first == {"name": "a", "right": 2, "share": 2 / 3, "better": 0, "worse": 0}
     assert second == {"name": "b", "right": 2, "share": 2 / 3, "better": 1, "worse": 1}
 
@@ -35,28 +35,21 @@ def test_prompts_that_all_have_are_counted_and_compared():
 )
 def test_samples_of_other_prompts_steps_or_numbers_do_not_belong_together(changed):
     one, other = sample(1, True), sample(1, True, **changed)
-    assert key_of(one) != key_of(other)
-    with pytest.raises(InputError, match="a, b have no samples for the same prompts"):
-        side_by_side(["a", "b"], [[one], [other]])
-
-
-def test_a_row_is_chosen_if_a_sample_of_it_is():
-    together = side_by_side(["a", "b"], [A, B])
-    assert [row[0].id for row in chosen(together, SampleFilter(right=False))] == ["2", "3"]
-    assert [row[0].id for row in chosen(together, SampleFilter(search="3?"))] == ["3"]
+    assert side_by_side([[one], [other]], 2) == []
+    assert len(side_by_side([[one], [other]], 1)) == 2
 
 
 def test_the_newest_step_comes_first_and_of_equal_samples_the_first_counts():
     rows = [sample(1, True, step=step) for step in (1, 5)]
-    together = side_by_side(["a", "b"], [[*rows, sample(1, False, step=5)], rows])
-    assert [row[0].step for row in together.rows] == [5, 1]
-    assert together.rows[0][0].correct is True
+    together = side_by_side([[*rows, sample(1, False, step=5)], rows], 2)
+    assert [row[0].step for row in together] == [5, 1]
+    assert together[0][0].correct is True
 
 
 def test_texts_of_a_model_are_escaped_on_the_page():
     row = Sample(prompt=HOSTILE, response=HOSTILE, answer=HOSTILE, id=HOSTILE, task=HOSTILE)
-    together = side_by_side([HOSTILE, "b"], [[row], [row]])
-    html = page(together, together.rows, HOSTILE)
+    together = side_by_side([[row], [row]], 2)
+    html = page([HOSTILE, "b"], together, together, HOSTILE)
     assert "<img" not in html
     assert "\x1b" not in html
     assert "default-src 'none'; style-src 'unsafe-inline'" in html
@@ -77,10 +70,14 @@ def test_the_command_shows_and_writes_them(folders, tmp_path, capsys):
     out = capsys.readouterr().out
     assert "1 of 3 prompts that all have" in out
     assert out.index("2?") < out.index("2 False") < out.index("2 True")
+    assert "\n3?" not in out
+    browse([*folders, "search=3?"])  # a row is shown if a sample of it is chosen
+    out = capsys.readouterr().out
+    assert ("3 True" in out, "2 True" in out) == (True, False)
     browse([*folders, f"out={tmp_path}/new/page.html"])
     html = (tmp_path / "new/page.html").read_text()
     assert "3 False" in html
-    assert html.count("<article>") == 6
+    assert html.count("<article") == 6
     assert "66.7 %" in html
 
 
@@ -95,3 +92,9 @@ def test_the_command_shows_and_writes_them(folders, tmp_path, capsys):
 def test_words_that_cannot_act_are_refused(folders, words, sentence):
     with pytest.raises(InputError, match=sentence):
         browse([*folders, *words])
+
+
+def test_folders_without_a_common_prompt_are_refused(folders, tmp_path):
+    (tmp_path / "b" / "responses.jsonl").write_text(json.dumps(sample(9, True).to_dict()) + "\n")
+    with pytest.raises(InputError, match=r"a, .*b have no samples for the same prompts, of the"):
+        browse(folders)

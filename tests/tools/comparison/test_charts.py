@@ -1,32 +1,28 @@
-"""Tests the curves of groups: the middle and the range of the seeds on three axes."""
+"""Tests the curves of groups and the figures: their numbers, and what a hostile name can do."""
 
 import math
 import re
+import xml.etree.ElementTree as ElementTree
 
 import numpy as np
 import pytest
 
-from rl4p.tools.comparison import charts
 from rl4p.tools.comparison.charts import (
     AXES,
-    BOTTOM,
-    HEIGHT,
-    LEFT,
-    LINE_OF_TEXT,
     MOST_POINTS,
-    RIGHT,
     SHOWN,
-    TOP,
-    WIDTH,
     Curve,
     curve,
-    drawing,
-    figures,
-    strips,
-    style,
+    curves_of,
+    draw_curves,
+    figures_for_papers,
+    figures_of_page,
+    intervals,
+    look,
+    metrics_of_charts,
 )
 from rl4p.tools.comparison.measures import Metric
-from rl4p.tools.comparison.runs import Run
+from rl4p.tools.runs import Run
 from tests.support.compared_runs import compare, run, runs
 
 METRIC = Metric(names=("m",))
@@ -80,11 +76,11 @@ def test_a_long_curve_is_averaged_between_its_ends():
 
 
 def test_the_metric_of_the_comparison_is_drawn_once_and_first():
-    assert next(iter(figures(METRIC))) == "m"
+    assert next(iter(metrics_of_charts(METRIC))) == "m"
     reward = Metric(names=("reward/mean",))
-    drawn = [metric.names for metric in figures(reward).values()]
+    drawn = [metric.names for metric in metrics_of_charts(reward).values()]
     assert drawn[0] == reward.names
-    assert len(drawn) == len(set(drawn)) == len(figures(METRIC)) - 1
+    assert len(drawn) == len(set(drawn)) == len(metrics_of_charts(METRIC)) - 1
 
 
 def curve_of(values, spread=0.0):
@@ -94,73 +90,84 @@ def curve_of(values, spread=0.0):
     return Curve(x=axes, middle=middle, low=middle - spread, high=middle + spread)
 
 
-def points(path):
-    return [tuple(map(float, pair)) for pair in re.findall(r"(-?[\d.]+) (-?[\d.]+)", path)]
-
-
-def test_values_are_drawn_at_their_height_and_position():
-    found = drawing({0: curve_of([0.0, 0.5, 1.0])}, "step", (0.0, 1.0))
-    (line,) = found.lines
-    bottom, right = HEIGHT - BOTTOM, WIDTH - RIGHT
-    middle = ((LEFT + right) / 2, (TOP + bottom) / 2)
-    assert points(line.path) == [(LEFT, bottom), pytest.approx(middle), (right, TOP)]
-    assert line.end == (right, TOP)
-    assert line.band == ""
-    assert {text: at for at, text in found.y_ticks}["1"] == TOP
-    assert {text: at for at, text in found.x_ticks}["20"] == right
-    (line,) = drawing({0: curve_of([0.0, np.nan, 1.0])}, "step", None).lines
-    assert len(points(line.path)) == 2  # without the value that is not finite
-
-
-def test_the_band_goes_around_the_range_of_the_seeds():
-    (line,) = drawing({0: curve_of([0.5, 0.5], spread=0.5)}, "step", (0.0, 1.0)).lines
-    right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
-    assert points(line.band) == [(LEFT, TOP), (right, TOP), (right, bottom), (LEFT, bottom)]
-    assert line.band.endswith("z")
-
-
 @pytest.mark.parametrize(("axis", "tick"), [("step", "20"), ("tokens", "20k"), ("seconds", "10")])
 def test_each_axis_has_its_own_ticks(axis, tick):
-    found = drawing({0: curve_of([0.0, 0.5, 1.0])}, axis, None)
-    assert tick in [text for _, text in found.x_ticks]
-    assert found.lines[0].points[1][2].endswith(AXES[axis])
+    figure = draw_curves({0: curve_of([0.0, np.nan, 1.0], 0.5)}, axis, is_share=False)
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    assert tick in [label.get_text() for label in axes.get_xticklabels()]
+    assert axes.get_xlabel() == AXES[axis]
+    (line,) = axes.get_lines()
+    assert line.get_markevery() == [2]  # the marker is at the end
+    (band,) = axes.collections
+    assert (band.get_datalim(axes.transData).y0, band.get_datalim(axes.transData).y1) == (-0.5, 1.5)
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, -3e-7])
 def test_a_constant_is_drawn_inside_the_chart(value):
-    found = drawing({0: curve_of([value, value * (1 + 1e-15)])}, "step", None)
-    assert all(TOP < y < HEIGHT - BOTTOM for _, y in points(found.lines[0].path))
-    assert len({text for _, text in found.y_ticks}) > 1
-
-
-@pytest.mark.parametrize("ends", [[0.0] * 8, [1.0] * 8, np.linspace(0.4, 0.5, 8)])
-def test_names_at_the_ends_of_lines_do_not_overlap(ends):
-    curves = {index: curve_of([0.0, end]) for index, end in enumerate(ends)}
-    heights = sorted(line.label for line in drawing(curves, "step", (0.0, 1.0)).lines)
-    assert min(np.diff(heights)) >= LINE_OF_TEXT - 1e-6
-    assert heights[-1] <= HEIGHT - BOTTOM
+    curves = {0: curve_of([value, value * (1 + 1e-15)])}
+    (axes,) = draw_curves(curves, "step", is_share=False).axes
+    low, high = axes.get_ylim()
+    assert low < value < high
+    assert len({label.get_text() for label in axes.get_yticklabels()}) > 1
 
 
 def test_groups_differ_without_colour():
-    looks = [(style(index).dashes, style(index).marker) for index in range(SHOWN)]
+    looks = [(look(index)["linestyle"], look(index)["marker"]) for index in range(SHOWN)]
     assert len(set(looks)) == SHOWN
-    looks = [(style(index).colour, style(index).dashes) for index in range(40)]
-    assert len(set(looks)) == 40
-
-
-def test_a_strip_shows_all_values_of_a_group_on_a_common_scale():
-    found, ticks = strips(compare(runs(a=[0.0, 0.1, 0.2], b=[0.8, 0.9])))
-    b, a = found
-    assert a.interval is not None
-    assert b.interval is None
-    assert a.values[1] == pytest.approx(a.iqm)
-    assert max(a.values) < min(b.values) < 100
-    assert sorted(ticks) == ticks
+    looks = [(look(index)["color"], look(index)["linestyle"]) for index in range(30)]
+    assert len(set(looks)) == 30
 
 
 def test_metrics_that_no_run_recorded_have_no_chart():
-    (only,) = charts.charts(compare(runs(a=[0.1], b=[0.2])))
-    assert only.title == "Greedy pass@1 on held-out sums"
-    assert [drawn.axis for drawn in only.drawings] == list(AXES)
-    both = charts.charts(compare([run("a", 0, 0.5, **{"reward/mean": 1.0})]))
-    assert [chart.title for chart in both][1:] == ["Mean reward of the samples"]
+    only = figures_of_page(compare(runs(a=[0.1], b=[0.2]))).charts
+    assert list(only) == ["Greedy pass@1 on held-out sums"]
+    assert list(only["Greedy pass@1 on held-out sums"]) == list(AXES)
+    both = figures_of_page(compare([run("a", 0, 0.5, **{"reward/mean": 1.0})])).charts
+    assert list(both)[1:] == ["Mean reward of the samples"]
+
+
+def test_a_figure_of_the_page_has_a_class_and_a_tooltip_for_each_group():
+    (drawings,) = figures_of_page(compare(runs(**{"<b>": [0.1], "b": [0.2]}))).charts.values()
+    drawing = drawings["step"]
+    assert drawing.startswith("<svg")
+    titles = re.findall(r'<g class="(g\d)"><title>([^<]*)</title>', drawing)
+    assert set(titles) == {("g0", "advantage=b"), ("g1", "advantage=&lt;b&gt;")}
+    assert not re.search(r'http|url\(|clip-path| id="(?!m)|href="[^#]', drawing)
+
+
+NAMES = {f"{name}.{suffix}" for name in ("curve", "intervals") for suffix in ("pdf", "svg")}
+
+
+def test_the_figures_show_every_seed_mean_and_interval():
+    comparison = compare(runs(a=[0.1, 0.2, 0.3], b=[0.7, 0.8, 0.9], c=[0.5]))
+    (axes,) = intervals(comparison).axes
+    lines = [sorted(line.get_xdata()) for line in axes.get_lines()]
+    seeds, interval, (iqm,) = lines[:3]
+    assert seeds == [0.7, 0.8, 0.9]
+    assert interval == list(comparison.results[0].interval)
+    assert iqm == pytest.approx(0.8)
+    assert len(lines) == 3 + 2 + 3  # one seed has no interval
+    assert [label.get_text() for label in axes.get_yticklabels()] == [
+        f"advantage={name}" for name in "bca"
+    ]
+    metric = comparison.metric
+    (axes,) = draw_curves(curves_of(comparison, metric), "step", is_share=metric.is_share).axes
+    assert axes.get_lines()[0].get_ydata()[-1] == pytest.approx(0.8)
+    assert axes.get_ylim() == (-0.02, 1.02)
+
+
+def test_files_have_fonts_that_publishers_accept_and_are_equal_again():
+    files = figures_for_papers(compare(runs(a=[0.1, 0.2, 0.3], b=[0.7, 0.8, 0.9])))
+    assert files.keys() == NAMES
+    assert files == figures_for_papers(compare(runs(a=[0.1, 0.2, 0.3], b=[0.7, 0.8, 0.9])))
+    for name, content in files.items():
+        assert content.startswith(b"%PDF" if name.endswith("pdf") else b"<?xml")
+        assert b"/Type3" not in content
+
+
+@pytest.mark.parametrize("name", ["$x^{2", "<script>a</script>&", "long " * 60, "w" * 400, "\x1b"])
+def test_any_name_of_a_group_is_drawn(name):
+    files = figures_for_papers(compare(runs(**{name: [0.1, 0.2, 0.3], "b": [0.7, 0.8, 0.9]})))
+    tags = {each.tag for each in ElementTree.fromstring(files["intervals.svg"]).iter()}
+    assert not any("script" in tag for tag in tags)

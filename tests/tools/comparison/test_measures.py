@@ -13,7 +13,7 @@ from rl4p.tools.comparison.measures import (
     mean_costs,
     tokens,
 )
-from rl4p.tools.comparison.runs import Run
+from rl4p.tools.runs import Run
 
 SUMS, WORDS = "eval/sums/pass_at_1", "eval/words/pass_at_1"
 

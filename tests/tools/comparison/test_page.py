@@ -4,9 +4,11 @@ import json
 
 import pytest
 
-from rl4p.tools.comparison.page import page
-from rl4p.tools.comparison.report import compare
-from rl4p.tools.comparison.runs import read_folders
+from rl4p.runs.sample import Sample
+from rl4p.tools.comparison.groups import RunGroup
+from rl4p.tools.comparison.job import compare
+from rl4p.tools.comparison.page import LETTERS, PROMPTS, common_prompts, page
+from rl4p.tools.runs import Run, read_folders
 from tests.support.compared_runs import sample, write_run
 from tests.support.elements import Elements
 
@@ -32,8 +34,9 @@ def test_the_page_has_groups_curves_settings_and_samples(sweep):
     assert "_target_" not in elements.text
     figures = [attributes for tag, attributes in elements.found if tag == "figure"]
     assert len(figures) == 6
-    drawings = [attrs for tag, attrs in elements.found if tag == "svg" and "role" in attrs]
-    assert len(drawings) == 6 * 3 + 2  # charts on three axes, and a strip for each group
+    drawings = [attributes for tag, attributes in elements.found if tag == "svg"]
+    # Charts on three axes, the intervals, and for each group a line in the legend and two tables.
+    assert len(drawings) == 6 * 3 + 1 + 2 * 3
     assert "nan" not in html.lower().replace("nance", "")
 
 
@@ -43,8 +46,9 @@ def test_the_page_runs_no_script_and_asks_for_nothing(sweep):
     assert not tags & {"script", "img", "link", "iframe", "object", "embed", "form", "base"}
     for _, attributes in elements.found:
         assert not {name for name in attributes if name.startswith("on")} | (
-            {"src", "href", "xlink:href", "action"} & attributes.keys()
+            {"src", "href", "action"} & attributes.keys()
         )
+        assert attributes.get("xlink:href", "#").startswith("#")  # a part of the page
     policy = [a for tag, a in elements.found if tag == "meta" and "http-equiv" in a]
     assert policy[0]["content"].startswith("default-src 'none'")
     assert "http" not in html.replace("http-equiv", "")
@@ -100,3 +104,40 @@ def test_a_sweep_of_a_hundred_long_runs_has_a_small_page(tmp_path, groups, seeds
     assert len(html.encode()) < 5e6
     assert html.count('type="checkbox"') == groups
     assert len(json.loads((tmp_path / "compare.json").read_text())["groups"]) == groups
+
+
+def group(*samples, seed=0):
+    read = [Sample.from_dict(row) for row in samples]
+    run = Run(name="run", seed=seed, config={}, rows=[], samples=read)
+    return RunGroup(overrides=(), settings={}, runs=(run,))
+
+
+def test_responses_to_one_prompt_are_side_by_side():
+    a = group(sample(1, "p", "four"), sample(1, "p", "the second is not shown"), sample(1, "q"))
+    b = group(sample(1, "p", "five"), sample(2, "q"))
+    seed, (row,) = common_prompts([a, b])
+    assert seed == 0
+    assert {index: answer.response for index, answer in row.items()} == {0: "four", 1: "five"}
+    assert (row[0].step, row[0].prompt, row[0].answer, row[0].reward) == (1, "2+3=", "5", 1)
+    # Samples of other seeds are not compared.
+    assert common_prompts([group(sample(1, "p")), group(sample(1, "p"), seed=1)])[1] == []
+
+
+def test_the_seed_that_most_groups_share_is_chosen():
+    apart = group(sample(1, "p"), seed=1)
+    shared = [group(sample(1, "q"), seed=2), group(sample(1, "q"), seed=2)]
+    seed, (row,) = common_prompts([apart, *shared])
+    assert (seed, list(row)) == (2, [1, 2])
+
+
+def test_prompts_are_spread_over_the_run():
+    samples = [sample(step, f"p{step}") for step in range(1, 41)]
+    _, rows = common_prompts([group(*samples), group(*samples)])
+    assert len(rows) == PROMPTS
+    assert (rows[0][0].step, rows[-1][0].step) == (1, 40)
+
+
+def test_long_texts_are_cut():
+    long = group(sample(1, "p", "x" * (LETTERS + 7)))
+    _, (row,) = common_prompts([long, long])
+    assert row[0].response.endswith("x\N{HORIZONTAL ELLIPSIS} (7 more characters)")

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from rl4p.base.errors import InputError
-from rl4p.tools.comparison.runs import LeftOut
 from rl4p.tools.comparison.statistics import (
     DRAWS,
     ERROR_RATE,
@@ -17,6 +16,7 @@ from rl4p.tools.comparison.statistics import (
     probability_of_improvement,
     supported,
 )
+from rl4p.tools.runs import LeftOut
 from tests.support.compared_runs import SUMS, compare, run, runs
 
 SWEEPS = 2000

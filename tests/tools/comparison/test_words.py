@@ -9,8 +9,8 @@ from scipy.stats import t as student
 
 from rl4p.tools.comparison import words
 from rl4p.tools.comparison.measures import Value
-from rl4p.tools.comparison.runs import LeftOut
 from rl4p.tools.comparison.words import amount, duration, number, share, span
+from rl4p.tools.runs import LeftOut
 from tests.support.compared_runs import SUMS, compare, runs
 from tests.support.documents import ROOT
 
