@@ -129,9 +129,10 @@ def draw_curves(
     figure, (axes,) = panels(1, size=(WIDTH, 2.4), ink=ink)
     for index, each in curves.items():
         x, style, of_group = each.x[axis], look(index), f"g{index}"
-        axes.fill_between(
-            x, each.low, each.high, color=style["color"], alpha=0.18, linewidth=0, gid=of_group
-        )
+        if not np.array_equal(each.low, each.high, equal_nan=True):
+            axes.fill_between(
+                x, each.low, each.high, color=style["color"], alpha=0.18, linewidth=0, gid=of_group
+            )
         label = wrapped(names[index]) if names else None
         last = [int(np.flatnonzero(np.isfinite(each.middle))[-1])]
         axes.plot(x, each.middle, markevery=last, gid=of_group, label=label, **style)
@@ -255,5 +256,8 @@ def inline(figure: Figure, names: Sequence[str] = ()) -> Markup:
 
     text = re.sub(r' id="g(\d+)">', group, text)
     text = re.sub(r' id="[\w.]+_\d+"', "", text)  # other figures of the page have them too
-    # Two decimals of positions are enough on any screen.
-    return Markup(re.sub(r' d="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), text))
+
+    def short(path: re.Match[str]) -> str:  # two decimals of a position are enough on any screen
+        return re.sub(r"\s*([MLCz])\s*", r"\1", re.sub(r"(\.\d\d)\d+", r"\1", path[0]))
+
+    return Markup(re.sub(r' d="[^"]*"', short, re.sub(r"\n\s*<", "<", text)))
