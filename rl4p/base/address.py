@@ -39,10 +39,9 @@ def check_address(url: str, option: str, *, example: str, key_option: str = "key
 
 
 def check_key_variable(name: str | None, option: str = "key_variable") -> None:
-    """Checks that a text can be the name of an environment variable.
+    """Refuses what cannot be the name of an environment variable.
 
-    Raises:
-      ValueError: it cannot. It may be the key itself, so the message does not repeat it.
+    It may be the key itself, so the message does not repeat it.
     """
     if name is not None and not re.fullmatch(r"[A-Za-z_]\w*", name):
         raise ValueError(
@@ -52,11 +51,7 @@ def check_key_variable(name: str | None, option: str = "key_variable") -> None:
 
 
 def api_key(name: str | None, option: str = "key_variable") -> str:
-    """Returns the API key in an environment variable; "" if none is named.
-
-    Raises:
-      ValueError: the variable is not set.
-    """
+    """Returns the API key in an environment variable, which must be set; "" if none is named."""
     key = os.environ.get(name, "") if name else ""
     if name and not key:
         raise ValueError(f"{option}={name}: this environment variable is not set.")

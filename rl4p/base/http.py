@@ -58,22 +58,14 @@ class InvalidResponseError(RequestError):
 
 
 class RefusedError(RequestError):
-    """A status that no repetition changes: the address, the key or the request is wrong.
-
-    Attributes:
-      status: the status of the response.
-    """
+    """A status that no repetition changes: the address, the key or the request is wrong."""
 
     def __init__(self, reason: str, status: int) -> None:
         super().__init__(reason, transient=False)
         self.status = status
 
     def hint(self, key_option: str) -> str | None:
-        """Returns what to change if the address or the key is wrong, otherwise None.
-
-        Args:
-          key_option: the name of the option that names the environment variable of the key.
-        """
+        """Returns what to change if the address or the key is wrong, otherwise None."""
         if 300 <= self.status < 400:
             return "redirects are not followed: give the address itself"
         if self.status in (401, 403):
@@ -85,21 +77,13 @@ class RefusedError(RequestError):
 
 @dataclass(eq=False, kw_only=True)
 class HttpClient:
-    """Connections to one server, which stay open between requests until `aclose`.
+    """Connections to one server, which stay open between requests until `aclose`."""
 
-    Attributes:
-      url: the address, to which the path of a request is appended.
-      key: the API key, which is sent as a bearer token; "" for none.
-      connections: the most connections at a time.
-      largest_response: the most bytes of a response.
-      tasks: the requests under way.
-    """
-
-    url: str
-    key: str = field(default="", repr=False)
-    connections: int
+    url: str  # to which the path of a request is appended
+    key: str = field(default="", repr=False)  # of the API, sent as a bearer token; "" for none
+    connections: int  # at a time
     largest_response: int = LARGEST_RESPONSE
-    tasks: set[asyncio.Task] = field(default_factory=set, init=False, repr=False)
+    tasks: set[asyncio.Task] = field(default_factory=set, init=False, repr=False)  # under way
     http: httpx2.AsyncClient | None = field(default=None, init=False, repr=False)
 
     async def retry(
@@ -118,7 +102,6 @@ class HttpClient:
           read: called with the content of a response; raises `InvalidResponseError` if it cannot
             be used.
           seconds: the deadline of one attempt, from its connection to the last byte.
-          attempts: the most attempts.
 
         Raises:
           RequestError: the last attempt has failed, or no other can succeed.
@@ -192,15 +175,10 @@ class HttpClient:
         raise RefusedError(reason, status)
 
     def opened(self) -> httpx2.AsyncClient:
-        """Returns the HTTP client, which is made with the first request.
-
-        Raises:
-          InputError: the environment names a proxy that cannot be used.
-        """
+        """Returns the HTTP client, which is made with the first request."""
         if self.http is None:
-            limits = httpx2.Limits(
-                max_connections=self.connections, max_keepalive_connections=self.connections
-            )
+            most = self.connections
+            limits = httpx2.Limits(max_connections=most, max_keepalive_connections=most)
             try:
                 self.http = httpx2.AsyncClient(
                     headers={"Authorization": f"Bearer {self.key}"} if self.key else {},
@@ -261,11 +239,7 @@ async def for_each(
 
 
 def read_json(content: bytes) -> Any:
-    """Returns the JSON value of a response.
-
-    Raises:
-      InvalidResponseError: the content is no JSON.
-    """
+    """Returns the JSON value of a response."""
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -309,7 +283,6 @@ def pause(
 
     Args:
       failures: the number of attempts that have failed, at least 1.
-      retry_after: the seconds that the server asks to wait.
       first: the pause after the first failure; None is `FIRST_PAUSE`.
     """
     first = FIRST_PAUSE if first is None else first

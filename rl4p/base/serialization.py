@@ -59,17 +59,13 @@ class Serializable:
             raise InputError(f"{name} is made from a dictionary, not from {type(row).__name__}.")
         for kind, keys in (("unknown", row.keys() - known), ("missing", known.keys() - row.keys())):
             if keys:
-                raise InputError(
-                    f"{name}: the key {min(keys, key=str)} is {kind}; the keys are "
-                    f"{', '.join(known)}."
-                )
+                key, names = min(keys, key=str), ", ".join(known)
+                raise InputError(f"{name}: the key {key} is {kind}; the keys are {names}.")
         values = {key: decoded(row[key], f"{name}.{key}") for key in known}
         for key, hint in known.items():
             if not fits(values[key], hint):
-                raise InputError(
-                    f"{name}.{key} must be {getattr(hint, '__name__', hint)}, not "
-                    f"{type(values[key]).__name__}."
-                )
+                wanted, kind = getattr(hint, "__name__", hint), type(values[key]).__name__
+                raise InputError(f"{name}.{key} must be {wanted}, not {kind}.")
         return cls(**values)
 
 
@@ -108,14 +104,7 @@ def fits(value: Any, hint: Any) -> bool:
 
 
 def encoded(value: Any, place: str) -> Any:
-    """Returns a value as JSON values.
-
-    Args:
-      place: where the value is, for the error.
-
-    Raises:
-      InputError: the value cannot be encoded without loss.
-    """
+    """Returns a value as JSON values, or refuses one at a `place` that would lose something."""
     kind = type(value)
     if kind in PLAIN or (kind is float and isfinite(value)):
         return value
@@ -144,11 +133,7 @@ def encoded(value: Any, place: str) -> Any:
 
 
 def encoded_array(value: Any, place: str) -> dict[str, Any]:
-    """Returns the dtype, the shape and the bytes of an array, in the order of rows.
-
-    Raises:
-      InputError: the array has Python objects or random keys, or is not on this process's devices.
-    """
+    """Returns the dtype, the shape and the bytes of an array, in the order of rows."""
     if isinstance(value, jax.Array) and (
         jnp.issubdtype(value.dtype, jax.dtypes.extended) or not value.is_fully_addressable
     ):
@@ -193,11 +178,7 @@ DECODERS: dict[str, Callable[[Any], Any]] = {
 
 
 def decoded(value: Any, place: str) -> Any:
-    """Returns the value of JSON values.
-
-    Raises:
-      InputError: the value is damaged.
-    """
+    """Returns the value of JSON values; `place` is where they stand, for the error."""
     if isinstance(value, list):
         return [decoded(item, place) for item in value]
     if not isinstance(value, Mapping):

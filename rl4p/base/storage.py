@@ -48,7 +48,6 @@ def local_copy(place: str, names: Sequence[str] = ("*",)) -> Path:
     The copy stays in the cache. When an object changes, the next call makes another copy.
 
     Args:
-      place: a path or an address.
       names: patterns of the files of a folder that are needed.
 
     Raises:
@@ -77,9 +76,6 @@ class ObjectStore:
 
     Methods raise a `RunError` if the store cannot be reached, and an `InputError` for a scheme that
     is unknown or whose library is missing.
-
-    Attributes:
-      url: the address.
     """
 
     url: str
@@ -102,10 +98,9 @@ class ObjectStore:
             ) from None
 
     def address(self, name: str) -> str:
-        """Returns the address of an object; "" is the object at the address itself.
+        """Returns the address of an object, if its name is that of a file below a folder.
 
-        Raises:
-          InputError: a file of this name would be outside the folder.
+        "" is the object at the address of the store itself.
         """
         if name and not all(part.strip(".") for part in name.split("/")):
             raise InputError(f"{self.url} has an object {name!r}, which is no name of a file.")
@@ -171,11 +166,7 @@ class ObjectStore:
 
     @contextmanager
     def reached(self, how: str) -> Iterator[None]:
-        """Turns the errors of a store into one sentence.
-
-        Raises:
-          RunError: the store failed.
-        """
+        """Turns the errors of a store into one sentence of a `RunError`."""
         try:
             yield
         except (InputError, RunError):

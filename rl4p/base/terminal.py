@@ -15,11 +15,7 @@ def visible(text: str, *, keep: str = "\n\t") -> str:
     """Returns the text with a visible sign for each character that could not be seen.
 
     Control characters, other invisible characters, and those that change the direction of the text
-    around them become their code, such as <U+001B>.
-
-    Args:
-      text: any text.
-      keep: the characters that stay as they are.
+    around them become their code, such as <U+001B>, except those to `keep`.
     """
     if text.isprintable():
         return text

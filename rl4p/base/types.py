@@ -165,11 +165,9 @@ class Episode(Serializable):
     @property
     def messages(self) -> list[dict[str, Any]]:
         """Returns the conversation as a chat template takes it."""
-        messages = (
-            self.prompt.prompt_messages()
-            if self.opening is None
-            else [dict(message) for message in self.opening]
-        )
+        messages = [dict(message) for message in self.opening or ()]
+        if self.opening is None:
+            messages = self.prompt.prompt_messages()
         for turn in self.turns or (Turn(text=self.response, tokens=0),):
             messages += [{"role": "assistant", "content": turn.text}, *map(dict, turn.messages)]
         return messages
@@ -292,12 +290,9 @@ class Group(Serializable):
         return np.asarray(self.rewards.total_B)[np.asarray(self.rewards.valid_B)]
 
     def without(self, rows_B: np.ndarray) -> "Group":
-        """Returns the group with some samples dropped from the baseline and the loss.
+        """Returns the group with some samples (bool) dropped from the baseline and the loss.
 
         The samples keep their places, so that the shapes of a batch stay the same.
-
-        Args:
-          rows_B: bool, the samples to drop.
         """
         rewards = self.rewards
 
@@ -318,11 +313,7 @@ class Group(Serializable):
         return replace(self, rewards=changed)
 
     def right(self, term: str | None) -> np.ndarray:
-        """Returns which samples have at least 1 in a term, or in the total reward: bool [G].
-
-        Raises:
-          InputError: the reward has no such term.
-        """
+        """Returns which samples have at least 1 in a term, or in the total reward: bool [G]."""
         if term is not None and term not in self.rewards.terms:
             raise InputError(
                 f"term={term} is not a term of the reward, which has "
@@ -379,11 +370,7 @@ class TrainState:
         return jax.random.fold_in(self.key, self.step)
 
     def check_not_donated(self) -> None:
-        """Refuses a state whose buffers an update took over.
-
-        Raises:
-          RunError: a buffer was donated.
-        """
+        """Refuses a state whose buffers were donated to an update."""
         arrays = (x for x in jax.tree.leaves(self) if isinstance(x, jax.Array))
         if any(x.is_deleted() for x in arrays if not isinstance(x, Tracer)):
             raise RunError(

@@ -78,11 +78,7 @@ class Best:
             self.checkpoints.save(info.state)
 
     def step(self, among: Collection[int] | None = None) -> int | None:
-        """Returns the best step, or None.
-
-        Args:
-          among: the steps to choose from; None chooses from all evaluated steps.
-        """
+        """Returns the best step among some, or among all evaluated ones; None if there is none."""
         steps = [step for step in sorted(self.values) if among is None or step in among]
         choose = max if self.mode == "max" else min
         return choose(steps, key=self.values.__getitem__, default=None)
@@ -129,11 +125,7 @@ def best_of(config: DictConfig, evaluation: "Evaluation") -> Best | None:
 
 
 def best_checkpoint(folder: Path, steps: Collection[int]) -> int:
-    """Returns the step of the best checkpoint of a run.
-
-    Args:
-      folder: the folder of the run.
-      steps: the steps of its complete checkpoints.
+    """Returns the step of the best checkpoint of a run, among its complete ones.
 
     Raises:
       InputError: the run had no `checkpoint.best`, or has no evaluated checkpoint.

@@ -109,7 +109,6 @@ class Orbax:
 
         Args:
           parts: the other objects to save and restore with the `TrainState`, by name.
-          best: the evaluations, whose best checkpoint is kept.
         """
         checkpoints = Checkpoints(
             folder / "checkpoints",
@@ -276,11 +275,7 @@ class Checkpoints:
             log.warning("%s", failure)  # the first error is raised
 
     def close(self) -> None:
-        """Waits for the last save to finish.
-
-        Raises:
-          RunError: the save failed. Only this call reports the failure of the last save.
-        """
+        """Waits for the last save to finish; only this call reports its failure."""
         try:
             self.manager.wait_until_finished()
             self.manager.close()
@@ -291,16 +286,12 @@ class Checkpoints:
 def restore_params(
     folder: Path, like: Params, *, step: Choice = None, average: bool = False
 ) -> tuple[int, Params]:
-    """Reads only the parameters of a checkpoint.
+    """Returns the step of a checkpoint and its parameters, and reads nothing else.
 
     Args:
-      folder: the folder of the run.
       like: the shapes, dtypes and shardings of the parameters.
       step: the step of the checkpoint, or `best`; None selects the newest that is not damaged.
       average: whether to read the moving average of the parameters instead.
-
-    Returns:
-      The step, and the parameters.
 
     Raises:
       InputError: there is no such checkpoint, or it is damaged or has no average, or its leaves

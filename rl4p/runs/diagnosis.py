@@ -289,12 +289,7 @@ def loss_note(history: History) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding(Symptom):
-    """A symptom in the metrics of a run.
-
-    Attributes:
-      name: a fixed name, for scripts.
-      step: the step at which it was found.
-    """
+    """A symptom in the metrics of a run, its fixed name, and the step at which it was found."""
 
     name: str
     step: int
@@ -306,12 +301,7 @@ class Finding(Symptom):
 
 
 def diagnose(rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> list[Finding]:
-    """Returns what is wrong with a run, causes before their consequences; [] if nothing is.
-
-    Args:
-      rows: the rows of metrics.jsonl, up to any step.
-      config: the resolved configuration of the run.
-    """
+    """Returns what is wrong with a run, causes before their consequences (see `History`)."""
     history = History(rows, config)
     if not history.steps:
         return []
@@ -319,11 +309,7 @@ def diagnose(rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> li
     if not any(symptom for _, symptom in symptoms):
         symptoms.append((LAST_RULE.__name__, LAST_RULE(history)))
     step = int(history.steps[-1]["step"])
-    return [
-        Finding(name=name, step=step, **vars(symptom))
-        for name, symptom in symptoms
-        if symptom is not None
-    ]
+    return [Finding(name=name, step=step, **vars(x)) for name, x in symptoms if x is not None]
 
 
 @dataclass(kw_only=True)
@@ -331,10 +317,8 @@ class Diagnosis:
     """A hook that logs each finding once, when it is found, and again at the end if it lasts.
 
     Attributes:
-      config: the resolved configuration of the run.
       quiet: whether to log nothing, as in all processes but the first.
       every: 1, because the hook reads the metrics of every step.
-      rows: the metrics of all steps so far.
       seen: by name, the first step of a finding, and the newest finding.
     """
 

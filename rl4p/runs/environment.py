@@ -77,11 +77,7 @@ def differs(checkout: Path, commit: str, place: Path, common: Path) -> bool:
     """Returns whether files of a checkout differ from a commit; submodules are left out.
 
     Args:
-      place: the folder of the working tree in the repository.
-      common: the folder of the repository.
-
-    Raises:
-      OSError, subprocess.CalledProcessError: there is no git, or it cannot read the repository.
+      place: the folder of the working tree in the repository, whose own folder is `common`.
     """
     with TemporaryDirectory() as temporary:
         own = Path(temporary)

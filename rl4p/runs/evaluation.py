@@ -31,12 +31,7 @@ Encode = Callable[..., tuple[list[Prompt], int]]
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOut:
-    """The held-out questions of one data set.
-
-    Attributes:
-      key: the configuration key of the data set.
-      system_prompt: the text before every question, or None.
-    """
+    """The held-out questions of the data set with a configuration key."""
 
     key: str
     questions: Sequence[Question]
@@ -91,7 +86,6 @@ def build_evaluation(
 
     Args:
       phases: with the rollout of the evaluation (`evaluation_sampler`).
-      encode: the result of `encoder`.
       rows: the number of sequences of a training step.
 
     Raises:
@@ -147,7 +141,6 @@ def build_loss(
 
     Args:
       encode: the encoder of the questions to train on.
-      reference: as in `Scoring`.
 
     Raises:
       InputError: the rollout takes no given responses, or nothing of `data` is held out.
@@ -197,11 +190,7 @@ def encoder(config: DictConfig, policy: Policy) -> Encode:
 
 
 def check_term(config: DictConfig, phases: Phases) -> None:
-    """Checks that the reward, and the reward of each task, have the term that decides.
-
-    Raises:
-      InputError: it has named terms, but not this one.
-    """
+    """Checks that the reward, or the reward of each task, has the term that decides, if named."""
     tasks = RewardTraits.read(phases.reward).tasks
     rewards = {"the reward": phases.reward}
     if tasks is not None:
@@ -216,11 +205,7 @@ def check_term(config: DictConfig, phases: Phases) -> None:
 
 
 def check_tasks(phases: Phases, *sets: Sequence[Question]) -> None:
-    """Checks that a reward by task (`reward=router`) has a reward for each task of the questions.
-
-    Raises:
-      InputError: it has not.
-    """
+    """Checks that a reward by task (`reward=router`) has one for each task of the questions."""
     tasks = RewardTraits.read(phases.reward).tasks
     tasks_of_questions = {question.task for questions in sets for question in questions}
     if tasks is not None and (unknown := sorted(tasks_of_questions - tasks.keys())):
@@ -229,11 +214,7 @@ def check_tasks(phases: Phases, *sets: Sequence[Question]) -> None:
 
 
 def check_own_sampling(key: str, rollout: Any, tasks: Collection[str]) -> None:
-    """Checks that each task with sampling options of its own has questions.
-
-    Raises:
-      InputError: one has none.
-    """
+    """Checks that each task with sampling options of its own has questions."""
     for name in getattr(rollout, "tasks", {}):
         if name not in tasks:
             hint = did_you_mean(name, tasks) or "."
@@ -263,11 +244,7 @@ def evaluation_sampler(config: DictConfig, phases: Phases) -> Any:
 
 
 def pass_at_k(options: DictConfig) -> tuple[int, ...]:
-    """Returns the values of k: the configured ones, or 2, 4, 8, ... up to `samples`.
-
-    Raises:
-      InputError: a value is larger than `evaluation.samples`.
-    """
+    """Returns the values of k: the configured ones, or 2, 4, 8, ... up to `samples`."""
     samples = options.samples
     if options.pass_at_k is None:
         return tuple(2**i for i in range(1, samples.bit_length()) if 2**i <= samples)
@@ -283,11 +260,7 @@ def pass_at_k(options: DictConfig) -> tuple[int, ...]:
 def refuse_samples_that_cannot_be(
     config: DictConfig, sampler: Any, sets: Sequence[Sequence[Prompt]]
 ) -> None:
-    """Checks the options of samples.
-
-    Raises:
-      InputError: the sampler cannot draw samples, or two prompts have the same id.
-    """
+    """Refuses options of samples if the sampler draws none, or two prompts have the same id."""
     options = config.evaluation
     if not options.samples:
         if options.seed:

@@ -64,10 +64,8 @@ def record_value(folder: Path, key: str, value: str) -> None:
     config = load_yaml(hydra / "config.yaml")
     OmegaConf.update(config, key, value, force_add=True)
     lines = [x for x in read_yaml(hydra / "overrides.yaml") if x.partition("=")[0] != key]
-    for name, content in (
-        ("overrides.yaml", [*lines, override(key, value)]),
-        ("config.yaml", config),
-    ):
+    overrides = [*lines, override(key, value)]
+    for name, content in (("overrides.yaml", overrides), ("config.yaml", config)):
         text = OmegaConf.to_yaml(content)
         replace(hydra / name, signed(name, text) if is_own(hydra / name) else text)
 
@@ -81,7 +79,6 @@ def saved_config(
     """Returns the configuration that a run was started with.
 
     Args:
-      folder: the folder of the run.
       keys: the keys of the root that are used, and must be present.
       trusted_targets: the packages that it may name; the list in the folder itself is ignored.
       allow: the capabilities that it may have, if this user's own commands did not write it.
@@ -180,14 +177,7 @@ def is_in_use(folder: Path) -> bool:
 
 
 def refuse_hydra_of_others(out: str) -> None:
-    """Refuses a folder whose `.hydra` another program, or another user's command, has written.
-
-    Args:
-      out: the value of `out=`.
-
-    Raises:
-      InputError: Hydra would write over these files.
-    """
+    """Refuses an `out=` whose `.hydra` others have written, since Hydra would write over it."""
     config = Path(out).expanduser() / ".hydra" / "config.yaml"
     if config.exists() and not is_own(config):
         raise InputError(f"out={out}: {config} exists and is not yours: name another folder.")
@@ -198,11 +188,7 @@ def refuse_taken(key: str, folder: str | None, pattern: str) -> None:
 
     Args:
       key: the configuration key that names the folder.
-      folder: the folder for the new run or sweep.
       pattern: a glob pattern of the files that mark a run.
-
-    Raises:
-      InputError: the folder holds a run, or its name is empty, which is the working directory.
     """
     if not folder:
         problem = f"{key} is empty, so the run would write into the working directory"
@@ -223,12 +209,7 @@ def refuse_address(key: str, place: str, instead: str = "") -> None:
     """Refuses an address in an object store where a local folder or file is written.
 
     Args:
-      key: the key of the place.
-      place: its value.
       instead: the words of the command line that write there.
-
-    Raises:
-      InputError: the place is such an address.
     """
     if not is_address(place):
         return
@@ -265,8 +246,7 @@ def copy_for_reading(url: str) -> Path:
 def names_to_copy(store: ObjectStore, *, exports: bool) -> list[str]:
     """Returns the objects of a copy: all but the files of checkpoints that have digests.
 
-    Args:
-      exports: whether to copy other folders than `.hydra`, such as exported policies.
+    Without `exports` it is also without other folders than `.hydra`, such as exported policies.
     """
     names = []
     for name in store.objects():
@@ -274,7 +254,8 @@ def names_to_copy(store: ObjectStore, *, exports: bool) -> list[str]:
             wanted = part[2] == DIGESTS
         else:
             wanted = exports or "/" not in name or name.startswith(".hydra/")
-        names += [name] * wanted
+        if wanted:
+            names.append(name)
     return names
 
 
@@ -284,12 +265,7 @@ def register(folder: Path, store: ObjectStore) -> None:
 
 
 def fetch_absent(step: Path, names: Iterable[str]) -> None:
-    """Fetches the absent files of a checkpoint, if its run is a copy.
-
-    Args:
-      step: the folder of the checkpoint.
-      names: its files.
-    """
+    """Fetches the absent files of the folder of a checkpoint, if its run is a copy."""
     if (store := _copies.get(step.parents[1].resolve())) is not None:
         of_step = ObjectStore(store.address(f"{CHECKPOINTS}/{step.name}"))
         of_step.download([name for name in names if not (step / name).is_file()], step)

@@ -132,10 +132,7 @@ def text_reward(reward: Any, *, otherwise: str = "") -> TextReward:
 def graded(
     samples: Sequence[Sample], prompts: Sequence[Prompt], reward: TextReward
 ) -> list[Sample]:
-    """Returns samples with the grades of a reward.
-
-    Args:
-      prompts: the prompt of each sample. Those with an equal task and id are a group.
+    """Returns samples with the grades of a reward; prompts of equal task and id are a group.
 
     Raises:
       RunError: more samples are invalid than the reward allows.
@@ -181,11 +178,9 @@ DIGITS = 4  # of numbers per token, so that the file stays small
 
 @dataclass(frozen=True, kw_only=True)
 class RecordSamples:
-    """A hook that writes the first samples of a step and their grades to samples.jsonl.
+    """A hook that writes the first `count` samples of a step and their grades to samples.jsonl.
 
-    Attributes:
-      count: the number of samples of a step.
-      tokenizer: decodes tokens; None leaves `tokens` out.
+    Without a tokenizer they have no `tokens`.
     """
 
     every: int

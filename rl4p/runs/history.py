@@ -18,12 +18,7 @@ SOLVED = 0.9  # of the held-out prompts answered correctly
 
 @dataclass(frozen=True)
 class History:
-    """The rows of a run's metrics, and its configuration.
-
-    Attributes:
-      rows: the rows of metrics.jsonl, up to any step.
-      config: the resolved configuration of the run.
-    """
+    """The rows of a run's metrics.jsonl, up to any step, and its resolved configuration."""
 
     rows: Sequence[Mapping[str, Any]]
     config: Mapping[str, Any]

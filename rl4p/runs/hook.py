@@ -54,7 +54,6 @@ class Export:
             raise ValueError(f"push_to={self.push_to} must be OWNER/NAME, a repository of the hub.")
 
     def open(self, folder: Path, policy: Policy, config: dict[str, Any]) -> "OpenExport":
-        """Returns the hook of a run."""
         return OpenExport(self, folder, policy, config)
 
 
@@ -137,11 +136,7 @@ class OpenExport:
         )
 
     def evaluate(self, out: Path) -> None:
-        """Runs `rl4p.evaluate` on an export, in another process.
-
-        Raises:
-          RunError: it failed; the message is its last line.
-        """
+        """Runs `rl4p.evaluate` on an export in another process; its last line is the error."""
         words = [
             override("run", str(self.folder)),
             override("export", str(out)),

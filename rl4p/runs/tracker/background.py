@@ -44,7 +44,6 @@ class BackgroundMirror:
         """Starts a daemon thread, which cannot keep the process alive if it hangs.
 
         Args:
-          folder: the folder of the run.
           connect: returns a mirror. Called in the thread, again after every error.
           name: the tracker and its place, for warnings.
           close_timeout_seconds: how long `finish` waits for the data; a second if the store has
@@ -54,7 +53,6 @@ class BackgroundMirror:
           upload_timeout_seconds: how long `finish` then waits for the requested uploads; 0 if there
             are none.
           repeat: the end of the warning about missing data, which says how to send it.
-          between_seconds: the pause between two batches.
           without_news: whether to send batches between two steps too.
         """
         self._folder = folder.resolve()

@@ -156,12 +156,7 @@ class Description:
 
 
 def options_of(tracker: Any, target: str) -> dict[str, Any] | None:
-    """Returns the options of one tracker in a ``tracker`` node; None if it is not there.
-
-    Args:
-      tracker: the node, which may hold several trackers.
-      target: the ``_target_`` of the tracker.
-    """
+    """Returns the options of the tracker with a ``_target_`` in a node that may hold several."""
     if not isinstance(tracker, Mapping):
         return None
     if tracker.get("_target_") == target:
@@ -189,7 +184,6 @@ def swept(overrides: Iterable[str], params: Mapping[str, Any]) -> dict[str, str]
     """Returns the values over which a sweep runs, by key: {"seed": "0,1,2"}.
 
     Args:
-      overrides: the overrides of the command line of the sweep.
       params: ``hydra.sweeper.params``, whose keys the command line may replace.
     """
     shown = {key: str(value) for key, value in params.items()}

@@ -39,9 +39,6 @@ def register_policy(
 
     Another process exports it on the CPU, so that this process needs no second copy of the policy
     on its devices.
-
-    Raises:
-      RunError: the policy could not be exported.
     """
     from mlflow.exceptions import MlflowException
 
@@ -76,11 +73,7 @@ def register_policy(
 
 
 def export(folder: Path, out: Path, step: str, trusted: tuple[str, ...]) -> None:
-    """Runs `rl4p.export` in another process.
-
-    Raises:
-      RunError: it failed; the message is its last line.
-    """
+    """Runs `rl4p.export` in another process; the last line that it prints is its error."""
     command = [sys.executable, "-m", "rl4p.export", f"run={folder}", f"out={out}"]
     command += [f"step={step}", *([f"trusted_targets=[{','.join(trusted)}]"] if trusted else [])]
     environment = os.environ | {"JAX_PLATFORMS": "cpu"}

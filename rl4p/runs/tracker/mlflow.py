@@ -43,11 +43,7 @@ SECONDS_OF_SILENCE = 10.0  # a program that still creates a database has written
 
 
 def refuse_other_file(database: Path) -> None:
-    """Refuses a file that is no database of MLflow, which would add its own tables to it.
-
-    Raises:
-      InputError: the file has other content.
-    """
+    """Refuses a file that is no database of MLflow, which would add its own tables to it."""
     problem = f"tracker.uri={SQLITE}{database} is not a database of MLflow: name a new file."
     if not database.exists():
         return
@@ -70,11 +66,7 @@ def refuse_other_file(database: Path) -> None:
 
 
 def complete(database: Path) -> bool:
-    """Returns whether a database exists and has an experiment, as each one has that MLflow opens.
-
-    Raises:
-      sqlite3.Error: it cannot be read.
-    """
+    """Returns whether a database exists and has an experiment, as each that MLflow opens has."""
     if not database.exists():
         return False
     address = f"{database.as_uri()}?mode=rw"  # rolls back what an interrupted program has written
@@ -85,12 +77,7 @@ def complete(database: Path) -> bool:
 
 
 def create_if_missing(database: Path, create: Callable[[str], Any]) -> None:
-    """Creates a database unless a complete one exists. An incomplete one is set aside.
-
-    Args:
-      database: the absolute path.
-      create: creates a complete database at an address.
-    """
+    """Creates a database unless a complete one exists. An incomplete one is set aside."""
     if complete(database):
         return
     with one_at_a_time(database):

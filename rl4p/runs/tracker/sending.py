@@ -26,14 +26,7 @@ TARGETS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Destination:
-    """The tracker that gets the records; None takes the option of the run.
-
-    Attributes:
-      name: the name of the tracker.
-      uri: the store of MLflow.
-      experiment: the experiment of MLflow.
-      register: the model that gets the policy as a version.
-    """
+    """The tracker that gets the records; None takes the option of the run (`MLflow`)."""
 
     name: Literal["mlflow", "tensorboard", "wandb", "csv"] = "mlflow"
     uri: str | None = None
@@ -58,11 +51,6 @@ class SendOptions:
 
 def send(folder: Path, tracker: Destination, allowed: Sequence[str] = ()) -> str:
     """Sends one run folder to a tracker and returns a sentence that reports it.
-
-    Args:
-      folder: the folder of the run.
-      tracker: where the record goes.
-      allowed: the store that the folder of somebody else may name.
 
     Raises:
       InputError: `folder` is not the folder of a run, or no tracking store is configured, or the

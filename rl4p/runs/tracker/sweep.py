@@ -114,11 +114,7 @@ class ParentRun(Callback):
 def open_parent(
     client: "MlflowClient", experiment: str, config: DictConfig, axes: dict[str, str]
 ) -> str:
-    """Returns the id of the parent run of a sweep, which it finds or creates.
-
-    Args:
-      axes: the values over which the sweep runs, by key.
-    """
+    """Returns the id of the parent run of a sweep over `axes`, which it finds or creates."""
     folder = Path(config.hydra.sweep.dir).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     identity = identity_of(folder)
@@ -153,8 +149,6 @@ def attach_comparison(
     Nothing happens if this process has opened no parent. If the store is down, there is a warning.
 
     Args:
-      folder: the folder of the sweep.
-      comparison: the folder of the comparison.
       table: the groups and their means, in Markdown.
       means: the interquartile mean of each group, which becomes a metric.
     """

@@ -37,11 +37,6 @@ def page(experiment: str, name: str, *, charts: bool = False) -> str:
 
     It opens "Model training". Without ``workflowType`` MLflow 3.17 opens the part that the browser
     showed last, and at first "GenAI", which is empty.
-
-    Args:
-      experiment: the id of the experiment.
-      name: the name of the view.
-      charts: whether to open the charts instead of the table.
     """
     mode = "CHART" if charts else "TABLE"
     view = f"workflowType=machine_learning&viewStateShareKey={name}"
@@ -49,13 +44,7 @@ def page(experiment: str, name: str, *, charts: bool = False) -> str:
 
 
 def where_to_look(uri: str, page: str, what: str = "The runs in MLflow") -> str:
-    """Returns a sentence with the address of a page.
-
-    Args:
-      uri: the tracking store.
-      page: the address, below MLflow's address.
-      what: what the page shows.
-    """
+    """Returns a sentence with the address of a page of the tracking store `uri`."""
     if uri.startswith("http"):
         return f"{what}: {uri.rstrip('/')}/{page}"
     command = shlex.join(["mlflow", "ui", "--backend-store-uri", uri])
