@@ -87,11 +87,6 @@ class Batch:
             if id(sequence) in leaving:
                 self.slots.clear(slot)
 
-    def zero_free_slots(self) -> None:
-        """Zeroes the cache of free slots: a NaN would spoil even the attention that masks it."""
-        if self.cache is not None:
-            self.cache = programs.cleared(self.cache, ~self.slots.state.active_n)
-
     def admit(self, params: Params, new: Sequence[TokenSequence], *, keep: bool) -> None:
         """Prefills the contexts of sequences, each once, and places them in free slots.
 

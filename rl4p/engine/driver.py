@@ -3,7 +3,7 @@
 import math
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, Literal
@@ -14,7 +14,7 @@ import numpy as np
 from rl4p.base.errors import InputError, RunError
 from rl4p.base.types import Finish, Params
 from rl4p.engine.batch import Batch, Kept, placed
-from rl4p.engine.cache import check_scored, scored_tokens
+from rl4p.engine.cache import check_scored, cleared, scored_tokens
 from rl4p.engine.decode import MOST_STEPS, SharedDistribution
 from rl4p.engine.layout import Layout
 from rl4p.engine.sequence import Chunk, Ended, TokenSequence, check_request
@@ -35,7 +35,7 @@ class Lease:
 
 
 class Submission:
-    """Sequences or a score of one caller: `Driver.submit` and `Driver.score` return it.
+    """Sequences or a score of one caller (`Driver.submit`, `Driver.score`).
 
     Attributes:
       deliver: receives the new tokens of the sequences, or the scores, and must return quickly.
@@ -68,21 +68,6 @@ class Submission:
     def count(self) -> int:
         """The number of unfinished sequences or scores."""
         return len(self.left) or int(self.open)
-
-    def is_in(self, queued: Collection["TokenSequence | Submission"]) -> bool:
-        """Returns whether all its unfinished sequences, or its score, are in a queue."""
-        return all(each in queued for each in self.left.values() or (self,))
-
-    def aborted(self) -> "Delivery":
-        """Returns the delivery that ends the unfinished sequences."""
-        if self.scored:
-            return self, self.deliver, RunError(ENDED)
-        ends = [Chunk(sequence, [], [], [], Finish.ABORT) for sequence in self.left.values()]
-        return self, self.deliver, ends
-
-    def failed(self, error: Exception) -> "Delivery":
-        """Returns the delivery of an error."""
-        return self.aborted() if self.fail is None else (self, self.fail, error)
 
 
 Delivery = tuple[Submission, Callable[[Any], None], Any]
@@ -215,14 +200,10 @@ class Driver:
             if self.drains:
                 self.held[submission] = None
             else:
-                self.queue(submission)
+                self.scores += [submission] if submission.scored else []
+                self.waiting += submission.left.values()
             self.changed.notify_all()
         return submission
-
-    def queue(self, submission: Submission) -> None:
-        if submission.scored:
-            self.scores.append(submission)
-        self.waiting.extend(submission.left.values())
 
     def cancel(self, submission: Submission) -> None:
         """Gives a submission up: nothing more is delivered, and its slots are freed."""
@@ -280,8 +261,9 @@ class Driver:
         )
         self.drains -= 1
         if not self.drains:  # another call may still wait for the same submissions
-            for submission in [x for x in self.held if x.open]:
-                self.queue(submission)
+            held = [x for x in self.held if x.open]
+            self.scores += [x for x in held if x.scored]
+            self.waiting += [each for x in held for each in x.left.values()]
             self.held.clear()
         if not ready:
             self.changed.notify_all()
@@ -382,7 +364,8 @@ class Driver:
             wrong = call.not_numbers() if self.checks else []
             if wrong:
                 self.batch.remove(wrong)
-                self.batch.zero_free_slots()
+                # A NaN in a free slot would spoil even the attention that masks it.
+                self.batch.cache = cleared(self.batch.cache, ~self.batch.slots.state.active_n)
             self.undelivered.append(partial(self.sort, call, wrong, version))
 
     def step(self) -> None:
@@ -407,7 +390,6 @@ class Driver:
             self.send(self.undelivered.popleft()())
 
     def send(self, deliveries: Sequence[Delivery]) -> None:
-        """Makes deliveries, except to cancelled submissions."""
         for submission, receive, content in deliveries:
             if not submission.cancelled:
                 receive(content)
@@ -444,40 +426,44 @@ class Driver:
                 if not submission.left:
                     self.end_submission(submission)
         deliveries = [(submission, submission.deliver, own) for submission, own in parts.items()]
-        return deliveries + self.failures(failing, RunError(NOT_NUMBERS))
+        return deliveries + self.end_all(failing, RunError(NOT_NUMBERS))
 
     def end_score(self, submission: Submission, logprobs_T: jax.Array) -> list[Delivery]:
         """Waits for log-probabilities."""
         logprobs = np.asarray(logprobs_T)[: len(submission.scored) - 1].tolist()
         if any(map(math.isnan, logprobs)):
-            return self.failures([submission], RunError(NOT_NUMBERS))
+            return self.end_all([submission], RunError(NOT_NUMBERS))
         with self.changed:
             if submission.open:
                 self.end_submission(submission)
             self.numbers["scored"] += 1
         return [(submission, submission.deliver, [math.nan, *logprobs])]
 
-    def failures(self, submissions: Iterable[Submission], error: Exception) -> list[Delivery]:
-        """Ends submissions with an error, and returns its deliveries."""
-        return self.ended(submissions, "failed", lambda submission: submission.failed(error))
-
-    def abort_now(self, submissions: Iterable[Submission] | None = None) -> None:
-        """Ends submissions, or all, with `Finish.ABORT`, whatever the device does."""
-        chosen = self.submissions if submissions is None else submissions
-        self.send(self.ended(chosen, "aborted", Submission.aborted))
-
-    def ended(
-        self, submissions: Iterable[Submission], how: str, last: Callable[[Submission], Delivery]
+    def end_all(
+        self, submissions: Iterable[Submission], error: Exception | None = None
     ) -> list[Delivery]:
-        """Ends and counts the submissions that are open, and returns their last deliveries."""
+        """Ends the open ones, with an error or `Finish.ABORT`; returns the last deliveries."""
         deliveries: list[Delivery] = []
         with self.changed:
             for submission in list(submissions):
-                if submission.open:
-                    self.numbers[how] += submission.count
-                    deliveries.append(last(submission))
-                    self.end_submission(submission)
+                if not submission.open:
+                    continue
+                self.numbers["failed" if error else "aborted"] += submission.count
+                if error and submission.fail is not None:
+                    deliveries.append((submission, submission.fail, error))
+                else:
+                    ends: Any = [
+                        Chunk(sequence, [], [], [], Finish.ABORT)
+                        for sequence in submission.left.values()
+                    ]
+                    last = RunError(ENDED) if submission.scored else ends
+                    deliveries.append((submission, submission.deliver, last))
+                self.end_submission(submission)
         return deliveries
+
+    def abort_now(self, submissions: Iterable[Submission] | None = None) -> None:
+        """Ends submissions, or all, with `Finish.ABORT`, whatever the device does."""
+        self.send(self.end_all(self.submissions if submissions is None else submissions))
 
     def replace_now(self, load: Callable[[Params], Params], version: str, recompute: bool) -> None:
         try:
@@ -486,7 +472,7 @@ class Driver:
             raise
         except Exception as error:
             self.broken = f"The weights could not be replaced: {error}"
-            self.send(self.failures(self.submissions, RunError(self.broken)))
+            self.send(self.end_all(self.submissions, RunError(self.broken)))
             self.batch.clear()
             raise RunError(self.broken) from error
         self.version, self.broken = version, None

@@ -9,7 +9,7 @@ import pytest
 from rl4p.base.errors import RunError
 from rl4p.base.types import Finish
 from rl4p.engine.decode import MOST_STEPS
-from rl4p.engine.driver import FIRST_STEPS, SECONDS_PER_CALL, CallSteps, Driver, Submission
+from rl4p.engine.driver import FIRST_STEPS, SECONDS_PER_CALL, CallSteps, Driver
 from rl4p.engine.layout import Layout
 from rl4p.engine.sequence import TokenSequence
 
@@ -46,10 +46,10 @@ def test_a_call_lasts_about_as_long_as_it_should():
 
 def test_an_aborted_submission_ends_each_unfinished_sequence(driver):
     received = []
-    submission = Submission(received.append, None)
-    submission.left = {number: sequence(index=number) for number in (0, 2)}
+    submission = driver.submit([sequence() for _ in range(3)], received.append)
+    del submission.left[1]
     assert submission.count == 2
-    driver.send([submission.aborted()])
+    driver.abort_now()
     (chunks,) = received
     ends = [(chunk.sequence.index, chunk.finish) for chunk in chunks]
     assert ends == [(0, Finish.ABORT), (2, Finish.ABORT)]
@@ -57,10 +57,9 @@ def test_an_aborted_submission_ends_each_unfinished_sequence(driver):
 
 def test_an_error_goes_to_who_asked_for_errors(driver):
     received, failed = [], []
-    submission = Submission(received.append, failed.append)
-    submission.left = {0: sequence()}
+    submission = driver.submit([sequence()], received.append, failed.append)
     error = RunError("broken")
-    driver.send([submission.failed(error)])
+    driver.send(driver.end_all([submission], error))
     assert (received, failed) == ([], [error])
 
 

@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 from rl4p.base.errors import RunError
@@ -52,12 +52,6 @@ class Suspended:
     def __init__(self) -> None:
         self.since: dict[TokenSequence, tuple[float, int]] = {}
         self.looked = 0.0
-
-    def __len__(self) -> int:
-        return len(self.since)
-
-    def __iter__(self) -> Iterator[TokenSequence]:
-        return iter(self.since)
 
     def take(self, running: Sequence[TokenSequence], most: int) -> list[TokenSequence]:
         """Suspends sequences with unsent bytes, at most so many, and returns them."""
@@ -122,7 +116,7 @@ class Scheduler(Driver):
         self.thread.start()
 
     def counts(self) -> dict[str, float]:
-        return super().counts() | {"suspended": float(len(self.suspended))}
+        return super().counts() | {"suspended": float(len(self.suspended.since))}
 
     def close(self) -> None:
         """Ends all sequences with `Finish.ABORT`, and the thread."""
@@ -136,33 +130,43 @@ class Scheduler(Driver):
         """Decodes until the scheduler is closed."""
         while True:
             commands, work = self.wait()
-            if commands or self.closing:
-                self.deliver()
-                for command, done in commands:
-                    try:
-                        done.set_result(command())
-                    except Exception as error:  # noqa: BLE001 - the caller raises it
-                        done.set_exception(error)
-                if self.closing:
-                    break
-                continue
             try:
-                if work is None:
+                if commands or work is None:
                     self.deliver()
                 else:
                     self.run_call(*work)
             except Exception as error:
                 log.exception("The device failed.")
-                self.deliver()
-                self.batch.clear()
-                with self.changed:
-                    queued = {*self.waiting, *self.suspended, *self.scores}
-                    lost = [
-                        x for x in self.submissions if x not in self.held and not x.is_in(queued)
-                    ]
-                self.send(self.failures(lost, RunError(f"The device failed: {error}")))
+                self.recover(error)
+            for command, done in commands:
+                try:
+                    done.set_result(command())
+                except Exception as error:  # noqa: BLE001 - the caller raises it
+                    done.set_exception(error)
+            with self.changed:
+                if self.closing and not self.commands:  # and nobody orders another one
+                    break
         self.abort_now()
         self.batch.clear()
+
+    def recover(self, error: Exception) -> None:
+        """Delivers what a failing device has computed, and ends what it has lost."""
+        while self.undelivered:
+            try:
+                self.deliver()
+            except Exception:
+                log.exception("The results of the device are lost.")
+        self.batch.clear()
+        with self.changed:
+            queued = {*self.waiting, *self.suspended.since, *self.scores}
+            lost = [
+                x
+                for x in self.submissions
+                if x not in self.held
+                # all its unfinished sequences, or its score, wait
+                and not all(each in queued for each in x.left.values() or (x,))
+            ]
+        self.send(self.end_all(lost, RunError(f"The device failed: {error}")))
 
     def wait(
         self,
@@ -176,18 +180,19 @@ class Scheduler(Driver):
                     commands = list(self.commands)
                     self.commands.clear()
                     return commands, None
-                if self.suspended and not self.paused:
+                if self.suspended.since and not self.paused:
                     back, stalled = self.suspended.look(all_of_them=bool(self.drains))
                     self.waiting += back
                     if stalled:
-                        self.undelivered.append(partial(self.failures, stalled, STALLED))
+                        self.undelivered.append(partial(self.end_all, stalled, STALLED))
                 if not self.paused and (self.scores or self.waiting or self.batch.running()):
                     break
                 if self.undelivered:
                     return [], None
                 self.changed.notify_all()  # `drain` waits for this
-                seconds = POLL_SECONDS if self.suspended else IDLE_SECONDS
-                if not self.changed.wait(seconds) and not (self.suspended or self.batch.running()):
+                seconds = POLL_SECONDS if self.suspended.since else IDLE_SECONDS
+                idle = not self.changed.wait(seconds)
+                if idle and not (self.suspended.since or self.batch.running()):
                     self.batch.clear()
             if not self.drains:
                 running = self.batch.running()

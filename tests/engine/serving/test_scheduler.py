@@ -518,6 +518,36 @@ def test_closing_ends_all_work(ending, params):
         scheduler.replace(lambda x: x, "2", recompute=False)
 
 
+def test_what_is_ordered_before_the_end_is_done(ending, params):
+    """Also while the thread is busy with an earlier order: nobody waits forever."""
+    scheduler = Scheduler(ending, params, "1", slots=4)
+    begun, go_on = threading.Event(), threading.Event()
+    scheduler.order(lambda: (begun.set(), go_on.wait(60)))
+    assert begun.wait(60)
+    second = scheduler.order(lambda: "done")
+    end = threading.Thread(target=scheduler.close)
+    end.start()
+    while not scheduler.closing:
+        time.sleep(0.001)
+    go_on.set()
+    assert second.result(60) == "done"
+    end.join(60)
+    assert not scheduler.thread.is_alive()
+
+
+def test_results_that_are_lost_end_their_submissions_alone(scheduler, start, monkeypatch):
+    expected = start().wait().result()
+
+    def fails(*_):
+        raise ValueError("lost")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(scheduler, "sort", fails)
+        clients = [start() for _ in range(3)]
+        assert {str(x.wait().error) for x in clients} == {"The device failed: lost"}
+    assert start().wait().result().tokens == expected.tokens
+
+
 def test_an_idle_server_releases_its_cache(scheduler, start, monkeypatch):
     monkeypatch.setattr(schedulers, "IDLE_SECONDS", 0.01)
     expected = start().wait().result()
@@ -559,9 +589,9 @@ def test_only_those_with_unsent_bytes_are_suspended_and_no_more_than_needed(make
     running = [*reading, *behind, *two]
     assert suspended.take(running, 0) == suspended.take(running, -1) == []
     assert suspended.take(running, 2) == [behind[0], two[0]]
-    assert list(suspended) == [behind[0], two[0]]
+    assert list(suspended.since) == [behind[0], two[0]]
     assert suspended.take([*reading, two[1]], 9) == [two[1]]
-    assert len(suspended) == 3
+    assert len(suspended.since) == 3
 
 
 def test_they_go_on_once_their_clients_have_read(make_submission):
@@ -575,7 +605,7 @@ def test_they_go_on_once_their_clients_have_read(make_submission):
     suspended.take(two, 9)
     second.open = False
     assert suspended.look(all_of_them=True) == ([], [])
-    assert not suspended
+    assert not suspended.since
 
 
 def test_the_clients_are_looked_at_now_and_then(make_submission, monkeypatch):
