@@ -221,7 +221,7 @@ class ActiveRequest:
         self.choices: list[Choice] = []
         self.submissions: list[Submission] = []
         self.cancels: list[tuple[Callable[[], None], range]] = []  # with the numbers of choices
-        self.inbox: deque[Callable[[], None]] = deque()
+        self.inbox: deque[tuple[int, Any]] = deque()  # chunks or scores, with a number
         self.changed: dict[int, None] = {}  # the choices with new tokens, in order
         self.scores: list[list[float]] = []
         self.unfinished = self.open = 0
@@ -249,14 +249,14 @@ class ActiveRequest:
             if scored:
                 self.scores = [[] for _ in prompts]
                 for number, tokens in enumerate(prompts):
-                    submission = scheduler.score(tokens, self.score_receiver(number))
+                    submission = scheduler.score(tokens, partial(self.receive_score, number))
                     self.submissions.append(submission)
                     self.add(partial(scheduler.cancel, submission), 1, range(0))
             for tokens, own in zip(prompts, seeds, strict=True):
                 # A stop string ends a single choice, so each choice is then submitted alone.
                 for batch in filter(None, [[x] for x in own] if self.options.stops else [own]):
                     sequences, numbers = self.sequences(tokens, batch)
-                    deliver = self.receiver(numbers.start)
+                    deliver = partial(self.receive, numbers.start)
                     submission = scheduler.submit(sequences, deliver, self.fail, self.unsent)
                     self.submissions.append(submission)
                     self.add(partial(scheduler.cancel, submission), len(batch), numbers)
@@ -297,27 +297,20 @@ class ActiveRequest:
         self.open -= count
         self.count(-count)
 
-    def receiver(self, first: int) -> Callable[[list[Chunk]], None]:
-        """Returns the function that receives new tokens; the scheduler calls it in its thread."""
-        every = self.stream or bool(self.options.stops)
+    def receive(self, first: int, chunks: list[Chunk]) -> None:
+        """Receives tokens of the choices from number `first` on, in the scheduler's thread."""
+        self.inbox.append((first, chunks))
+        every = self.stream or self.options.stops
+        if every or any(chunk.finish is not None for chunk in chunks):
+            self.queue.put(self)
 
-        def receive(chunks: list[Chunk]) -> None:
-            self.inbox.append(partial(self.add_tokens, first, chunks))
-            if every or any(chunk.finish is not None for chunk in chunks):
-                self.queue.put(self)
-
-        return receive
-
-    def score_receiver(self, number: int) -> Callable[[list[float] | Exception], None]:
-        """Returns the function that receives the log-probabilities of a prompt."""
-
-        def receive(result: list[float] | Exception) -> None:
-            if isinstance(result, Exception):
-                return self.fail(result)
-            self.inbox.append(partial(self.add_score, number, result))
-            return self.queue.put(self)
-
-        return receive
+    def receive_score(self, number: int, result: list[float] | Exception) -> None:
+        """Receives the log-probabilities of a prompt, or an error, in the scheduler's thread."""
+        if isinstance(result, Exception):
+            self.error = result
+        else:
+            self.inbox.append((number, result))
+        self.queue.put(self)
 
     def fail(self, error: Exception) -> None:
         """Ends the request with an error; the scheduler calls this in its thread."""
@@ -327,14 +320,19 @@ class ActiveRequest:
     def read(self) -> None:
         """Adds what has arrived, and wakes the request if that changes its response."""
         while self.inbox:
-            self.inbox.popleft()()
+            first, arrived = self.inbox.popleft()
+            if isinstance(arrived[0], Chunk):
+                self.add_tokens(first, arrived)
+            else:
+                self.scores[first] = arrived
+                self.unfinished -= 1
+                self.close(min(1, self.open))
         if self.error is not None:
             self.close(self.open)
         if self.unfinished == 0 or self.error or (self.stream and self.changed):
             self.wake()
 
     def add_tokens(self, first: int, chunks: list[Chunk]) -> None:
-        """Adds tokens to the choices from number `first` on."""
         for chunk in chunks:
             number = first + chunk.sequence.index
             choice = self.choices[number]
@@ -347,12 +345,6 @@ class ActiveRequest:
                 self.close(min(1, self.open))
                 if chunk.finish is None:  # a stop string ended it
                     self.cancel(number)
-
-    def add_score(self, number: int, logprobs: list[float]) -> None:
-        """Adds the log-probabilities of a prompt."""
-        self.scores[number] = logprobs
-        self.unfinished -= 1
-        self.close(min(1, self.open))
 
     def wake(self) -> None:
         if self.waiter is not None and not self.waiter.done():

@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,24 +50,20 @@ class AgentServer:
     port: Port = 0
     body_mebibytes: Positive = 16
 
-    def serving(self, policy: Policy) -> AbstractAsyncContextManager[OpenAgentServer]:
-        return serving(self, policy)
-
-
-@asynccontextmanager
-async def serving(options: AgentServer, policy: Policy) -> AsyncIterator[OpenAgentServer]:
-    """Serves in the running event loop while the context is open."""
-    bound = listening(HOST, options.port)
-    episodes = EpisodeAddresses(options, policy, address_of(bound, HOST))
-    server = configured(episodes)
-    task = asyncio.ensure_future(server.serve(sockets=[bound]))
-    try:
-        while not (server.started or task.done()):
-            await asyncio.sleep(0.002)
-        yield episodes
-    finally:
-        server.should_exit = server.force_exit = True
-        await task
+    @asynccontextmanager
+    async def serving(self, policy: Policy) -> AsyncIterator[OpenAgentServer]:
+        """Serves in the running event loop while the context is open."""
+        bound = listening(HOST, self.port)
+        episodes = EpisodeAddresses(self, policy, address_of(bound, HOST))
+        server = configured(episodes)
+        task = asyncio.ensure_future(server.serve(sockets=[bound]))
+        try:
+            while not (server.started or task.done()):
+                await asyncio.sleep(0.002)
+            yield episodes
+        finally:
+            server.should_exit = server.force_exit = True
+            await task
 
 
 class EpisodeAddresses:
@@ -198,7 +194,7 @@ class EpisodeState(ServedModel):
             self.newest = str(completion.versions[-1])
         tokens, logprobs = completion.tokens.tolist(), completion.logprobs.tolist()
         chunk = Chunk(sequence, tokens, logprobs, [], completion.finish, self.newest)
-        active.receiver(number)([chunk])
+        active.receive(number, [chunk])
 
     def as_sampled(self, message: dict[str, Any]) -> Mapping[str, Any]:
         return self.calls.as_sampled(message)

@@ -5,9 +5,8 @@ import hmac
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -34,7 +33,6 @@ MOST_DIRECT = 65536  # bytes; a longer body is read in a thread, which costs mor
 log = logging.getLogger(__name__)
 
 BODY_SECONDS = 60.0
-JSON = b"application/json"
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 Receive = Callable[[], Awaitable[Any]]
@@ -54,13 +52,23 @@ class Guard:
     token: str | None
 
     def check(self, path: str, headers: Mapping[bytes, bytes]) -> None:
-        """Refuses a request that must not be server."""
+        """Refuses a request that must not be served."""
         if self.token is not None:
-            if path not in OPEN:
-                self.check_token(headers.get(b"authorization", b""))
+            if path in OPEN:
+                return
+            kind, _, token = headers.get(b"authorization", b"").partition(b" ")
+            right = hmac.compare_digest(token.strip(), self.token.encode())
+            if kind.lower() != b"bearer" or not right:
+                raise HttpError(
+                    "The token is missing or wrong: send the header Authorization: Bearer TOKEN.",
+                    status=401,
+                    code="invalid_api_key",
+                )
             return
-        host = headers.get(b"host", b"").decode("latin-1")
-        if hostname(f"//{host}") not in LOOPBACK:
+        host, name = headers.get(b"host", b"").decode("latin-1"), None
+        with suppress(ValueError):  # it is no host
+            name = urlsplit(f"//{host}").hostname
+        if name not in LOOPBACK:
             raise HttpError(
                 "The server has no token, so it answers only to localhost and 127.0.0.1.",
                 status=403,
@@ -68,24 +76,6 @@ class Guard:
         origin = headers.get(b"origin")
         if origin is not None and origin.decode("latin-1").rpartition("//")[2] != host:
             raise HttpError("Pages of other sites must not use this server.", status=403)
-
-    def check_token(self, authorization: bytes) -> None:
-        assert self.token is not None
-        kind, _, token = authorization.partition(b" ")
-        right = hmac.compare_digest(token.strip(), self.token.encode())
-        if kind.lower() != b"bearer" or not right:
-            raise HttpError(
-                "The token is missing or wrong: send the header Authorization: Bearer TOKEN.",
-                status=401,
-                code="invalid_api_key",
-            )
-
-
-def hostname(url: str) -> str | None:
-    try:
-        return urlsplit(url).hostname
-    except ValueError:
-        return None
 
 
 @dataclass(kw_only=True)
@@ -156,17 +146,17 @@ class App:
         self.server, self.guard, self.most_bytes = server, guard, most_bytes
         self.created = int(time.time())
         self.routes = {("GET", "/v1/models"): self.models, **routes}
-
-    @cached_property
-    def paths(self) -> set[str]:
-        return {path for _, path in self.routes}
+        self.paths = {path for _, path in self.routes}
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
         path, method = scope["path"], scope["method"]
         try:
-            handler = self.handler(method, path)
+            if path not in self.paths:
+                raise HttpError(f"{path} does not exist.", status=404)
+            if (handler := self.routes.get((method, path))) is None:
+                raise HttpError(f"{path} does not take {method}.", status=405)
             headers = dict(scope["headers"])
             self.guard.check(path, headers)
             request = HttpRequest(
@@ -189,15 +179,6 @@ class App:
         known = path if path in self.paths else "other"
         responses = self.server.responses
         responses[known, status] = responses.get((known, status), 0) + 1
-
-    def handler(self, method: str, path: str) -> Callable[[HttpRequest], Awaitable[Any]]:
-        """Returns the handler of an endpoint."""
-        handler = self.routes.get((method, path))
-        if handler is not None:
-            return handler
-        if path in self.paths:
-            raise HttpError(f"{path} does not take {method}.", status=405)
-        raise HttpError(f"{path} does not exist.", status=404)
 
     async def content(self, receive: Receive, headers: dict[bytes, bytes]) -> bytes:
         """Receives the body of a request."""
@@ -226,7 +207,7 @@ class App:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def models(self, request: HttpRequest) -> JsonResponse:
-        """Lists the one model that is server."""
+        """Lists the one model."""
         server = self.server
         model = {
             "id": server.name,
@@ -241,11 +222,21 @@ class App:
 
 
 async def send_response(response: JsonResponse | TextResponse | EventStream, send: Send) -> int:
-    """Sends a response, and returns its status."""
+    """Sends a response, and returns its status. Events are sent as they come, errors too."""
     if isinstance(response, EventStream):
-        return await send_stream(response, send)
+        headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        status = 200
+        try:
+            async for chunk in response.chunks:
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        except HttpError as error:
+            chunk, status = event(error.body()), error.status
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+        return status
     if isinstance(response, JsonResponse):
-        content, kind, status = encoded(response.value), JSON, response.status
+        content, kind, status = encoded(response.value), b"application/json", response.status
     else:
         content, kind, status = response.text.encode(), response.kind.encode(), 200
     headers = [(b"content-type", kind), (b"content-length", b"%d" % len(content))]
@@ -255,19 +246,4 @@ async def send_response(response: JsonResponse | TextResponse | EventStream, sen
         headers.append((b"retry-after", b"1"))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": content})
-    return status
-
-
-async def send_stream(response: EventStream, send: Send) -> int:
-    """Sends events as they come; an error among them is an event too."""
-    headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    status = 200
-    try:
-        async for chunk in response.chunks:
-            await send({"type": "http.response.body", "body": chunk, "more_body": True})
-    except HttpError as error:
-        chunk, status = event(error.body()), error.status
-        await send({"type": "http.response.body", "body": chunk, "more_body": True})
-    await send({"type": "http.response.body", "body": b""})
     return status

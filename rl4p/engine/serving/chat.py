@@ -5,7 +5,7 @@ import json
 import secrets
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from annotated_types import MinLen
@@ -194,10 +194,6 @@ class Message(Body):
     tool_call_id: str | None = None
     reasoning_content: str | None = None
 
-    def for_template(self) -> dict[str, Any]:
-        """Returns the message as chat templates read it, and as data sets are read."""
-        return message_of(self.model_dump(), self.role)
-
 
 class ToolFunction(Body, extra="ignore"):
     """The function of a tool."""
@@ -257,13 +253,12 @@ class Conversation(Body):
             raise HttpError(
                 "The model's chat template knows no tools: leave tools out.", param="tools"
             )
-        sent = [server.as_sampled(message.for_template()) for message in self.messages]
+        sent = [server.as_sampled(message_of(x.model_dump(), x.role)) for x in self.messages]
         messages: Any = server.add_prompting(sent)
         tools: Any = self.tools if self.has_tools else None
 
-        def apply() -> Any:
-            return tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, **options)
-
+        render: Any = tokenizer.apply_chat_template
+        apply = partial(render, messages, tools=tools, tokenize=False, **options)
         size = sum(len(message["content"]) for message in messages)
         server.check_text(size, "messages")
         try:
@@ -325,10 +320,11 @@ class ChatResponse(OpenAIResponse):
     PREFIX, KINDS = "chatcmpl", ("chat.completion", "chat.completion.chunk")
     request: ChatRequest
 
-    @cached_property
-    def parsers(self) -> list[ToolCallParser]:
-        """A parser of tool calls for each choice; none without tools."""
-        return [ToolCallParser() for _ in range(self.request.n * self.request.has_tools)]
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        # A parser for each choice; none without tools.
+        count = self.request.n * self.request.has_tools
+        self.parsers = [ToolCallParser() for _ in range(count)]
 
     def body(self, choices: Sequence[Choice]) -> dict[str, Any]:
         bodies = []

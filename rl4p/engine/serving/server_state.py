@@ -6,6 +6,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from pydantic import BaseModel
@@ -56,10 +57,6 @@ class ServedModel(ABC):
     def positions(self) -> int:
         return self.policy.decoder.config.max_positions
 
-    @property
-    def vocabulary(self) -> int:
-        return self.policy.decoder.config.vocabulary
-
     def check_model(self, name: str | None) -> None:
         """Refuses requests for another model."""
         if name not in (None, self.name):
@@ -99,10 +96,9 @@ class ServedModel(ABC):
 
     def check_tokens(self, tokens: Sequence[int], param: str) -> None:
         """Refuses tokens that are not in the vocabulary."""
-        if tokens and max(tokens) >= self.vocabulary:
-            raise HttpError(
-                f"{param} must be a list of token ids from 0 to {self.vocabulary - 1}.", param=param
-            )
+        most = self.policy.decoder.config.vocabulary - 1
+        if tokens and max(tokens) > most:
+            raise HttpError(f"{param} must be a list of token ids from 0 to {most}.", param=param)
 
     @property
     @abstractmethod
@@ -205,8 +201,8 @@ class ServedModel(ABC):
         if len(text) < 4096:
             return backend.encode(text, add_special_tokens=special).ids
         # `encode` would keep all other threads from running.
-        encode, batch = backend.encode_batch_fast, [text]
-        (encoding,) = await asyncio.to_thread(encode, batch, add_special_tokens=special)
+        encode = partial(backend.encode_batch_fast, [text], add_special_tokens=special)
+        (encoding,) = await asyncio.to_thread(encode)
         return encoding.ids
 
 

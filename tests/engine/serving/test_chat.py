@@ -87,7 +87,7 @@ def test_contents_of_parts_are_joined_and_developers_are_the_system():
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     body = {"messages": [{"role": "developer", "content": parts}]}
     (message,) = validate(Conversation, body).messages
-    assert message.for_template() == {"role": "system", "content": "ab"}
+    assert message_of(message.model_dump(), message.role) == {"role": "system", "content": "ab"}
 
 
 def test_what_stands_around_the_messages_is_in_the_prompt(make_server):
@@ -129,7 +129,7 @@ def test_the_arguments_of_former_calls_become_objects(make_server):
 )
 def test_a_request_is_read_as_a_data_set_is(message):
     (ours,) = validate(Conversation, {"messages": [message]}).messages
-    assert ours.for_template() == message_of(message, "row 1")
+    assert message_of(ours.model_dump(), ours.role) == message_of(message, "row 1")
 
 
 def test_the_policy_has_arguments_of_its_template(make_server):
