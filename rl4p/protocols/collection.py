@@ -93,8 +93,7 @@ class Repeats(Protocol):
         keep to it with `loop/prompts.py`.
     """
 
-    @property
-    def repeated_share(self) -> float: ...
+    repeated_share: float
 
     def take(self, count: int, step: int, *, repeated: float = ...) -> list[Prompt]:
         """Returns exactly `count` prompts for step `step`, as `OpenSource.take` does.

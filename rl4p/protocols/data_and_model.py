@@ -11,8 +11,7 @@ from rl4p.model.policy import Policy
 class DataSet(Protocol):
     """A set of training questions and held-out questions."""
 
-    @property
-    def system_prompt(self) -> str | None: ...
+    system_prompt: str | None
 
     def train(self) -> Sequence[Question]: ...
 

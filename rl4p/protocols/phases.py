@@ -62,15 +62,8 @@ class Rollout(Protocol):
     `traits.KeepsCaches`, `engine.OpensEngine` and `engine.Frees`.
     """
 
-    @property
-    def sampling(self) -> Sampling:
-        """Returns the distribution of the tokens; the trainer scores them under it too."""
-        ...
-
-    @property
-    def max_response_tokens(self) -> int:
-        """Returns the maximum length of a response in tokens, the end token included."""
-        ...
+    sampling: Sampling  # the distribution of the tokens; the trainer scores them under it too
+    max_response_tokens: int  # the maximum length of a response in tokens, the end token included
 
     def __call__(
         self,
@@ -206,11 +199,7 @@ class Update(Protocol):
 
     tokens_per_microbatch: int
     microbatch_widths: int
-
-    @property
-    def microbatching(self) -> Microbatching:
-        """Returns the division into microbatches, made from the two fields above."""
-        ...
+    microbatching: Microbatching  # the division into microbatches, made from the two fields above
 
     def __call__(self, logprobs_BT: Array, batch: TrainingBatch) -> tuple[Array, dict[str, Array]]:
         """Returns the loss of each token, to be minimised.
@@ -264,11 +253,8 @@ class KL(Protocol):
       active: if false, there is no penalty, and it needs no reference policy.
     """
 
-    @property
-    def active(self) -> bool: ...
-
-    @property
-    def placement(self) -> str: ...
+    active: bool
+    placement: str
 
     def coefficient(self, memory: dict[str, Array]) -> Array:
         """Returns the weight of the penalty in this step; `memory` is {} without a memory."""
@@ -289,11 +275,8 @@ class Entropy(Protocol):
       selects: if false, every token keeps its gradient.
     """
 
-    @property
-    def active(self) -> bool: ...
-
-    @property
-    def selects(self) -> bool: ...
+    active: bool
+    selects: bool
 
     def coefficient(self, memory: dict[str, Array]) -> Array:
         """Returns the weight of the bonus in this step; `memory` is {} without a memory."""
@@ -311,11 +294,8 @@ class Critic(Protocol):
       own_trunk: whether `values` runs its own forward pass, which needs complete sequences.
     """
 
-    @property
-    def active(self) -> bool: ...
-
-    @property
-    def own_trunk(self) -> bool: ...
+    active: bool
+    own_trunk: bool
 
 
 @runtime_checkable

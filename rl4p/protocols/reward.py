@@ -14,15 +14,8 @@ Grades = Sequence[float | None]  # None: the term does not apply; nan or infinit
 class TextReward(Protocol):
     """A reward that grades texts without their arrays (`reward=weighted`, `reward=router`)."""
 
-    @property
-    def terms(self) -> Mapping[str, Any]:
-        """Returns the terms by name; every batch of rewards has these terms."""
-        ...
-
-    @property
-    def whole_groups(self) -> bool:
-        """Returns whether a term compares the samples of a group, which are then never divided."""
-        ...
+    terms: Mapping[str, Any]  # the terms by name; every batch of rewards has these terms
+    whole_groups: bool  # whether a term compares the samples of a group: none is then divided
 
     def grade_texts(
         self, episodes: Sequence[Episode], group_ids_B: np.ndarray | None = None
@@ -55,8 +48,7 @@ class RewardTerm(Protocol):
     A term may also be a `TimedTerm`, a `ByTurn`, a `GroupTerm` and an `OpensTerm`.
     """
 
-    @property
-    def weight(self) -> float: ...
+    weight: float
 
     def __call__(self, episodes: Sequence[Episode]) -> Grades | Awaitable[Grades]:
         """Returns one grade per row; the method may be `async def`.
@@ -85,8 +77,7 @@ class TimedTerm(Protocol):
 class ByTurn(Protocol):
     """A term whose grade is the sum of grades of an episode's turns."""
 
-    @property
-    def weight(self) -> float: ...
+    weight: float
 
     def by_turn(self, episode: Episode) -> Sequence[float]:
         """Returns the grade of each turn."""
@@ -98,8 +89,7 @@ class GroupTerm(Protocol):
 
     whole_groups: Literal[True]
 
-    @property
-    def weight(self) -> float: ...
+    weight: float
 
     def __call__(
         self, groups: Sequence[Sequence[Episode]]
