@@ -20,9 +20,8 @@ from rl4p.base.types import Episode, Params, Prompt, Rewards, TrainState, Trajec
 from rl4p.distributed.counting import counted
 from rl4p.distributed.processes import to_host
 from rl4p.loop.accuracy import Tally, metrics_of
-from rl4p.loop.grading import graded
 from rl4p.loop.held_out_loss import HeldOutLoss
-from rl4p.loop.phases import Phases
+from rl4p.loop.phases import Phases, graded
 from rl4p.loop.source import check_digest, digest_of
 from rl4p.loop.stopwatch import Stopwatch
 from rl4p.model.policy import Policy

@@ -1,8 +1,10 @@
-"""The phases of a run as one object, and the call of the advantage phase.
+"""The phases of a run as one object, and the calls of the reward and the advantage phase.
 
-That call applies the options of the phase, its scores and a KL penalty in the reward.
+In several processes each grades a share of the groups and receives all grades. The call of the
+advantage applies the options of the phase, its scores and a KL penalty in the reward.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -11,17 +13,19 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rl4p.base.errors import InputError
 from rl4p.base.types import Array, Episode, Params, Prompt, Rewards, Trajectories
 from rl4p.distributed.counting import counted
+from rl4p.distributed.processes import gathered_rows, share, to_host
 from rl4p.learner.advantage_options import clipped, drop_truncated
 from rl4p.learner.logprobs import ScoreOptions
 from rl4p.learner.masking import loss_mask
 from rl4p.learner.objective import Objective
-from rl4p.learner.phase_results import check_array, check_pair
-from rl4p.loop.grading import checked_rewards, without_failures
+from rl4p.learner.phase_results import check_array, check_names, check_pair, described, refuse
 from rl4p.model.policy import Policy
+from rl4p.protocols.collection import CollectorPhases
 from rl4p.protocols.engine import Frees
 from rl4p.protocols.phases import (
     KL,
@@ -40,9 +44,11 @@ from rl4p.protocols.phases import (
     Update,
     UserScore,
 )
-from rl4p.protocols.traits import PhaseTraits, UpdateTraits
+from rl4p.protocols.traits import PhaseTraits, RewardTraits, UpdateTraits
 
-KEY = "advantage"
+LARGEST = float(np.finfo(np.float32).max)
+
+log = logging.getLogger(__name__)
 
 
 class AdvantageEstimate(NamedTuple):
@@ -106,13 +112,13 @@ def estimate(
     requested = {"scores": {name: scores[name] for name in needs}} if needs else {}
     result = advantage(trajectories, rewards, **requested, **memory)
     if memory:
-        check_pair(KEY, advantage, result, "(advantages_BT, memory)")
+        check_pair("advantage", advantage, result, "(advantages_BT, memory)")
     advantages_BT, *new_memory = result if memory else (result,)
-    check_array(KEY, advantage, "advantages_BT", advantages_BT, trajectories.tokens_BT.shape)
-    returns_BT = None
+    shape, returns_BT = trajectories.tokens_BT.shape, None
+    check_array("advantage", advantage, "advantages_BT", advantages_BT, shape)
     if isinstance(advantage, TeachesCritic):
         returns_BT = advantage.returns(trajectories, rewards, requested["scores"])
-        check_array(KEY, advantage, "returns", returns_BT, trajectories.tokens_BT.shape)
+        check_array("advantage", advantage, "returns", returns_BT, shape)
     estimated = AdvantageEstimate(clipped(advantage, advantages_BT), mask_BT, returns_BT, metrics)
     return (estimated, *new_memory) if memory else estimated
 
@@ -138,6 +144,7 @@ SCORES = frozenset(
 # The phases that may request any score, and the only score that each other phase may request.
 GIVEN_ALL = ("advantage", "update", "correction")
 GIVEN_ONE = {"kl": "reference_logprobs", "entropy": "entropy"}
+NAMES = ("rollout", "reward", "advantage", "update", "correction", "kl", "entropy", "critic")
 KEEP_MEMORY = ("rollout", "reward", "advantage", "kl", "entropy")
 
 
@@ -167,16 +174,7 @@ class Phases:
     @property
     def by_name(self) -> dict[str, Any]:
         """Returns the phases by name."""
-        return {
-            "rollout": self.rollout,
-            "reward": self.reward,
-            "advantage": self.advantage,
-            "update": self.update,
-            "correction": self.correction,
-            "kl": self.kl,
-            "entropy": self.entropy,
-            "critic": self.critic,
-        }
+        return {name: getattr(self, name) for name in NAMES}
 
     def needs(self) -> frozenset[str]:
         """Returns the names of all scores that the phases request.
@@ -275,6 +273,10 @@ class Phases:
             )
         return memory
 
+    @cached_property
+    def compiled_estimate(self) -> Callable[..., Any]:
+        return jax.jit(partial(estimate, self.advantage, self.kl))
+
     def sample(
         self,
         memory: Memory,
@@ -289,15 +291,8 @@ class Phases:
     ) -> tuple[tuple[Trajectories, Sequence[Episode]], Memory]:
         """Calls the rollout; returns its result and the memory of all phases after the call."""
         rollout = with_memory(self.rollout, "rollout", memory)
-        result, memory = rollout(
-            policy,
-            params,
-            prompts,
-            group_size=group_size,
-            key=key,
-            version=version,
-            greedy=greedy,
-        )
+        options = {"group_size": group_size, "key": key, "version": version, "greedy": greedy}
+        result, memory = rollout(policy, params, prompts, **options)
         self.check("rollout", result, policy, version=version)
         return result, memory
 
@@ -328,15 +323,10 @@ class Phases:
         kl_coefficient: Array,
     ) -> tuple[AdvantageEstimate, Memory]:
         """Calls the compiled advantage (`estimate`); returns its result and the memory after it."""
-        advantage = with_memory(self.compiled_advantage, "advantage", memory)
+        advantage = with_memory(self.compiled_estimate, "advantage", memory)
         estimated, memory = advantage(trajectories, rewards, scores, kl_coefficient)
         self.check("advantage", estimated.advantages_BT, trajectories, rewards)
         return estimated, memory
-
-    @cached_property
-    def compiled_advantage(self) -> Callable[..., Any]:
-        """Returns `estimate` with the advantage and the KL penalty, compiled once for the run."""
-        return jax.jit(partial(estimate, self.advantage, self.kl))
 
     def check(self, name: str, *args: Any, **kwargs: Any) -> None:
         """Checks the result of a phase, or the batch of an update, if checks are enabled."""
@@ -397,3 +387,104 @@ def with_memory(
         return result, memory | {name: own}
 
     return call
+
+
+def graded(
+    phases: CollectorPhases,
+    memory: dict[str, Any],
+    trajectories: Trajectories,
+    episodes: Sequence[Episode],
+) -> tuple[Rewards, dict[str, Any]]:
+    """Calls the reward phase on the process's share of rows.
+
+    Groups of known size are not divided, nor are the groups of a reward with ``whole_groups``. A
+    reward with memory gets all rows in every process, because the memories must be equal. So does
+    every reward if there are fewer groups than processes.
+    """
+    processes = len(share(len(episodes)))
+    if processes == 1:
+        return phases.grade(memory, trajectories, episodes)
+    trajectories = to_host(trajectories)
+    together = trajectories.group_size > 1 or RewardTraits.read(phases.reward).whole_groups
+    groups_B = np.asarray(trajectories.group_ids_B) if together else np.arange(len(episodes))
+    # The rows ordered by group, and where each group starts in them, with the end.
+    order_B = np.argsort(groups_B, kind="stable")
+    starts = [0, *np.cumsum(np.unique(groups_B, return_counts=True)[1]).tolist()]
+    parts = share(len(starts) - 1)
+    if "reward" in memory or not all(parts):
+        return phases.grade(memory, trajectories, episodes)
+    own = parts[jax.process_index()]
+    rows = order_B[starts[own.start] : starts[own.stop]]
+    trajectories = jax.tree.map(lambda x: x[rows], trajectories)
+    part = tuple(episodes[row] for row in rows)
+    rewards, memory = phases.grade(memory, trajectories, part)
+    gathered = gathered_rows(
+        rewards, [range(starts[part.start], starts[part.stop]) for part in parts]
+    )
+    return jax.tree.map(lambda x: x[np.argsort(order_B)], gathered), memory
+
+
+def without_failures(rewards: Rewards, episodes: Sequence[Episode]) -> Rewards:
+    """Returns the rewards; samples whose environment failed are invalid."""
+    failed_B = np.array([each.failure is not None for each in episodes], bool)
+    if not failed_B.any():
+        return rewards
+    first = episodes[int(np.argmax(failed_B))]
+    log.warning(
+        "%d of %d episodes failed, such as one of the prompt %s: %s. These samples are invalid.",
+        np.sum(failed_B),
+        len(episodes),
+        first.prompt.id,
+        first.failure,
+    )
+    return masked(rewards, ~failed_B)
+
+
+def masked(rewards: Rewards, valid_B: np.ndarray) -> Rewards:
+    """Returns the rewards with 0 for the samples that are invalid now."""
+    valid_B = np.asarray(to_host(rewards.valid_B)) & valid_B
+
+    def kept(values: Array) -> np.ndarray:
+        rows = valid_B if np.ndim(values) == 1 else valid_B[:, None]
+        return np.where(rows, np.asarray(to_host(values)), 0.0).astype(np.float32)
+
+    return replace(
+        rewards,
+        total_B=kept(rewards.total_B),
+        terms={name: kept(grade_B) for name, grade_B in rewards.terms.items()},
+        valid_B=valid_B,
+        tokens_BT=None if rewards.tokens_BT is None else kept(rewards.tokens_BT),
+    )
+
+
+def checked_rewards(phase: Any, rewards: Any, rows: int) -> Rewards:
+    """Returns rewards whose valid samples have finite float32 rewards; others become invalid.
+
+    Raises:
+      RunError: these are no `Rewards`, or one of the arrays has a wrong type or shape.
+    """
+    if not isinstance(rewards, Rewards):
+        refuse("reward", phase, "rl4p.base.types.Rewards", f"not {described(rewards)}")
+    terms = check_names("reward", phase, "terms", rewards.terms)
+    late = {} if rewards.late_B is None else {"late_B": rewards.late_B}
+    for kind, arrays in (
+        ("f", {"total_B": rewards.total_B} | terms),
+        ("b", {"valid_B": rewards.valid_B} | late),
+    ):
+        for name, values in arrays.items():
+            check_array("reward", phase, name, values, (rows,), kind)
+    total_B, valid_B, terms = to_host((rewards.total_B, rewards.valid_B, terms))
+    wrong_B = ~(np.abs(total_B) <= LARGEST)
+    for grade_B in terms.values():
+        wrong_B = wrong_B | (np.abs(grade_B) > LARGEST)  # nan where the term does not apply
+    if not np.any(wrong_B & valid_B):
+        return rewards
+    log.warning(
+        "reward (%s) gave %d of %d samples a number that is not finite as float32, such as %s. "
+        "These samples are invalid.",
+        type(phase).__name__,
+        np.sum(wrong_B & valid_B),
+        rows,
+        total_B[np.argmax(wrong_B & valid_B)],
+    )
+    return masked(rewards, ~wrong_B)

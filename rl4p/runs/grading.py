@@ -12,7 +12,7 @@ from rl4p.base.errors import InputError
 from rl4p.base.types import Episode, Finish, Prompt, Rewards, Turn
 from rl4p.data.messages import ParsedCall, tool_calls
 from rl4p.distributed.processes import to_host
-from rl4p.loop.grading import without_failures
+from rl4p.loop.phases import without_failures
 from rl4p.model.tokenizer import token_texts
 from rl4p.protocols.hook import StepInfo, TrackedRun
 from rl4p.protocols.phases import Remembers

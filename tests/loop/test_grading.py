@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import rl4p.loop.grading
+import rl4p.loop.phases
 from rl4p.base.errors import RunError
 from rl4p.base.types import Rewards
-from rl4p.loop.grading import graded
+from rl4p.loop.phases import graded
 from rl4p.reward.weighted import Weighted
 
 MASKED = ("tokens_BT", "response_mask_BT", "group_ids_B")
@@ -79,8 +79,8 @@ def in_process(monkeypatch):
 
             return jax.tree.map(widened, rewards)
 
-        monkeypatch.setattr(rl4p.loop.grading, "share", share)
-        monkeypatch.setattr(rl4p.loop.grading, "gathered_rows", gather)
+        monkeypatch.setattr(rl4p.loop.phases, "share", share)
+        monkeypatch.setattr(rl4p.loop.phases, "gathered_rows", gather)
         monkeypatch.setattr(jax, "process_index", lambda: process)
         return gathered
 

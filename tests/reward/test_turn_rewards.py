@@ -6,7 +6,7 @@ import numpy as np
 
 from rl4p.base.types import Episode, Turn
 from rl4p.learner.masking import returns_to_go
-from rl4p.loop.grading import without_failures
+from rl4p.loop.phases import without_failures
 from rl4p.reward.router import Router
 from rl4p.reward.turn_rewards import EpisodeReward
 from rl4p.reward.weighted import Weighted

@@ -13,9 +13,9 @@ from rl4p.base.types import Group, Params, Prompt, TrainState
 from rl4p.configuration.bounds import FINITE, Positive
 from rl4p.distributed.processes import to_host
 from rl4p.loop.cache import SuccessCache
-from rl4p.loop.grading import graded as grade
 from rl4p.loop.groups import check_filters, divided, joined
 from rl4p.loop.metrics import drawn_shares, rollout_metrics
+from rl4p.loop.phases import graded as grade
 from rl4p.loop.prompts import Quota
 from rl4p.loop.stopwatch import Stopwatch
 from rl4p.loop.synced_weights import SyncedWeights

@@ -7,8 +7,8 @@ import jax
 
 from rl4p.base.types import TrainState
 from rl4p.distributed.processes import to_host
-from rl4p.loop.grading import graded
 from rl4p.loop.metrics import drawn_shares, rollout_metrics
+from rl4p.loop.phases import graded
 from rl4p.loop.prompts import Quota
 from rl4p.loop.stopwatch import Stopwatch
 from rl4p.loop.synced_weights import LaggedWeights, SyncedWeights
