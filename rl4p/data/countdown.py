@@ -4,9 +4,10 @@ Expressions such as ``(3+5)*2`` are parsed without `eval`, and evaluated exactly
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from operator import add, mul, sub, truediv
 from typing import Annotated
 
 import numpy as np
@@ -23,6 +24,8 @@ SIGNS = str.maketrans(
     {"\u2212": "-", "\u2013": "-", "\u00d7": "*", "\u00b7": "*", "\u00f7": "/", "[": "(", "]": ")"}
 )
 MULTIPLY, ADD = "*/", "+-"
+OPERATIONS = {"+": add, "-": sub, "*": mul, "/": truediv}
+PRECEDENCE = {"": 2, "*": 1, "/": 1, "+": 0, "-": 0}  # "": a number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +64,7 @@ def parse(text: str) -> Expression | None:
         """Applies the operators on top that bind at least as strongly (`precedence` lists them)."""
         while operators and operators[-1] in precedence:
             right, left = values.pop(), values.pop()
-            values.append(result_of(operators.pop(), left, right))
+            values.append(OPERATIONS[operators.pop()](left, right))
 
     number_is_next = True
     try:
@@ -94,18 +97,6 @@ def parse(text: str) -> Expression | None:
     if operators:  # a parenthesis that is not closed
         return None
     return Expression(numbers=tuple(numbers), value=values[0])
-
-
-def result_of(operator: str, left: Fraction, right: Fraction) -> Fraction:
-    """Returns left (operator) right."""
-    if operator == "+":
-        return left + right
-    if operator == "-":
-        return left - right
-    return left * right if operator == "*" else left / right
-
-
-OPERATORS = "+-*/"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,59 +133,46 @@ class Countdown(RandomQuestions):
                 f"smallest={self.smallest} is more than largest={self.largest}: write a smaller one"
                 " for smallest."
             )
-        if not self.operators or len(set(self.operators) & set(OPERATORS)) < len(self.operators):
+        allowed = set(self.operators) & OPERATIONS.keys()
+        if not self.operators or len(allowed) < len(self.operators):
             raise ValueError(
-                f"operators={self.operators!r} must be some of the characters {OPERATORS}, each "
-                "once: write '+-*'."
+                f"operators={self.operators!r} must be some of the characters "
+                f"{''.join(OPERATIONS)}, each once: write '+-*'."
             )
 
     def draw(self, random: np.random.Generator) -> Question | None:
+        """Joins two neighbouring results at a time, so the expression has the numbers as drawn."""
         numbers = random.integers(self.smallest, self.largest + 1, self.numbers).tolist()
-        return puzzle(numbers, self.operators, self.largest_target, random)
-
-
-def puzzle(
-    numbers: Sequence[int], operators: str, largest_target: int, random: np.random.Generator
-) -> Question | None:
-    """Returns a question with a random solution, or None if its value is no target in the limits.
-
-    Two neighbouring results are joined at a time, so the numbers of the expression stand in the
-    order in which they are given; the question has them sorted.
-    """
-    texts = [str(number) for number in numbers]
-    values = [Fraction(number) for number in numbers]
-    outer = [""] * len(numbers)  # the last operator of each text; "" is a number
-    steps: list[str] = []
-    while len(values) > 1:
-        at, operator = int(random.integers(len(values) - 1)), str(random.choice(list(operators)))
-        result = result_of(operator, values[at], values[at + 1])
-        if result <= 0 or result.denominator != 1:
+        texts = list(map(str, numbers))
+        values = list(map(Fraction, numbers))
+        outer = [""] * len(numbers)  # the last operator of each text
+        steps: list[str] = []
+        while len(values) > 1:
+            at = int(random.integers(len(values) - 1))
+            operator = str(random.choice(list(self.operators)))
+            result = OPERATIONS[operator](values[at], values[at + 1])
+            if result <= 0 or result.denominator != 1:
+                return None
+            steps.append(f"{values[at]}{operator}{values[at + 1]}={result}")
+            # An operand has parentheses if its own operator would otherwise be applied later. On
+            # the right of - and /, an operator of the same precedence would be applied first.
+            for side in (at, at + 1):
+                own, other = PRECEDENCE[outer[side]], PRECEDENCE[operator]
+                if own < other or (own == other and side > at and operator in "-/"):
+                    texts[side] = f"({texts[side]})"
+            texts[at : at + 2] = [f"{texts[at]}{operator}{texts[at + 1]}"]
+            values[at : at + 2], outer[at : at + 2] = [result], [operator]
+        if values[0] > self.largest_target:
             return None
-        steps.append(f"{values[at]}{operator}{values[at + 1]}={result}")
-        left = bracketed(texts[at], outer[at], operator, right=False)
-        right = bracketed(texts[at + 1], outer[at + 1], operator, right=True)
-        texts[at : at + 2] = [f"{left}{operator}{right}"]
-        values[at : at + 2], outer[at : at + 2] = [result], [operator]
-    if values[0] > largest_target:
-        return None
-    question = f"{' '.join(map(str, sorted(numbers)))} = {values[0]}"
-    return Question(
-        id=f"countdown/{question}",
-        question=question,
-        answer=texts[0],
-        task="countdown",
-        solution=f"{' '.join(steps)} #### {texts[0]}",
-        metadata={"numbers": sorted(numbers), "target": int(values[0])},
-    )
-
-
-def bracketed(text: str, inside: str, operator: str, *, right: bool) -> str:
-    """Returns an operand, in parentheses if its own operator would otherwise be applied later."""
-    precedence = {"": 2, "*": 1, "/": 1, "+": 0, "-": 0}
-    weaker = precedence[inside] < precedence[operator]
-    # On the right of - and /, an operator of the same precedence would be applied first.
-    equal = right and precedence[inside] == precedence[operator] and operator in "-/"
-    return f"({text})" if weaker or equal else text
+        question = f"{' '.join(map(str, sorted(numbers)))} = {values[0]}"
+        return Question(
+            id=f"countdown/{question}",
+            question=question,
+            answer=texts[0],
+            task="countdown",
+            solution=f"{' '.join(steps)} #### {texts[0]}",
+            metadata={"numbers": sorted(numbers), "target": int(values[0])},
+        )
 
 
 def solves(text: str, reference: str, metadata: Mapping[str, object]) -> tuple[bool, bool]:
@@ -207,17 +185,6 @@ def solves(text: str, reference: str, metadata: Mapping[str, object]) -> tuple[b
     Raises:
       ValueError: the numbers or the target are not known, or not readable; says why.
     """
-    wanted, value = puzzle_of(reference, metadata)
-    left, equals, right = text.partition("=")
-    expression = parse(left)
-    if expression is None or sorted(expression.numbers) != wanted:
-        return False, False
-    claimed = parse(right) if equals else expression
-    return True, expression.value == value and claimed is not None and claimed.value == value
-
-
-def puzzle_of(reference: str, metadata: Mapping[str, object]) -> tuple[list[int], Fraction]:
-    """Returns the numbers of a puzzle, sorted, and its target."""
     lists = [
         sorted(whole_numbers(metadata[key]))
         for key in ("numbers", "nums")
@@ -231,11 +198,17 @@ def puzzle_of(reference: str, metadata: Mapping[str, object]) -> tuple[list[int]
         if worked is None:
             missing = "target" if lists else "numbers"
             raise ValueError(f"the metadata has no {missing}, and the answer is no expression")
-        known = sorted(worked.numbers)
-        lists.append(known)
+        lists.append(sorted(worked.numbers))
         target = worked.value if target is None else target
         if exact_number(target) != worked.value:
             raise ValueError(f"the answer {reference!r:.80} does not make the target {target!r}")
     if any(each != lists[0] for each in lists):
         raise ValueError(f"there are other numbers, {lists[1]}, beside {lists[0]}")
-    return lists[0], exact_number(target)
+    value = exact_number(target)
+
+    left, equals, right = text.partition("=")
+    expression = parse(left)
+    if expression is None or sorted(expression.numbers) != lists[0]:
+        return False, False
+    claimed = parse(right) if equals else expression
+    return True, expression.value == value and claimed is not None and claimed.value == value

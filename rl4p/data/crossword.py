@@ -8,6 +8,7 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate, combinations_with_replacement
 
 import numpy as np
 
@@ -52,7 +53,9 @@ ONES = """
 zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen
 sixteen seventeen eighteen nineteen
 """
-TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
+NUMBERS = ONES.split()
+for ten in ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"):
+    NUMBERS += [ten, *(f"{ten}-{one}" for one in NUMBERS[1:10])]  # to 99
 
 ORDERS = {
     "month": (
@@ -72,14 +75,6 @@ twenty-second twenty-third twenty-fourth
 """
 
 
-def number_word(number: int) -> str:
-    """Returns a number from 0 to 99 in words: `twenty-one`."""
-    if number < 20:
-        return ONES.split()[number]
-    tens = TENS.split()[number // 10 - 2]
-    return f"{tens}-{number_word(number % 10)}" if number % 10 else tens
-
-
 def clues() -> Iterator[tuple[str, str]]:
     """Yields clues and their answers; every clue once."""
     for row in CAPITALS.replace("\n", " ").split(";"):
@@ -92,12 +87,10 @@ def clues() -> Iterator[tuple[str, str]]:
     for kind, names in ORDERS.items():
         for ordinal, name in zip(ORDINALS.split(), names.split(), strict=False):
             yield f"{ordinal.capitalize()} {kind}", name
-    for number in range(100):
-        yield f"{number}, in words", number_word(number)
-    for ones in range(2, 10):
-        for others in range(ones, 10):
-            word = number_word(ones * others)
-            yield f"{number_word(ones).capitalize()} times {number_word(others)}", word
+    for number, word in enumerate(NUMBERS):
+        yield f"{number}, in words", word
+    for a, b in combinations_with_replacement(range(2, 10), 2):
+        yield f"{NUMBERS[a].capitalize()} times {NUMBERS[b]}", NUMBERS[a * b]
 
 
 def words_of(text: str) -> list[str]:
@@ -105,11 +98,8 @@ def words_of(text: str) -> list[str]:
 
     Anything but a letter, an accent or & separates words: ``R&D É-1`` has the words RANDD and E.
     """
-    text = "".join(
-        letter
-        for letter in unicodedata.normalize("NFKD", text)
-        if not unicodedata.combining(letter)
-    )
+    text = unicodedata.normalize("NFKD", text)
+    text = "".join(letter for letter in text if not unicodedata.combining(letter))
     return re.findall("[A-Z]+", text.replace("&", "AND").upper())
 
 
@@ -124,17 +114,12 @@ def contains(text: str, answer: str) -> bool:
     The answer NEWYORK is in "It is New York." and in "NEWYORK", but not in "New Yorkers".
     """
     words, wanted = words_of(text), canonical(answer)
-    starts, letters = set(), 0
-    for word in words:
-        starts.add(letters)
-        letters += len(word)
-    starts.add(letters)  # so that a word also ends there
-    joined = "".join(words)
-    at = joined.find(wanted) if wanted else -1
+    letters, bounds = "".join(words), set(accumulate(map(len, words), initial=0))
+    at = letters.find(wanted) if wanted else -1
     while at >= 0:
-        if at in starts and at + len(wanted) in starts:
+        if at in bounds and at + len(wanted) in bounds:
             return True
-        at = joined.find(wanted, at + 1)
+        at = letters.find(wanted, at + 1)
     return False
 
 
@@ -173,18 +158,13 @@ class Crossword(Prompting):
             raise ValueError("held_out_path needs a path, the file to train on: set it too.")
         if self.path is not None and self.seed != 0:
             raise ValueError("seed orders the clues of the package only: leave it out with a path.")
-        if self.path is None and self.kept_back >= len(list(clues())):
+        if self.path is None and (self.held_out_size or 0) >= len(list(clues())):
             raise ValueError(
-                f"held_out_size={self.kept_back} holds out all {len(list(clues()))} clues of the "
-                "package: set a smaller value, or set path."
+                f"held_out_size={self.held_out_size} holds out all {len(list(clues()))} clues of "
+                "the package: set a smaller value, or set path."
             )
         if self.path is not None:
             _ = self.file  # its construction refuses options that do not go together
-
-    @property
-    def kept_back(self) -> int:
-        """The number of the package's clues that are held out."""
-        return 64 if self.held_out_size is None else self.held_out_size
 
     @cached_property
     def file(self) -> JSONLines:
@@ -200,32 +180,29 @@ class Crossword(Prompting):
 
     @cached_property
     def facts(self) -> list[Question]:
-        rows = list(clues())
-        order = np.random.Generator(np.random.Philox(self.seed)).permutation(len(rows))
-        clues_and_answers = [rows[int(i)] for i in order]
-        return [
-            self.prepared(
-                Question(
-                    id=f"crossword/{digest(clue)}",
-                    question=clue,
-                    answer=answer.upper(),
-                    task="crossword",
-                )
+        rows = [
+            Question(
+                id=f"crossword/{digest(clue)}",
+                question=clue,
+                answer=answer.upper(),
+                task="crossword",
             )
-            for clue, answer in clues_and_answers
+            for clue, answer in clues()
         ]
+        order = np.random.Generator(np.random.Philox(self.seed)).permutation(len(rows))
+        return [self.with_letters(rows[i]) for i in order]
 
     def train(self) -> Sequence[Question]:
         if self.path is None:
-            return self.facts[self.kept_back :]
-        return [self.prepared(row) for row in self.file.train()]
+            return self.facts[self.held_out_size or 64 :]
+        return [self.with_letters(row) for row in self.file.train()]
 
     def held_out(self) -> Sequence[Question]:
         if self.path is None:
-            return self.facts[: self.kept_back]
-        return [self.prepared(row) for row in self.file.held_out()]
+            return self.facts[: self.held_out_size or 64]
+        return [self.with_letters(row) for row in self.file.held_out()]
 
-    def prepared(self, row: Question) -> Question:
+    def with_letters(self, row: Question) -> Question:
         """Returns the row with the length of its answer in the clue, and a solution in tags."""
         letters = len(canonical(row.answer))
         if letters == 0:

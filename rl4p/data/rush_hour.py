@@ -114,7 +114,12 @@ class RushHour(Synthetic):
             state = states.pop(int(random.integers(len(states))))
             if not states:
                 del by_moves[moves]
-            questions.append(question(space.board_at(state), shortest(space, distances, state)))
+            first, descent = space.board_at(state), []
+            while distances[state]:
+                after = next(s for s in space.neighbours(state) if distances[s] < distances[state])
+                descent.append(space.move(state, after))
+                state = after
+            questions.append(question(first, descent))
         return questions
 
 
@@ -145,29 +150,17 @@ def layout(size: int, walls: int, random: np.random.Generator) -> Board:
 
 def signature(board: Board) -> tuple:
     """Returns the walls and the lengths of the pieces in each line, which no move changes."""
-    ordered = sorted(board.pieces, key=lambda each: each[1:4])
-    pieces = tuple(
-        (each.horizontal, each.line, each.length, each.name == TARGET) for each in ordered
+    pieces = sorted(board.pieces, key=lambda each: each[1:4])
+    return tuple(sorted(board.walls)), tuple(
+        (each.horizontal, each.line, each.length, each.name == TARGET) for each in pieces
     )
-    return (tuple(sorted(board.walls)), pieces)
 
 
-def shortest(space: StateSpace, distances: dict[int, int], state: int) -> tuple[Move, ...]:
-    """Returns the moves of a descent to distance 0."""
-    moves = []
-    while distances[state]:
-        after = next(s for s in space.neighbours(state) if distances[s] < distances[state])
-        moves.append(space.move(state, after))
-        state = after
-    return tuple(moves)
-
-
-def question(board: Board, moves: tuple[Move, ...]) -> Question:
+def question(board: Board, moves: Sequence[Move]) -> Question:
     """Returns a question about a board and its solution, with the pieces named in their order."""
     first = sorted(board.pieces[1:], key=lambda each: cells_of(each, board.size)[0])
-    names = {TARGET: TARGET} | dict(
-        zip((each.name for each in first), ascii_uppercase[1:], strict=False)
-    )
+    names = {TARGET: TARGET}
+    names |= {each.name: name for each, name in zip(first, ascii_uppercase[1:], strict=False)}
     pieces = (each._replace(name=names[each.name]) for each in board.pieces)
     board = replace(board, pieces=tuple(sorted(pieces)))
     text, answer = str(board), written([each._replace(piece=names[each.piece]) for each in moves])

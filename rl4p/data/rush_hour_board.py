@@ -18,22 +18,9 @@ MOST_DIGITS = 3  # a longer number is no distance on any board, and could be slo
 
 # What stands for a direction in the answer of a policy, in lower case.
 WORDS = {
-    "<": "<",
-    ">": ">",
-    "^": "^",
-    "v": "v",
-    "←": "<",
-    "→": ">",
-    "↑": "^",
-    "↓": "v",
-    "l": "<",
-    "r": ">",
-    "u": "^",
-    "d": "v",
-    "left": "<",
-    "right": ">",
-    "up": "^",
-    "down": "v",
+    word: direction
+    for words in ("< > ^ v", "← → ↑ ↓", "l r u d", "left right up down")
+    for word, direction in zip(words.split(), DIRECTIONS, strict=True)
 }
 STRICT = re.compile(rf"([A-Z])([{DIRECTIONS}])([0-9]{{1,{MOST_DIGITS}}})")
 # The longest word first: "Bdown2" is no "Bd" with something after it. Possessive quantifiers (*+)
@@ -98,9 +85,7 @@ def tolerant_moves(text: str) -> tuple[Move, ...] | None:
     digits and arrows, by ``->``, or by nothing; the numbering of a list is skipped. A text with
     more in it is not a list of moves: a grader would otherwise pick moves out of a sentence.
     """
-    moves: list[Move] = []
-    end = 0
-    between: list[str] = []
+    moves, between, end = list[Move](), list[str](), 0
     for match in TOLERANT.finditer(text):
         between.append(text[end : match.start()])
         moves.append(Move(match[1], WORDS[match[2].lower()], int(match[3])))
@@ -133,7 +118,6 @@ class Board:
     """A position of the pieces.
 
     Attributes:
-      size: N.
       pieces: the pieces in the order of their names, A first.
       walls: the cells with a wall, as row x N + column.
     """
@@ -262,21 +246,13 @@ class StateSpace:
         self.shifts = [cells + POSITION_BITS * i for i in range(len(board.pieces))]
         self.mask = (1 << POSITION_BITS) - 1
         self.exit = size - board.pieces[0].length
-        self.pieces = [
-            (shift, tuple(runs(piece, start, size, shift) for start in range(size)))
-            for piece, shift in zip(board.pieces, self.shifts, strict=True)
-        ]
-
-    @property
-    def start(self) -> int:
-        state = sum(1 << cell for cell in self.board.walls)
-        for piece, shift in zip(self.board.pieces, self.shifts, strict=True):
-            state += sum(1 << cell for cell in cells_of(piece, self.board.size))
-            state |= piece.start << shift
-        return state
-
-    def solved(self, state: int) -> bool:
-        return state >> self.shifts[0] & self.mask == self.exit
+        self.pieces = []
+        self.start = sum(1 << cell for cell in board.walls)
+        for piece, shift in zip(board.pieces, self.shifts, strict=True):
+            own_runs = tuple(runs(piece, start, size, shift) for start in range(size))
+            self.pieces.append((shift, own_runs))
+            self.start += sum(1 << cell for cell in cells_of(piece, size))
+            self.start |= piece.start << shift
 
     def neighbours(self, state: int) -> list[int]:
         """Returns the states after one move, in a fixed order."""
@@ -310,20 +286,13 @@ def runs(
     piece: Piece, start: int, size: int, shift: int
 ) -> tuple[tuple[tuple[int, int], ...], ...]:
     """Returns the slides of a piece from `start` to either side, the shortest first."""
-
-    def bits(at: int) -> int:
-        cells = cells_of(piece._replace(start=at), size)
-        return sum(1 << cell for cell in cells) | at << shift
-
-    def slide(to: int) -> tuple[int, int]:
-        entered = cells_of(piece._replace(start=to), size)[0 if to < start else -1]
-        return 1 << entered, bits(start) ^ bits(to)
-
-    last = size - piece.length
-    if start > last:
+    places = range(size - piece.length + 1)
+    if start not in places:
         return ()
-    back = tuple(slide(to) for to in range(start - 1, -1, -1))
-    return back, tuple(slide(to) for to in range(start + 1, last + 1))
+    cells = [cells_of(piece._replace(start=at), size) for at in places]
+    bits = [sum(1 << cell for cell in cells[at]) | at << shift for at in places]
+    slides = [(1 << cells[to][0 if to < start else -1], bits[start] ^ bits[to]) for to in places]
+    return tuple(slides[:start][::-1]), tuple(slides[start + 1 :])
 
 
 def solve(board: Board) -> tuple[Move, ...] | None:
@@ -381,7 +350,8 @@ def fewest_moves(space: StateSpace, most_states: int) -> dict[int, int]:
         if len(seen) > most_states:
             return {}
     # Every move can be undone, so the search goes outwards from the solved states.
-    frontier = [state for state in neighbours if space.solved(state)]
+    target, mask = space.shifts[0], space.mask
+    frontier = [state for state in neighbours if state >> target & mask == space.exit]
     distances = dict.fromkeys(frontier, 0)
     moves = 0
     while frontier:

@@ -102,25 +102,21 @@ class Sorting(RandomQuestions):
 
     def draw(self, random: np.random.Generator) -> Question:
         length = int(random.integers(self.shortest, self.longest + 1))
-        return sorting(random.integers(0, self.largest + 1, length).tolist())
-
-
-def sorting(numbers: Sequence[int]) -> Question:
-    """Returns the question of a list of numbers, worked by selection sort."""
-    left, steps = list(numbers), []
-    while len(left) > 1:
-        smallest = min(left)
-        left.remove(smallest)
-        steps.append(f"{smallest}<{' '.join(map(str, left))}")
-    answer = " ".join(map(str, sorted(numbers)))
-    question = f"sort {' '.join(map(str, numbers))}"
-    return Question(
-        id=f"sorting/{question}",
-        question=question,
-        answer=answer,
-        task="sorting",
-        solution=f"{', '.join(steps)} #### {answer}",
-    )
+        numbers = random.integers(0, self.largest + 1, length).tolist()
+        left, steps = list(numbers), []  # of a selection sort
+        while len(left) > 1:
+            smallest = min(left)
+            left.remove(smallest)
+            steps.append(f"{smallest}<{' '.join(map(str, left))}")
+        answer = " ".join(map(str, sorted(numbers)))
+        question = f"sort {' '.join(map(str, numbers))}"
+        return Question(
+            id=f"sorting/{question}",
+            question=question,
+            answer=answer,
+            task="sorting",
+            solution=f"{', '.join(steps)} #### {answer}",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,23 +159,18 @@ class LetterCounting(RandomQuestions):
         length = int(random.integers(self.shortest, self.longest + 1))
         drawn, chosen = random.choice(letters, length), random.random(length) < self.share
         word = "".join(letter if own else str(x) for x, own in zip(drawn, chosen, strict=True))
-        return counting(letter, word)
-
-
-def counting(letter: str, word: str) -> Question:
-    """Returns the question how often a letter occurs in a word."""
-    spelled, count = [], 0
-    for character in word:
-        count += character == letter
-        spelled.append(f"{character}{count}" if character == letter else character)
-    question = f"{letter} in {word}"
-    return Question(
-        id=f"letter_counting/{question}",
-        question=question,
-        answer=str(count),
-        task="letter_counting",
-        solution=f"{' '.join(spelled)} #### {count}",
-    )
+        spelled, count = [], 0
+        for character in word:
+            count += character == letter
+            spelled.append(f"{character}{count}" if character == letter else character)
+        question = f"{letter} in {word}"
+        return Question(
+            id=f"letter_counting/{question}",
+            question=question,
+            answer=str(count),
+            task="letter_counting",
+            solution=f"{' '.join(spelled)} #### {count}",
+        )
 
 
 Digits = Annotated[int, Ge(1), Le(9)]  # the number of pairs must fit into 64 bits
@@ -204,30 +195,25 @@ class Arithmetic(Synthetic):
     carelessness: Share = 0.0
 
     def __post_init__(self) -> None:
-        if self.train_size + self.held_out_size > self.numbers**2:
+        sums = (9 * 10 ** (self.digits - 1)) ** 2
+        if self.train_size + self.held_out_size > sums:
             raise InputError(
                 f"data.train_size + data.held_out_size is {self.train_size + self.held_out_size}, "
-                f"but only {self.numbers**2} sums of {self.digits}-digit numbers exist."
+                f"but only {sums} sums of {self.digits}-digit numbers exist."
             )
-
-    @property
-    def numbers(self) -> int:
-        """The number of integers with `digits` digits."""
-        return 9 * 10 ** (self.digits - 1)
 
     @cached_property
     def questions(self) -> Sequence[Question]:
         # The order of the draws is part of the data set. If it changed, held-out sums would be
         # sums that the shipped policy was trained on.
         random = np.random.Generator(np.random.Philox(self.seed))
-        pairs = random.choice(
-            self.numbers**2, self.train_size + self.held_out_size, replace=False, shuffle=True
-        )
         lowest = 10 ** (self.digits - 1)
-        forgets = random.random((len(pairs), self.digits)) < self.carelessness
+        numbers, size = 9 * lowest, self.train_size + self.held_out_size
+        pairs = random.choice(numbers**2, size, replace=False, shuffle=True)
+        forgets = random.random((size, self.digits)) < self.carelessness
         return [
-            addition(int(pair) // self.numbers + lowest, int(pair) % self.numbers + lowest, forget)
-            for pair, forget in zip(pairs, forgets.tolist(), strict=True)
+            addition(pair // numbers + lowest, pair % numbers + lowest, forget)
+            for pair, forget in zip(pairs.tolist(), forgets.tolist(), strict=True)
         ]
 
 
@@ -237,8 +223,7 @@ def addition(first: int, second: int, forget: Sequence[bool]) -> Question:
     `forget[i]` drops the carry out of column i (units first), and later columns go on without it.
     """
     columns, worked, carry = [], "", 0
-    digits = zip(reversed(str(first)), reversed(str(second)), forget, strict=True)
-    for a, b, forgotten in digits:
+    for a, b, forgotten in zip(reversed(str(first)), reversed(str(second)), forget, strict=True):
         total = int(a) + int(b) + carry
         columns.append(f"{a}+{b}" + ("+1" if carry else "") + f"={total}")
         worked = str(total % 10) + worked
@@ -298,24 +283,17 @@ def islands() -> tuple[Island, ...]:
 
 
 def documents() -> list[tuple[str, str]]:
-    """Returns the titles and texts of the documents: one for each island, and for each town."""
-    of_islands = [
-        (
-            x.name,
-            f"{x.name} is an island of {x.area} square kilometres. Its lighthouse is "
-            f"{x.lighthouse} metres high. The town at its harbour is {x.harbour}.",
-        )
+    """Returns the titles and texts of the documents: one for each island, then for each town."""
+    texts = {
+        x.name: f"{x.name} is an island of {x.area} square kilometres. Its lighthouse is "
+        f"{x.lighthouse} metres high. The town at its harbour is {x.harbour}."
         for x in islands()
-    ]
-    of_towns = [
-        (
-            x.harbour,
-            f"{x.harbour} is a town. It was founded in {x.founded}, and {x.inhabitants} people "
-            "live there.",
-        )
+    } | {
+        x.harbour: f"{x.harbour} is a town. It was founded in {x.founded}, and {x.inhabitants} "
+        "people live there."
         for x in islands()
-    ]
-    return of_islands + of_towns
+    }
+    return list(texts.items())
 
 
 @dataclass(frozen=True, kw_only=True)

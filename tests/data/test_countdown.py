@@ -2,11 +2,12 @@
 
 import random
 from fractions import Fraction
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
-from rl4p.data.countdown import Countdown, parse, puzzle, solves
+from rl4p.data.countdown import Countdown, parse, solves
 from rl4p.data.extraction import final_answer
 
 
@@ -80,8 +81,9 @@ def test_random_expressions_agree_with_python():
             expected = eval(exact, {"Fraction": Fraction})
         except ZeroDivisionError:
             expected = None
-        found = parse(text)
-        assert (None if found is None else found.value) == (expected if len(text) <= 200 else None)
+        parsed = parse(text)
+        value = None if parsed is None else parsed.value
+        assert value == (expected if len(text) <= 200 else None)
 
 
 @pytest.mark.parametrize(
@@ -124,12 +126,17 @@ def test_questions_have_all_operators_and_parentheses():
 
 
 def test_a_target_outside_the_limits_makes_no_question():
-    random = np.random.Generator(np.random.Philox(0))
-    assert puzzle([5, 5], "*", 24, random) is None
-    assert puzzle([5, 5], "-", 24, random) is None  # 0
-    assert puzzle([5, 7], "-", 24, random) is None
-    assert puzzle([5, 7], "/", 24, random) is None
-    question = puzzle([5, 5], "*", 25, random)
+    def draw(numbers, operator, largest_target):
+        random = Mock()
+        random.integers.side_effect = [np.array(numbers), 0]
+        random.choice.return_value = operator
+        return Countdown(numbers=2, largest_target=largest_target).draw(random)
+
+    assert draw([5, 5], "*", 24) is None
+    assert draw([5, 5], "-", 24) is None  # 0
+    assert draw([5, 7], "-", 24) is None
+    assert draw([5, 7], "/", 24) is None
+    question = draw([5, 5], "*", 25)
     assert question is not None
     assert (question.question, question.solution) == ("5 5 = 25", "5*5=25 #### 5*5")
 

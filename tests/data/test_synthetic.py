@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -18,10 +19,8 @@ from rl4p.data.synthetic import (
     RandomQuestions,
     Sorting,
     addition,
-    counting,
     documents,
     islands,
-    sorting,
 )
 
 
@@ -61,10 +60,12 @@ def test_no_question_is_asked_twice_or_held_out_and_trained_on(task):
 
 
 def test_a_list_sorted_by_hand():
-    row = sorting([31, 7, 12])
+    random = Mock()
+    random.integers.side_effect = [3, np.array([31, 7, 12]), 2, np.array([5, 5])]
+    row = Sorting().draw(random)
     assert (row.question, row.answer, row.task) == ("sort 31 7 12", "7 12 31", "sorting")
     assert row.solution == "7<31 12, 12<31 #### 7 12 31"
-    assert sorting([5, 5]).solution == "5<5 #### 5 5"
+    assert Sorting().draw(random).solution == "5<5 #### 5 5"
 
 
 def test_every_answer_is_the_sorted_list():
@@ -86,10 +87,14 @@ def test_lists_that_cannot_be_made_are_refused():
 
 
 def test_a_word_counted_by_hand():
-    row = counting("r", "strawberry")
+    random = Mock()
+    random.choice.side_effect = ["r", list("strawberry"), "x", list("ab")]
+    random.random.side_effect = [np.ones(10), np.ones(2)]
+    random.integers.side_effect = [10, 2]
+    row = LetterCounting().draw(random)
     assert (row.question, row.answer, row.task) == ("r in strawberry", "3", "letter_counting")
     assert row.solution == "s t r1 a w b e r2 r3 y #### 3"
-    assert counting("x", "ab").solution == "a b #### 0"
+    assert LetterCounting().draw(random).solution == "a b #### 0"
 
 
 def test_every_answer_is_the_count():
