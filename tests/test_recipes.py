@@ -15,7 +15,7 @@ from rl4p.distributed.mesh import Mesh
 from rl4p.loop.loop import train
 from rl4p.model.huggingface import write_policy
 from rl4p.model.pretrained import Pretrained
-from rl4p.reward.sandbox import bubblewrap_problem
+from rl4p.reward.sandbox import problem
 from rl4p.runs.build import build
 
 pytestmark = pytest.mark.mixed_dtypes
@@ -158,7 +158,7 @@ def competition(tmp_path_factory) -> Path:
 @pytest.mark.slow  # continuous integration runs it; other tests cover the parts of recipes
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_trains(name, teacher, chats, pairs, problems, competition):
-    if name in ("code_grpo", "debugging_grpo") and (reason := bubblewrap_problem()) is not None:
+    if name in ("code_grpo", "debugging_grpo") and (reason := problem("bubblewrap")) is not None:
         pytest.skip(reason)
     files = {"teacher": teacher, "chats": chats, "pairs": pairs}
     files |= {"problems": problems, "competition": competition}

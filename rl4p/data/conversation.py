@@ -22,11 +22,11 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from sys import maxsize
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from rl4p.base.errors import InputError
 from rl4p.base.types import Demonstration, Prompt, Question
-from rl4p.data.prompts import FIRST, encode_prompts, system_of
+from rl4p.data.prompts import FIRST, encode_prompts, short_enough, system_of
 from rl4p.model.tokenizer import TEMPLATE_ERRORS
 from rl4p.model.trial import try_first_use
 
@@ -98,61 +98,41 @@ class Template:
         return merged[::-1]
 
     def last_row(self, messages: Sequence[Message]) -> Row:
-        """Returns the row whose last message, which is of the assistant, is trained."""
-        if len(messages) == 1 and not self.system:
-            raise InputError("message 1 is of the assistant, so that it has no prompt")
-        tagged = TAGS.search(self.source) is not None
-        return self.row_by_tags(messages) if tagged else self.row_by_generation_prompt(messages)
+        """Returns the row whose last message, which is of the assistant, is trained.
 
-    def row_by_generation_prompt(self, messages: Sequence[Message]) -> Row:
-        """Returns the row whose last message is trained from its generation prompt on."""
-        text = self.render(messages)
-        prompt = self.render(messages[:-1], add_generation_prompt=True)
-        tokens, before = self.tokenize(text, prompt)
-        if not text.startswith(prompt):
+        Raises:
+          InputError: the message has no prompt or no end token, or its tokens cannot be located.
+        """
+        count = len(messages)
+        if count == 1 and not self.system:
+            raise InputError("message 1 is of the assistant, so that it has no prompt")
+        source: Any = self.tokenizer.get_chat_template(tools=self.tools)  # type: ignore[arg-type]
+        tagged = TAGS.search(source) is not None
+        text, cuts = (
+            self.cut_by_tags(messages, source)
+            if tagged
+            else self.cut_by_generation_prompt(messages)
+        )
+        # Only the template adds special tokens.
+        texts = [text, *(text[:cut] for cut in cuts)]
+        encoded: Any = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
+        tokens, *parts = encoded
+        if any(tokens[: len(part)] != part for part in parts):
             raise InputError(
-                f"it does not begin message {len(messages)} with its generation prompt, so that "
-                "the header of the message is not known (check model.template, or mark what the "
-                "assistant says by {% generation %} in the template)"
-            )
-        if tokens[: len(before)] != before:
-            raise InputError(
-                f"the tokens of the header of message {len(messages)} depend on the text after it "
+                f"a token of message {count} is on both sides of a {{% generation %}} tag (remove "
+                "the whitespace at the beginning and the end of the message)"
+                if tagged
+                else f"the tokens of the header of message {count} depend on the text after it "
                 "(remove the whitespace at the beginning of the message, or end the header in the "
                 "template with a special token)"
             )
-        return self.ended_row(len(messages), tokens, [(len(before), len(tokens))])
-
-    def row_by_tags(self, messages: Sequence[Message]) -> Row:
-        """Returns the row whose last message is trained between its tags."""
-        text, spans = self.render_tagged(messages)
-        earlier = sum(message["role"] == "assistant" for message in messages) > 1
-        known = len(self.render_tagged(messages[:-1])[1]) if earlier else 0
-        cuts = [cut for span in spans[known:] for cut in span]
-        if not cuts:
-            raise InputError(f"it has {{% generation %}}, but not around message {len(messages)}")
-        tokens, *parts = self.tokenize(text, *(text[:cut] for cut in cuts))
-        if any(tokens[: len(part)] != part for part in parts):
-            raise InputError(
-                f"a token of message {len(messages)} is on both sides of a {{% generation %}} tag "
-                "(remove the whitespace at the beginning and the end of the message)"
-            )
-        ends = list(map(len, parts))
-        return self.ended_row(len(messages), tokens, list(zip(ends[::2], ends[1::2], strict=True)))
-
-    def ended_row(self, count: int, tokens: list[int], ranges: list[Range]) -> Row:
-        """Returns a row that ends with the end token of its last message.
-
-        Raises:
-          InputError: the message has no end token, or no token precedes it.
-        """
-        if not ranges[0][0]:
+        ends = [*map(len, parts), *([] if tagged else [len(tokens)])]
+        if not ends[0]:
             raise InputError(f"no token precedes message {count}, so that it has no prompt")
         # Tags may enclose the text alone. A template may go on after the end token, with a newline
         # or, as Phi-3, with another end token between tags of its own.
-        begin, end = ranges[-1]
-        within = (*ranges[:-1], (begin, min(end + 1, len(tokens))))
-        last = (i for each in within for i in range(*each))
+        ranges = list(zip(ends[::2], [*ends[1:-1:2], min(ends[-1] + 1, len(tokens))], strict=True))
+        last = (i for each in ranges for i in range(*each))
         end = next((i + 1 for i in last if tokens[i] in self.end_ids), None)
         if end is None:
             names = self.tokenizer.convert_ids_to_tokens(list(self.end_ids))
@@ -161,45 +141,53 @@ class Template:
                 "policy would not learn to end (add the token to eos_token_id in "
                 "generation_config.json)"
             )
-        trained = tuple((start, min(stop, end)) for start, stop in within if start < end)
-        return Row(messages=count, tokens=tokens[:end], begins=ranges[0][0], trained=trained)
+        trained = tuple((start, min(stop, end)) for start, stop in ranges if start < end)
+        return Row(messages=count, tokens=tokens[:end], begins=ends[0], trained=trained)
 
-    @property
-    def source(self) -> str:
-        return self.tokenizer.get_chat_template(tools=self.tools)  # type: ignore[arg-type]
+    def cut_by_generation_prompt(self, messages: Sequence[Message]) -> tuple[str, list[int]]:
+        """Returns the text, and where the generation prompt of the last message ends."""
+        texts: list[Any] = [
+            self.tokenizer.apply_chat_template(
+                [dict(message) for message in (*self.system, *part)],
+                tools=self.tools,  # type: ignore[arg-type]
+                tokenize=False,
+                add_generation_prompt=prompts,
+                **self.arguments,
+            )
+            for part, prompts in ((messages, False), (messages[:-1], True))
+        ]
+        text, prompt = texts
+        if not text.startswith(prompt):
+            raise InputError(
+                f"it does not begin message {len(messages)} with its generation prompt, so that "
+                "the header of the message is not known (check model.template, or mark what the "
+                "assistant says by {% generation %} in the template)"
+            )
+        return text, [len(prompt)]
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = False) -> str:
-        text: Any = self.tokenizer.apply_chat_template(
-            [dict(message) for message in (*self.system, *messages)],
-            tools=self.tools,  # type: ignore[arg-type]
-            tokenize=False,
-            add_generation_prompt=add_generation_prompt,
-            **self.arguments,
-        )
-        return text
-
-    def render_tagged(self, messages: Sequence[Message]) -> tuple[str, list[Range]]:
-        """Returns the text, and the ranges of characters between tags."""
+    def cut_by_tags(self, messages: Sequence[Message], source: str) -> tuple[str, list[int]]:
+        """Returns the text, and where the tags in the last message begin and end."""
         from transformers.utils.chat_template_utils import render_jinja_template
 
+        earlier = sum(message["role"] == "assistant" for message in messages) > 1
         texts, ranges = render_jinja_template(
             conversations=[
                 [
                     {name: value for name, value in message.items() if value is not None}
-                    for message in (*self.system, *messages)
+                    for message in (*self.system, *part)
                 ]
+                for part in ([messages, messages[:-1]] if earlier else [messages])
             ],
             tools=self.tools,  # type: ignore[arg-type]
-            chat_template=self.source,
+            chat_template=source,
             return_assistant_tokens_mask=True,
             **{**self.tokenizer.special_tokens_map, **self.arguments},
         )
-        return texts[0], list(ranges[0])  # type: ignore[arg-type]
-
-    def tokenize(self, *texts: str) -> list[list[int]]:
-        """Returns token ids; only the template adds special tokens."""
-        encoded: Any = self.tokenizer(list(texts), add_special_tokens=False)
-        return encoded["input_ids"]
+        spans, *before = cast("list[list[Range]]", ranges)
+        cuts = [cut for span in spans[len(before[0]) if before else 0 :] for cut in span]
+        if not cuts:
+            raise InputError(f"it has {{% generation %}}, but not around message {len(messages)}")
+        return texts[0], cuts
 
 
 def encode_demonstrations(
@@ -249,21 +237,6 @@ def encode_demonstrations(
         prompts_by_question[id(question)] = prompts
     encoded = [prompt for question in questions for prompt in prompts_by_question[id(question)]]
     return short_enough(encoded, max_prompt_tokens)
-
-
-def short_enough(encoded: Sequence[Prompt], most: int) -> tuple[list[Prompt], int]:
-    """Returns the prompts of at most `most` tokens, and the number of the others.
-
-    Raises:
-      InputError: all prompts are longer.
-    """
-    prompts = [prompt for prompt in encoded if len(prompt.tokens) <= most]
-    if not prompts:
-        raise InputError(
-            f"max_prompt_tokens={most} is too small: the shortest of the {len(encoded)} prompts "
-            f"has {min(len(prompt.tokens) for prompt in encoded)} tokens."
-        )
-    return prompts, len(encoded) - len(prompts)
 
 
 def demonstrations(

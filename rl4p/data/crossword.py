@@ -158,13 +158,18 @@ class Crossword(Prompting):
             raise ValueError("held_out_path needs a path, the file to train on: set it too.")
         if self.path is not None and self.seed != 0:
             raise ValueError("seed orders the clues of the package only: leave it out with a path.")
-        if self.path is None and (self.held_out_size or 0) >= len(list(clues())):
+        if self.path is None and self.kept_back >= len(list(clues())):
             raise ValueError(
-                f"held_out_size={self.held_out_size} holds out all {len(list(clues()))} clues of "
-                "the package: set a smaller value, or set path."
+                f"held_out_size={self.kept_back} holds out all {len(list(clues()))} clues of the "
+                "package: set a smaller value, or set path."
             )
         if self.path is not None:
             _ = self.file  # its construction refuses options that do not go together
+
+    @property
+    def kept_back(self) -> int:
+        """The number of the package's clues that are held out."""
+        return 64 if self.held_out_size is None else self.held_out_size
 
     @cached_property
     def file(self) -> JSONLines:
@@ -194,12 +199,12 @@ class Crossword(Prompting):
 
     def train(self) -> Sequence[Question]:
         if self.path is None:
-            return self.facts[self.held_out_size or 64 :]
+            return self.facts[self.kept_back :]
         return [self.with_letters(row) for row in self.file.train()]
 
     def held_out(self) -> Sequence[Question]:
         if self.path is None:
-            return self.facts[: self.held_out_size or 64]
+            return self.facts[: self.kept_back]
         return [self.with_letters(row) for row in self.file.held_out()]
 
     def with_letters(self, row: Question) -> Question:

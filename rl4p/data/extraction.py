@@ -225,22 +225,16 @@ def readings(text: str) -> list[str]:
     head, equal, right = line.rpartition("=")
     if equal and DIGIT.search(head):
         shorter.append(right.strip(MARKS_OF_TEXT))
-    elif not equal:
-        shorter += only_number(line)
+    elif not equal:  # a sentence of one number, and of no word or sign that may change it
+        plain = without_latex(line)
+        numbers = list(LAST.finditer(plain))
+        if len(numbers) == 1:
+            rest = f"{plain[: numbers[0].start()]} {plain[numbers[0].end() :]}"
+            words = re.findall(r"[^\W\d_]+", rest.lower())
+            changed = SIGN.search(rest) or (CHANGES - HARMLESS).intersection(words)
+            if not changed and all(len(word) > 1 or word in "ai" for word in words):
+                shorter.append(numbers[0][0])
     return shorter
-
-
-def only_number(line: str) -> list[str]:
-    """Returns the number of a sentence that has one, and no word or sign that may change it."""
-    plain = without_latex(line)
-    numbers = list(LAST.finditer(plain))
-    if len(numbers) != 1:
-        return []
-    around = f"{plain[: numbers[0].start()]} {plain[numbers[0].end() :]}"
-    words = re.findall(r"[^\W\d_]+", around.lower())
-    if SIGN.search(around) or (CHANGES - HARMLESS).intersection(words):
-        return []
-    return [numbers[0][0]] if all(len(word) > 1 or word in "ai" for word in words) else []
 
 
 Extraction = Literal["hashes", "boxed", "answer", "number", "stated"]
@@ -281,18 +275,13 @@ def answer_of(episode: Episode, how: Extraction | Sequence[Extraction]) -> str |
     return extract(episode.response, how, episode.prompt.generation_prompt)
 
 
-def rest_of(episode: Episode) -> str | None:
-    """Returns the response after its thoughts; None if it was cut while thinking."""
-    return after_thoughts(episode.response, episode.prompt.generation_prompt)
-
-
 def stated_answer(episode: Episode) -> str | None:
     """Returns the text between the last ``<answer>`` and the ``</answer>`` after it.
 
     Without ``<answer>``, it is all of the response after its thoughts. None stands for a response
     that was cut: its last tag was never closed.
     """
-    rest = rest_of(episode)
+    rest = after_thoughts(episode.response, episode.prompt.generation_prompt)
     if rest is not None and "<answer>" in rest:
         return tagged(rest)
     return None if rest is None else rest.strip()

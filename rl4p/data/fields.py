@@ -223,34 +223,28 @@ def parse_line(line: bytes, place: str) -> dict[str, Any]:
     """Returns the object of a line.
 
     Raises:
-      InputError: the line is not UTF-8, not JSON, or no object; names the place.
+      InputError: the line is not UTF-8, not JSON, or no object; names the place. For the first line
+        of a JSON array, or of an object of several lines, it names a command that mends the file.
     """
     try:
         row = json.loads(line.decode("utf-8-sig"), parse_float=Written.read)
     except UnicodeDecodeError:
         raise InputError(f"{place}: not UTF-8.") from None
     except (ValueError, RecursionError) as error:  # number too long, nesting too deep
-        if line.strip() in (b"[", b"{"):  # indented, over several lines
-            refuse_several_lines(line, place)
-        raise InputError(f"{place}: not JSON ({getattr(error, 'msg', error)}).") from None
-    if not isinstance(row, dict):
-        if isinstance(row, list) and row and isinstance(row[0], dict):
-            refuse_several_lines(line, place)
-        raise InputError(f"{place}: a JSON object is expected, not {type(row).__name__}.")
-    return row
-
-
-def refuse_several_lines(line: bytes, place: str) -> None:
-    """Refuses the first line of a JSON array, or of an object that continues on other lines.
-
-    Raises:
-      InputError: names the command that writes an object on each line.
-    """
+        several_lines = line.strip() in (b"[", b"{")  # indented
+        problem = f"not JSON ({getattr(error, 'msg', error)})"
+    else:
+        if isinstance(row, dict):
+            return row
+        several_lines = isinstance(row, list) and bool(row) and isinstance(row[0], dict)
+        problem = f"a JSON object is expected, not {type(row).__name__}"
     start = line.decode("utf-8-sig", "replace").strip()[:1]
     file, _, number = place.rpartition(", line ")
-    if number == "1" and start in ("[", "{"):
+    if several_lines and number == "1" and start in ("[", "{"):
         what, pattern = ("a JSON array", ".[]") if start == "[" else ("JSON of several lines", ".")
-        change = (
-            f"jq -c {shlex.quote(pattern)} {shlex.quote(file)} > {shlex.quote(f'{file}.jsonl')}"
+        files = f"{shlex.quote(file)} > {shlex.quote(f'{file}.jsonl')}"
+        raise InputError(
+            f"{file} is {what}, and one object a line is expected: write jq -c "
+            f"{shlex.quote(pattern)} {files}"
         )
-        raise InputError(f"{file} is {what}, and one object a line is expected: write {change}")
+    raise InputError(f"{place}: {problem}.")

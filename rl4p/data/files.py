@@ -2,7 +2,7 @@
 
 import csv
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from io import StringIO
 from pathlib import Path
@@ -173,27 +173,22 @@ class Math(JSONLines):
     answer_key: str = "solution"
     task: str = "math"
 
-    def train(self) -> Sequence[Question]:
-        return [self.with_reference(row) for row in super().train()]
-
-    def held_out(self) -> Sequence[Question]:
-        return [self.with_reference(row) for row in super().held_out()]
-
-    def with_reference(self, row: Question) -> Question:
-        """Returns the row with the boxed answer of its solution.
+    def question(self, row: Any, place: str) -> Question:
+        """Returns the question of a row, with the boxed answer of its solution.
 
         Raises:
           InputError: the solution has no box, and `reference_key` is not set.
         """
+        question = super().question(row, place)
         if self.reference_key is not None:
-            return row
-        answer = extract(row.solution or "", "boxed")
+            return question
+        answer = extract(question.solution or "", "boxed")
         if not answer:
             raise InputError(
-                f"data.path={self.path}: the solution of {row.question[:60]!r} has no answer in "
-                "\\boxed{}: name a field with the answer in data.reference_key."
+                f"data.path={self.path}: the solution of {question.question[:60]!r} has no answer "
+                "in \\boxed{}: name a field with the answer in data.reference_key."
             )
-        return replace(row, answer=answer)
+        return replace(question, answer=answer)
 
 
 @dataclass(frozen=True, kw_only=True)

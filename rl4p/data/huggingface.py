@@ -135,7 +135,7 @@ def use_cache_if_offline(path: str) -> None:
         config.HF_HUB_OFFLINE = True
 
 
-HUB_ID = "openai/gsm8k"
+HUB = HuggingFace(path="openai/gsm8k", subset="main", held_out_split="test")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,18 +155,13 @@ class GSM8K(JSONLines):
     task: str = "gsm8k"
 
     @property
-    def hub(self) -> HuggingFace:
-        """The data set on the hub."""
-        return HuggingFace(path=HUB_ID, subset="main", held_out_split="test")
-
-    @property
     def holds_out_rows(self) -> bool:
         return self.held_out_path is not None or (self.path is None and self.held_out_size is None)
 
     def origin(self, key: str) -> str:
-        return super().origin(key) if getattr(self, key) else f"{HUB_ID} on the hub"
+        return super().origin(key) if getattr(self, key) else f"{HUB.path} on the hub"
 
     def table(self, key: str) -> Iterator[tuple[str, Any]]:
         if getattr(self, key) is not None:
             return super().table(key)
-        return self.hub.table("split" if key == self.training_key else "held_out_split")
+        return HUB.table("split" if key == self.training_key else "held_out_split")

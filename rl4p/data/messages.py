@@ -22,7 +22,7 @@ from rl4p.data.fields import MISSING
 ROLES = ("system", "user", "assistant", "tool")
 # The names of the fields and of the roles in ShareGPT's format.
 OTHER_NAMES = {"from": "role", "value": "content", "human": "user", "gpt": "assistant"}
-TAG = re.compile(r"</?(?:think|answer)>", re.IGNORECASE)
+TAG = re.compile(r"</?(?:think|answer)>", re.IGNORECASE)  # what it encloses stays
 
 Message = dict[str, Any]
 
@@ -52,7 +52,7 @@ def conversation(
         raise InputError(f"{place}: no message has the role user.")
     if strip_tags:
         messages = tuple(
-            message | {"content": without_tags(message["content"])}
+            message | {"content": TAG.sub("", message["content"]).strip()}
             if message["role"] == "user"
             else message
             for message in messages
@@ -130,26 +130,23 @@ def message_of(value: Any, place: str) -> Message:
         calls = message["tool_calls"]
         if not isinstance(calls, list | tuple) or not all(isinstance(x, Mapping) for x in calls):
             raise InputError(f"{place}: tool_calls must be a list of mappings.")
-        message["tool_calls"] = [call_of(call, place) for call in calls]
+        message["tool_calls"] = []
+        for call in calls:
+            function = call.get("function", call)  # some files write the function alone
+            name = function.get("name") if isinstance(function, Mapping) else None
+            if not isinstance(name, str) or not name:
+                raise InputError(f"{place}: a tool call must name its function.")
+            try:
+                own = dict(function) | {"arguments": arguments_of(function.get("arguments"))}
+            except ValueError:
+                raise InputError(
+                    f"{place}: the arguments of the call of {name} must be a JSON object."
+                ) from None
+            if function is not call:
+                number = {} if call.get("id") is None else {"id": call["id"]}
+                own = number | {"type": "function", "function": own}
+            message["tool_calls"].append(own)
     return message | {"content": content}
-
-
-def call_of(call: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """Returns a tool call as chat templates take it; see `message_of`."""
-    function = call.get("function", call)  # some files write the function alone
-    name = function.get("name") if isinstance(function, Mapping) else None
-    if not isinstance(name, str) or not name:
-        raise InputError(f"{place}: a tool call must name its function.")
-    try:
-        arguments = arguments_of(function.get("arguments"))
-    except ValueError:
-        raise InputError(
-            f"{place}: the arguments of the call of {name} must be a JSON object."
-        ) from None
-    if function is call:
-        return dict(call) | {"arguments": arguments}
-    own = {} if call.get("id") is None else {"id": call["id"]}
-    return own | {"type": "function", "function": dict(function) | {"arguments": arguments}}
 
 
 def arguments_of(value: Any) -> dict[str, Any]:
@@ -170,19 +167,16 @@ def arguments_of(value: Any) -> dict[str, Any]:
 
 def for_request(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
     """Returns the messages of a request of OpenAI's protocol, whose arguments are JSON text."""
-
-    def call(each: Mapping[str, Any]) -> Message:
-        if "function" not in each:
-            return dict(each)
-        arguments = json.dumps(each["function"]["arguments"], ensure_ascii=False)
-        return dict(each) | {"function": dict(each["function"]) | {"arguments": arguments}}
-
-    return [
-        dict(message) | {"tool_calls": [call(each) for each in message["tool_calls"]]}
-        if message.get("tool_calls")
-        else dict(message)
-        for message in messages
-    ]
+    sent = []
+    for message in map(dict, messages):
+        if message.get("tool_calls"):
+            message["tool_calls"] = list(map(dict, message["tool_calls"]))
+            for call in message["tool_calls"]:
+                if "function" in call:
+                    arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+                    call["function"] = dict(call["function"]) | {"arguments": arguments}
+        sent.append(message)
+    return sent
 
 
 def without_nulls(value: Any) -> Any:
@@ -196,11 +190,6 @@ def without_nulls(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [without_nulls(each) for each in value]
     return value
-
-
-def without_tags(text: str) -> str:
-    """Returns a text without think and answer tags; what they enclose stays."""
-    return TAG.sub("", text).strip()
 
 
 def described(value: Any) -> str:

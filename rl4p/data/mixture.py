@@ -5,7 +5,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import floor
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from annotated_types import Gt
 
@@ -38,6 +38,8 @@ class Mixture:
       weights: w_i by name, 1 for a set without one.
     """
 
+    system_prompt: ClassVar[None] = None  # the questions have those of their sets
+
     sets: Mapping[str, Any]
     weights: Mapping[str, Weight] = field(default_factory=dict)
 
@@ -49,11 +51,6 @@ class Mixture:
                 raise ValueError(
                     f"weights.{name} names no data set: the sets are {', '.join(self.sets)}."
                 )
-
-    @property
-    def system_prompt(self) -> None:
-        """None, because the questions have the system prompts of their sets."""
-        return
 
     def train(self) -> Sequence[Question]:
         """Returns the questions of an epoch; repeated questions are the same objects."""

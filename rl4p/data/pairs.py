@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from rl4p.base.errors import InputError
 from rl4p.base.types import Prompt, Question
-from rl4p.data.conversation import Template, short_enough
+from rl4p.data.conversation import Template
 from rl4p.data.fields import MISSING, names_of, value_of
 from rl4p.data.messages import conversation
-from rl4p.data.prompts import FIRST, system_of
+from rl4p.data.prompts import FIRST, short_enough, system_of
 from rl4p.model.tokenizer import TEMPLATE_ERRORS
 from rl4p.model.trial import try_first_use
 
@@ -44,11 +44,6 @@ class Pair:
     messages: tuple[Mapping[str, Any], ...] | None
     responses: tuple[Response, Response]
 
-    @property
-    def preferred(self) -> str:
-        first = self.responses[0]
-        return first if isinstance(first, str) else first["content"]
-
 
 def pair_of(
     row: Mapping[Any, Any],
@@ -69,10 +64,14 @@ def pair_of(
     Raises:
       InputError: the responses are no pair; names the place of the row.
     """
+    equal = f'"{keys[0]}" and "{keys[1]}" are equal, so neither is better.'
     values = [value_of(row, key) for key in keys]
     prompt = value_of(row, prompt_key)
     if all(isinstance(value, str) for value in values):
-        return pair_of_texts(prompt, values, keys, place)
+        pair = pair_of_texts(prompt, values, keys, place)
+        if pair.responses[0] == pair.responses[1]:
+            raise InputError(f"{place}: {equal}")
+        return pair
     if not all(isinstance(value, list | tuple) for value in values):
         raise InputError(
             f'{place}: "{keys[0]}" and "{keys[1]}" must both be texts or both be lists of '
@@ -91,15 +90,13 @@ def pair_of(
                 f'{place}, "{key}": one message of the assistant must follow the prompt, not '
                 f"{len(rest)} messages ({', '.join(message['role'] for message in rest)})."
             )
-    check_different(chosen[shared], rejected[shared], keys, place)
+    if chosen[shared] == rejected[shared]:
+        raise InputError(f"{place}: {equal}")
     users = [message["content"] for message in chosen[:shared] if message["role"] == "user"]
     if not users:
         raise InputError(f'{place}, "{prompt_key}": the prompt has no message of the user.')
-    return Pair(
-        question=users[-1],
-        messages=chosen[:shared],
-        responses=(chosen[shared], rejected[shared]),
-    )
+    responses = (chosen[shared], rejected[shared])
+    return Pair(question=users[-1], messages=chosen[:shared], responses=responses)
 
 
 def pair_of_texts(prompt: Any, texts: list[str], keys: tuple[str, str], place: str) -> Pair:
@@ -112,7 +109,6 @@ def pair_of_texts(prompt: Any, texts: list[str], keys: tuple[str, str], place: s
             f"{place}: there is no prompt before the texts: name its field with data.question_key, "
             f'or let "{keys[0]}" and "{keys[1]}" begin with it.'
         )
-    check_different(texts[0], texts[1], keys, place)
     try:
         "".join((prompt, *texts)).encode()
     except UnicodeEncodeError:  # a lone surrogate, which JSON allows
@@ -124,13 +120,6 @@ def common_length(first: Sequence[Any], *others: Sequence[Any]) -> int:
     """Returns the number of items with which all sequences begin."""
     columns = zip(first, *others, strict=False)
     return len(list(takewhile(lambda items: all(x == items[0] for x in items), columns)))
-
-
-def check_different(
-    chosen: Response, rejected: Response, keys: tuple[str, str], place: str
-) -> None:
-    if chosen == rejected:
-        raise InputError(f'{place}: "{keys[0]}" and "{keys[1]}" are equal, so neither is better.')
 
 
 Tokens = list[int]

@@ -74,7 +74,8 @@ class QuestionTemplate:
                     f"{key}.examples[{number}] has the keys {', '.join(map(str, example))}: write "
                     "question and answer."
                 )
-            shots.append({"role": "user", "content": filled(prompt, str(example["question"]))})
+            content = (prompt or BARE).format(question=str(example["question"]))
+            shots.append({"role": "user", "content": content})
             shots.append({"role": "assistant", "content": str(example["answer"])})
         return cls(prompt, tuple(shots))
 
@@ -92,7 +93,7 @@ class QuestionTemplate:
         asked = [i for i, each in enumerate(messages) if each["role"] == "user"]
         chosen = set(asked if all_of_user else asked[-1:])
         changed = [
-            {**each, "content": filled(self.prompt, each["content"])}
+            {**each, "content": (self.prompt or BARE).format(question=each["content"])}
             if i in chosen and isinstance(each["content"], str)
             else each
             for i, each in enumerate(messages)
@@ -116,18 +117,14 @@ def prompted(data: Any, questions: Sequence[Question], key: str = "data") -> lis
     if not template:
         return list(questions)
 
-    def changed(question: Question) -> Question:
+    by_id: dict[int, Question] = {}  # a mixture repeats some
+    for question in questions:
         messages = question.messages or [{"role": "user", "content": question.question}]
-        return replace(question, messages=tuple(template.around(messages)))
-
-    by_id = {id(question): changed(question) for question in questions}  # a mixture repeats some
+        by_id[id(question)] = replace(question, messages=tuple(template.around(messages)))
     return [by_id[id(question)] for question in questions]
 
 
-def filled(template: str | None, question: str) -> str:
-    return question if template is None else template.format(question=question)
-
-
+BARE = "{question}"  # the template of a data set that has none
 FIRST = 8  # conversations with which a chat template of others is tried
 
 
@@ -201,15 +198,23 @@ def encode_prompts(
         for (key, row), ids, system, end in zip(
             distinct.items(), tokens, systems, ends, strict=True
         )
-        if len(ids) <= max_prompt_tokens
     }
-    prompts = [encoded[id(row)] for row in questions if id(row) in encoded]
+    return short_enough([encoded[id(row)] for row in questions], max_prompt_tokens)
+
+
+def short_enough(encoded: Sequence[Prompt], most: int) -> tuple[list[Prompt], int]:
+    """Returns the prompts of at most `most` tokens, and the number of the others.
+
+    Raises:
+      InputError: all prompts are longer.
+    """
+    prompts = [prompt for prompt in encoded if len(prompt.tokens) <= most]
     if not prompts:
         raise InputError(
-            f"max_prompt_tokens={max_prompt_tokens} is too small: the shortest of the "
-            f"{len(questions)} prompts has {min(map(len, tokens))} tokens."
+            f"max_prompt_tokens={most} is too small: the shortest of the {len(encoded)} prompts "
+            f"has {min(len(prompt.tokens) for prompt in encoded)} tokens."
         )
-    return prompts, len(questions) - len(prompts)
+    return prompts, len(encoded) - len(prompts)
 
 
 def generation_prompt(text: str, without: str | None, last: str) -> str | None:

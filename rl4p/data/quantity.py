@@ -126,8 +126,13 @@ CHARACTERS = Characters()
 
 def plain_notation(text: str) -> str:
     """Returns a text in which every number has one notation (the table of this file)."""
-    if not text.isascii():
-        text = plain_characters(text)
+    if not text.isascii():  # digits, signs and spaces of other scripts
+        text = SPACED.sub(lambda match: re.sub(r"\s", "", match[0]), text)
+        text = OVERLINED.sub(lambda match: rf"\overline{{{match[0][::2]}}}", text)
+        text = DOTTED.sub(r"\\dot{\1}", text).translate(CHARACTERS)
+        # Powers and indices of several characters.
+        text = re.sub(r"\^[0-9+-](?:\^[0-9])+", lambda m: f"^{{{m[0].replace('^', '')}}}", text)
+        text = re.sub(r"_[0-9](?:_[0-9])+", lambda m: f"_{{{m[0].replace('_', '')}}}", text)
     if "\\" in text or "{" in text or "~" in text:
         text = THOUSANDS.sub("", text).replace("\\!", "").replace("{,}", ",")
         text = GROUPED.sub(lambda match: re.sub(SEPARATOR, "", match[0]), text)
@@ -144,16 +149,6 @@ def plain_notation(text: str) -> str:
     if "10" in text and ("^" in text or "**" in text):
         text = POWER_OF_TEN.sub(plain_decimal, text)
     return EXPONENT.sub(plain_decimal, text) if E_NOTATION.search(text) else text
-
-
-def plain_characters(text: str) -> str:
-    """Returns a text without digits, signs and spaces of other scripts."""
-    text = SPACED.sub(lambda match: re.sub(r"\s", "", match[0]), text)
-    text = OVERLINED.sub(lambda match: rf"\overline{{{match[0][::2]}}}", text)
-    text = DOTTED.sub(r"\\dot{\1}", text).translate(CHARACTERS)
-    # Powers and indices of several characters.
-    text = re.sub(r"\^[0-9+-](?:\^[0-9])+", lambda m: f"^{{{m[0].replace('^', '')}}}", text)
-    return re.sub(r"_[0-9](?:_[0-9])+", lambda m: f"_{{{m[0].replace('_', '')}}}", text)
 
 
 def repeating_decimal(match: re.Match[str]) -> str:
@@ -272,23 +267,18 @@ def quantity(text: str, *, units: bool = True) -> Fraction | None:
         return None
     if match["unit"] and not (units and is_unit(match["unit"])):
         return None
-    value = magnitude(match)
-    if value is None:
-        return None
+    if match["number"] is not None:
+        value = Fraction(re.sub("[, ]", "", match["number"]))
+    else:
+        mixed, numerator, denominator = (
+            int((match[name] or "0").replace(",", ""))
+            for name in ("mixed", "numerator", "denominator")
+        )
+        if denominator == 0 or (match["mixed"] is not None and numerator >= denominator):
+            return None
+        value = mixed + Fraction(numerator, denominator)
     value *= 10 ** SCALES.get(match["scale"] or "", 0)
     return -value if "-" in match["sign"] + match["inner_sign"] else value
-
-
-def magnitude(match: re.Match[str]) -> Fraction | None:
-    """Returns the value of a match without its sign; None if a fraction is not a number."""
-    if match["number"] is not None:
-        return Fraction(re.sub("[, ]", "", match["number"]))
-    mixed, numerator, denominator = (
-        int((match[name] or "0").replace(",", "")) for name in ("mixed", "numerator", "denominator")
-    )
-    if denominator == 0 or (match["mixed"] is not None and numerator >= denominator):
-        return None
-    return mixed + Fraction(numerator, denominator)
 
 
 def is_unit(text: str) -> bool:

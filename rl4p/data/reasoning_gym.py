@@ -92,12 +92,9 @@ class ReasoningGym(Prompting):
                 "process: set PYTHONHASHSEED=0 in the environment before Python starts."
             )
 
-    @property
-    def size(self) -> int:
-        return self.train_size + self.held_out_size
-
-    def generator(self) -> Any:
-        """Returns the library's data set, of training questions and then held-out ones.
+    @cached_property
+    def questions(self) -> tuple[Question, ...]:
+        """The training questions, and after them the held-out ones.
 
         Raises:
           InputError: there is no such generator, or it refuses its options.
@@ -108,36 +105,27 @@ class ReasoningGym(Prompting):
             near = difflib.get_close_matches(self.name, factory.DATASETS, n=1)
             hint = f"; did you mean {near[0]}?" if near else "."
             raise InputError(f"data.name={self.name} is no generator of reasoning_gym{hint}")
+        size, options = self.train_size + self.held_out_size, dict(self.options)
         try:
-            return factory.create_dataset(self.name, seed=self.seed, size=self.size, **self.options)
+            data_set = factory.create_dataset(self.name, seed=self.seed, size=size, **options)
         except (AssertionError, TypeError, ValueError) as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise InputError(
-                f"data.options={dict(self.options)}: {self.name} refuses them ({reason})."
+                f"data.options={options}: {self.name} refuses them ({reason})."
             ) from error
-
-    @cached_property
-    def questions(self) -> tuple[Question, ...]:
-        """The training questions, and after them the held-out ones."""
-        generator = self.generator()
-        return tuple(self.question(generator[index], index) for index in range(self.size))
-
-    def question(self, entry: Mapping[str, Any], index: int) -> Question:
-        """Returns the question of an entry, whose own metadata may not be plain data."""
-        answer = entry["answer"]
-        return Question(
-            id=f"reasoning_gym/{self.name}/{self.seed + index}",
-            question=entry["question"],
-            answer="" if answer is None else str(answer),
-            task=self.name if self.task is None else self.task,
-            metadata={
-                "name": self.name,
-                "seed": self.seed,
-                "size": self.size,
-                "index": index,
-                "options": dict(self.options),
-            },
-        )
+        own = {"name": self.name, "seed": self.seed, "size": size}
+        questions = []
+        for index in range(size):
+            entry = data_set[index]  # its own metadata may not be plain data
+            question = Question(
+                id=f"reasoning_gym/{self.name}/{self.seed + index}",
+                question=entry["question"],
+                answer="" if entry["answer"] is None else str(entry["answer"]),
+                task=self.name if self.task is None else self.task,
+                metadata={**own, "index": index, "options": dict(options)},
+            )
+            questions.append(question)
+        return tuple(questions)
 
     def train(self) -> Sequence[Question]:
         held_out = {question.question for question in self.held_out()}

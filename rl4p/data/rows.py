@@ -22,7 +22,7 @@ from rl4p.data.fields import (
     value_of,
     without_exponent,
 )
-from rl4p.data.messages import conversation, tools_of, without_tags
+from rl4p.data.messages import TAG, conversation, tools_of
 from rl4p.data.pairs import pair_of
 from rl4p.data.prompts import Prompting
 
@@ -203,19 +203,29 @@ class Rows(Prompting, ABC):
         sliced = key == self.training_key
         skip = self.skip if sliced else 0
         end = skip + self.limit if sliced and self.limit is not None else None
+        wanted = {
+            name: each if isinstance(each, Sequence) and not isinstance(each, str) else (each,)
+            for name, each in self.where.items()
+        }
+        unseen = {(name, i): x for name, values in wanted.items() for i, x in enumerate(values)}
         questions, total, matching = [], 0, 0
-        unseen = {(name, i): x for name in self.where for i, x in enumerate(self.wanted(name))}
         for place, row in self.table(key):
             total += 1
             unseen = {at: x for at, x in unseen.items() if not equals(value_of(row, at[0]), x)}
-            if not self.matches(row, place):
-                continue
-            matching += 1
-            if matching > skip:
-                questions.append(self.question(row, place))
-            if matching == end:
-                unseen = {}  # later rows may have the value
-                break
+            for name, values in wanted.items():
+                value = value_of(row, name)
+                if value is MISSING:
+                    fields = names_of(row)
+                    raise InputError(f'{place}: no "{name}", which data.where names: {fields}.')
+                if not any(equals(value, each) for each in values):
+                    break
+            else:  # every field has one of its values
+                matching += 1
+                if matching > skip:
+                    questions.append(self.question(row, place))
+                if matching == end:
+                    unseen = {}  # later rows may have the value
+                    break
         if not total:
             raise InputError(f"{self.origin(key)} has no rows.")
         if not matching:
@@ -230,22 +240,6 @@ class Rows(Prompting, ABC):
                 f"data.skip={skip} leaves none of the {matching:,} rows of {self.origin(key)}."
             )
         return questions
-
-    def matches(self, row: Any, place: str) -> bool:
-        """Returns whether `where` selects a row."""
-        for key in self.where:
-            value = value_of(row, key)
-            if value is MISSING:
-                raise InputError(f'{place}: no "{key}", which data.where names: {names_of(row)}.')
-            if not any(equals(value, each) for each in self.wanted(key)):
-                return False
-        return True
-
-    def wanted(self, key: str) -> Sequence[Any]:
-        """Returns the values of which `where` wants one in a field."""
-        values = self.where[key]
-        several = isinstance(values, Sequence) and not isinstance(values, str)
-        return values if several else (values,)
 
     def question(self, row: Any, place: str) -> Question:
         """Returns the question of a row.
@@ -267,7 +261,7 @@ class Rows(Prompting, ABC):
         elif self.messages_key is None:
             question = self.text(row, self.question_key, place)
             if self.strip_tags:
-                question = without_tags(question)
+                question = TAG.sub("", question).strip()
                 if not question:
                     raise InputError(f'{place}: "{self.question_key}" has only tags.')
         else:
@@ -281,7 +275,8 @@ class Rows(Prompting, ABC):
             where = f'{place}, "{self.tools_key}"'
             tools = tools_of(value_of(row, self.tools_key), where, table=self.adds_nulls)
         if pair is not None:
-            solution = pair.preferred
+            preferred = pair.responses[0]
+            solution = preferred if isinstance(preferred, str) else preferred["content"]
         elif self.answer_key is not None:
             solution = self.text(row, self.answer_key, place, number=True)
         else:
@@ -295,17 +290,20 @@ class Rows(Prompting, ABC):
             reference = None if rest is None else final_answer(rest)
             if reference is None:
                 reference = (rest or solution or "").strip()
+        task = self.task if self.task_key is None else self.text(row, self.task_key, place).strip()
+        metadata = {key: value_of(row, key) for key in self.metadata_keys}
+        for key, value in metadata.items():
+            if value is MISSING:
+                raise InputError(f'{place}: no "{key}" (data.metadata_keys): {names_of(row)}.')
         built = Question(
             id="",
             question=question,
             answer=reference,
-            task=(
-                self.task if self.task_key is None else self.text(row, self.task_key, place).strip()
-            ),
+            task=task,
             solution=solution,
             messages=messages,
             tools=tools,
-            metadata={key: self.value(row, key, place) for key in self.metadata_keys},
+            metadata=metadata,
             pair=pair and pair.responses,
         )
         return replace(built, id=self.id_of(built, text_of(built)))
@@ -313,13 +311,6 @@ class Rows(Prompting, ABC):
     def id_of(self, row: Question, text: str) -> str:
         """Returns the id of a row, which is a digest of a text, and its task where tasks differ."""
         return digest(text) if self.task_key is None else f"{row.task}/{digest(text)}"
-
-    def value(self, row: Any, key: str, place: str) -> Any:
-        """Returns the value of a field."""
-        value = value_of(row, key)
-        if value is MISSING:
-            raise InputError(f'{place}: no "{key}" (data.metadata_keys): {names_of(row)}.')
-        return value
 
     def text(self, row: Any, key: str, place: str, *, number: bool = False) -> str:
         """Returns the text of a field; with `number`, also the digits of a number."""

@@ -3,12 +3,11 @@
 import logging
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
-from typing import Any
 
 from rl4p.base.types import Episode, Prompt
 from rl4p.configuration.bounds import AboveZero, Positive, Share
@@ -148,6 +147,7 @@ class OpenMath:
     def __init__(self, term: Math):
         self.extract: Extraction = term.extract
         self.workers = Workers(FUNCTION, count=term.workers, seconds=term.response_seconds)
+        self.close = self.workers.close
 
     def __call__(self, episodes: Sequence[Episode]) -> list[float]:
         answers = [answer_of(each, self.extract) for each in episodes]
@@ -158,11 +158,8 @@ class OpenMath:
         self.workers.warn_once(results, "compared")
         grades = [0.0] * len(episodes)
         for row, result in zip(rows, results, strict=True):
-            grades[row] = float("nan") if isinstance(result, Failed) else float(result)
+            grades[row] = math.nan if isinstance(result, Failed) else float(result)
         return grades
-
-    def close(self) -> None:
-        self.workers.close()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,15 +192,16 @@ class Countdown:
                 )
 
     def __call__(self, episodes: Sequence[Episode]) -> list[float | None]:
-        return with_nan([self.grade(episode) for episode in episodes], "graded")
-
-    def grade(self, episode: Episode) -> float | Ungradable:
-        prompt, text = episode.prompt, answer_of(episode, self.extract) or ""
-        try:
-            well_formed, right = solves(text, prompt.answer, prompt.metadata)
-        except ValueError as error:
-            return Ungradable(f"of the row {prompt.id}: {error}")
-        return 1.0 if right else self.partial * well_formed
+        grades: list[float | Ungradable] = []
+        for episode in episodes:
+            prompt, text = episode.prompt, answer_of(episode, self.extract) or ""
+            try:
+                well_formed, right = solves(text, prompt.answer, prompt.metadata)
+            except ValueError as error:
+                grades.append(Ungradable(f"of the row {prompt.id}: {error}"))
+            else:
+                grades.append(1.0 if right else self.partial * well_formed)
+        return with_nan(grades, "graded")
 
 
 TAG, CONTAINED = 0.02, 0.25
@@ -238,7 +236,7 @@ class Crossword:
         return with_nan([self.grade(each) for each in episodes], "graded")
 
     def grade(self, episode: Episode) -> float | Ungradable:
-        prompt, response = episode.prompt, episode.response
+        prompt = episode.prompt
         gold = canonical(prompt.answer)
         if not gold:
             return Ungradable(f"the answer {prompt.answer!r} of the row {prompt.id} has no letters")
@@ -247,7 +245,9 @@ class Crossword:
         if not self.shaped:
             return exact
         tags = sum(tag in tagged_text(episode, TAGS) for tag in TAGS)
-        text = re.sub("|".join(TAGS), " ", response)  # their names are no words of the answer
+        text = re.sub(
+            "|".join(TAGS), " ", episode.response
+        )  # their names are no words of the answer
         return min(1.0, exact + TAG * tags / len(TAGS) + CONTAINED * contains(text, prompt.answer))
 
 
@@ -292,8 +292,14 @@ class RushHour:
 
     def grade(self, episode: Episode) -> float | Ungradable:
         prompt = episode.prompt
+        text, size = prompt.metadata.get("board"), prompt.metadata.get("size")
         try:
-            text, size = board_in(prompt.metadata)
+            if text is not None and not isinstance(text, str):  # a list of rows
+                rows = plain_list(text) or [None]
+                if not all(isinstance(each, str) for each in rows):
+                    raise ValueError("its board is neither a text nor a list of texts")
+                text = "".join(map(str, rows))
+            size = None if size is None else whole_number(size)
         except ValueError as error:
             return Ungradable(f"of the row {prompt.id}: {error}")
         solution = reference(prompt.id, prompt.answer, text, size, self.shaped or self.alternatives)
@@ -321,21 +327,6 @@ class RushHour:
         first_h, last_h = (each.to_exit + each.blockers for each in (board, last))
         heuristic = max(0.0, 1.0 - last_h / first_h)
         return SOLVE * solve + PREFIX * agreed / len(moves) + HEURISTIC * heuristic
-
-
-def board_in(metadata: Mapping[str, Any]) -> tuple[str | None, int | None]:
-    """Returns the text of the board and its size; None for what the metadata lacks.
-
-    Raises:
-      ValueError: they have other types.
-    """
-    rows, size = metadata.get("board"), metadata.get("size")
-    if rows is not None and not isinstance(rows, str):  # a list of rows
-        texts = plain_list(rows) or [None]
-        if not all(isinstance(each, str) for each in texts):
-            raise ValueError("its board is neither a text nor a list of texts")
-        rows = "".join(map(str, texts))
-    return rows, None if size is None else whole_number(size)
 
 
 @lru_cache(maxsize=4096)

@@ -121,8 +121,11 @@ class Classifier:
         return RewardModel(decoder, params, tokenizer, mesh, read_json(file).get("pad_token_id"))
 
     def __call__(self, episodes: Sequence[Episode]) -> list[float]:
-        rows = [self.tokens(episode) for episode in episodes]
-        decoder, params, _, mesh, pad_id = self.model
+        decoder, params, tokenizer, mesh, pad_id = self.model
+        rows: list[Any] = [
+            tokenizer.apply_chat_template(each.messages, tokenize=True, return_dict=False)
+            for each in episodes
+        ]
         kept = [row if len(row) <= self.max_tokens else [] for row in rows]
         T = padded_width(max(1, *map(len, kept)))
         tokens_BT = np.array([row + [0] * (T - len(row)) for row in kept], np.int32)
@@ -133,12 +136,6 @@ class Classifier:
         scores_BL = np.asarray(last_scores(decoder, params, *batch, microbatching, mesh))
         scores_B = scores_BL[:, self.label].tolist()
         return [score if row else math.nan for score, row in zip(scores_B, kept, strict=True)]
-
-    def tokens(self, episode: Episode) -> list[int]:
-        """Returns the conversation in tokens of the classifier."""
-        return self.model.tokenizer.apply_chat_template(  # pyright: ignore[reportReturnType]
-            episode.messages, tokenize=True, return_dict=False
-        )
 
 
 @partial(jax.jit, static_argnames=("decoder", "microbatching", "mesh"))

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 from rl4p.base.types import Episode
 from rl4p.configuration.bounds import AboveZero, Positive
 from rl4p.data.code import are_tests
-from rl4p.data.extraction import rest_of
+from rl4p.data.extraction import after_thoughts
 from rl4p.data.fields import plain_list
 from rl4p.distributed.counting import item_done
 from rl4p.reward.answers import Ungradable, with_nan
@@ -85,6 +85,8 @@ class OpenCode:
     def __init__(self, term: Code):
         self.term = term
         self.threads = ThreadPoolExecutor(term.workers, "code")
+        memory = term.memory_mib * 2**20
+        self.limits = ProcessLimits(memory=memory, seconds=term.response_seconds)
 
     def __call__(self, episodes: Sequence[Episode]) -> list[float | None]:
         grades = []
@@ -97,14 +99,23 @@ class OpenCode:
         self.threads.shutdown(cancel_futures=True)
 
     def grade(self, episode: Episode) -> float | Ungradable | None:
-        try:
-            tests_and_setup = tests_of(episode)
-        except ValueError as error:
-            return Ungradable(f"of the row {episode.prompt.id}: {error}")
-        if tests_and_setup is None:
+        metadata, row = episode.prompt.metadata, f"of the row {episode.prompt.id}"
+        tests, setup = metadata.get("tests"), metadata.get("setup")
+        if tests is None:
             return None
-        tests, setup = tests_and_setup
-        if (rest := rest_of(episode)) is None:
+        if isinstance(tests, str):  # a list as JSON text, in a table
+            try:
+                tests = json.loads(tests)
+            except (ValueError, RecursionError):
+                return Ungradable(f"{row}: its tests are a text, but no list in JSON")
+        tests, setup = plain_list(tests), "" if setup is None else setup
+        if tests is None or not are_tests(tests) or not isinstance(setup, str):
+            return Ungradable(
+                f'{row}: its tests are no list of Python strings or of {{"input": ..., "output": '
+                "...}, or its setup is no string"
+            )
+        rest = after_thoughts(episode.response, episode.prompt.generation_prompt)
+        if rest is None:
             return 0.0
         code = code_of(rest).encode("utf-8", "surrogatepass")
         until = time.monotonic() + self.term.response_seconds
@@ -144,7 +155,7 @@ class OpenCode:
                     inherited=[files[1], *pipes.values()],
                 )
                 stack.enter_context(closing(tester))
-            lines = output(tester.popen, until)[0].split()
+            lines = output(tester, until)[0].split()
         return lines.count(b"passed") if lines[:1] == [b"started"] else None
 
     def by_output(
@@ -181,38 +192,8 @@ class OpenCode:
             finally:
                 os.close(signal)
             with closing(process):
-                written, ended = output(process.popen, until)
+                written, ended = output(process, until)
             return os.read(ready, 1) == b"!", ended, written
-
-    @property
-    def limits(self) -> ProcessLimits:
-        return ProcessLimits(
-            memory=self.term.memory_mib * 2**20, seconds=self.term.response_seconds
-        )
-
-
-def tests_of(episode: Episode) -> tuple[Sequence[Any], str] | None:
-    """Returns the tests and the set-up of a prompt, or None if it has no tests.
-
-    Raises:
-      ValueError: the tests have another form than `Code` describes.
-    """
-    metadata = episode.prompt.metadata
-    tests, setup = metadata.get("tests"), metadata.get("setup")
-    if tests is None:
-        return None
-    if isinstance(tests, str):  # a list as JSON text, in a table
-        try:
-            tests = json.loads(tests)
-        except (ValueError, RecursionError):
-            raise ValueError("its tests are a text, but no list in JSON") from None
-    tests, setup = plain_list(tests), "" if setup is None else setup
-    if tests is None or not are_tests(tests) or not isinstance(setup, str):
-        raise ValueError(
-            'its tests are no list of Python strings or of {"input": ..., "output": ...}, or its '
-            "setup is no string"
-        )
-    return tests, setup
 
 
 def code_of(response: str) -> str:

@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import json
 import logging
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -122,7 +123,19 @@ class Endpoint:
         return results
 
 
-INVALID = float("nan")
+def endpoint_of(term: "HttpScorer | LLMJudge") -> Endpoint:
+    """Returns the endpoint of a term, which is checked."""
+    path = "/chat/completions" if isinstance(term, LLMJudge) else None
+    return Endpoint(
+        url=term.url if path is None else term.url.rstrip("/") + path,
+        key_variable=term.key_variable,
+        timeout_seconds=term.timeout_seconds,
+        attempts=term.attempts,
+        concurrency=term.concurrency,
+    )
+
+
+INVALID = math.nan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,17 +170,7 @@ class HttpScorer:
     deadline: AboveZero | None = 600.0
 
     def __post_init__(self) -> None:
-        _ = self.endpoint
-
-    @property
-    def endpoint(self) -> Endpoint:
-        return Endpoint(
-            url=self.url,
-            key_variable=self.key_variable,
-            timeout_seconds=self.timeout_seconds,
-            attempts=self.attempts,
-            concurrency=self.concurrency,
-        )
+        endpoint_of(self)
 
     def __call__(self, episodes: Sequence[Episode]) -> list[float | None]:
         rows: list[dict[str, Any]] = []
@@ -194,7 +197,7 @@ class HttpScorer:
             return [None if score is None else finite(score) for score in scores]
 
         grades: list[float | None] = []
-        results = self.endpoint.send([{"rows": part} for part in parts], read)
+        results = endpoint_of(self).send([{"rows": part} for part in parts], read)
         for part, scores in zip(parts, results, strict=True):
             if isinstance(scores, NoAnswer):
                 log.warning("%d responses have no score: %s.", len(part), scores.reason)
@@ -270,25 +273,15 @@ class LLMJudge:
     deadline: AboveZero | None = 600.0
 
     def __post_init__(self) -> None:
-        _ = self.endpoint
+        endpoint_of(self)
         if not self.lowest < self.highest:
             raise ValueError(f"lowest={self.lowest} must be less than highest={self.highest}.")
         if {"stream", "messages"} & set(self.body):
             raise ValueError("body cannot set messages or stream: leave them out.")
 
-    @property
-    def endpoint(self) -> Endpoint:
-        return Endpoint(
-            url=f"{self.url.rstrip('/')}/chat/completions",
-            key_variable=self.key_variable,
-            timeout_seconds=self.timeout_seconds,
-            attempts=self.attempts,
-            concurrency=self.concurrency,
-        )
-
     def __call__(self, episodes: Sequence[Episode]) -> list[float | None]:
         bodies = [self.request(episode) for episode in episodes]
-        grades = self.endpoint.send(bodies, lambda _, answer: self.grade(answer))
+        grades = endpoint_of(self).send(bodies, lambda _, answer: self.grade(answer))
         return with_nan(
             [Ungradable(each.reason) if isinstance(each, NoAnswer) else each for each in grades],
             "judged",

@@ -42,25 +42,21 @@ class Format:
             raise ValueError(f"pattern {self.pattern!r} is not a valid regex: {error}") from None
 
     def __call__(self, episodes: Sequence[Episode]) -> Sequence[float]:
-        pattern = regex.compile(self.pattern, regex.DOTALL)
-        return [self.grade(pattern, episode) for episode in episodes]
-
-    def grade(self, pattern: "regex.Pattern[str]", episode: Episode) -> float:
-        begun = (
-            thoughts_in_prompt(episode.prompt.generation_prompt)
-            if MARK.search(self.pattern)
-            else ""
-        )
-        whole = grade(pattern, episode.response)
-        return grade(pattern, begun + episode.response) if begun and whole == 0 else whole
-
-
-def grade(pattern: "regex.Pattern[str]", response: str) -> float:
-    """Returns 1 if the whole response matches, 0 if not, and nan if that takes too long."""
-    try:
-        return float(pattern.fullmatch(response, timeout=SECONDS, concurrent=True) is not None)
-    except TimeoutError:
-        return float("nan")
+        pattern, grades = regex.compile(self.pattern, regex.DOTALL), []
+        tagged = MARK.search(self.pattern) is not None
+        for episode in episodes:
+            grade, response = 0.0, episode.response
+            begin = thoughts_in_prompt(episode.prompt.generation_prompt) if tagged else ""
+            for text in dict.fromkeys((response, begin + response)):
+                try:
+                    matched = pattern.fullmatch(text, timeout=SECONDS, concurrent=True)
+                    grade = float(matched is not None)
+                except TimeoutError:
+                    grade = math.nan
+                if grade != 0:
+                    break
+            grades.append(grade)
+        return grades
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,12 +204,12 @@ class CosineLength:
         return result
 
 
+@dataclass(frozen=True)
 class OpenCosineLength:
     """A `CosineLength` whose `of` is open."""
 
-    def __init__(self, term: CosineLength, live: Any) -> None:
-        self.term = term
-        self.live = live
+    term: CosineLength
+    live: Any
 
     def __call__(self, episodes: Sequence[Episode]) -> Sequence[float | None]:
         return self.term.grades(self.live(episodes), episodes)

@@ -13,7 +13,7 @@ import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, closing
+from contextlib import closing
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import partial
@@ -88,27 +88,20 @@ class TermThread:
         with closing(asyncio.Runner()) as runner:  # it makes its loop when it is first used
             while (item := self.calls.get()) is not None:
                 future, call, end = item
-                make(future, call, end, runner)
-                del item, future, call  # the thread may wait long, and a batch is large
+                if future.set_running_or_notify_cancel():
+                    try:
+                        result = call()
+                        if inspect.isawaitable(result):
+                            runner.get_loop().set_default_executor(DaemonThreads())
+                            result = runner.run(in_time(result, end))
+                        future.set_result(result)
+                    except BaseException as error:  # noqa: BLE001 - raised in the waiting thread
+                        future.set_exception(error)
+                # The thread may wait long, and a batch is large.
+                item = future = call = result = None
 
 
-def make(
-    future: Future[Any], call: Callable[[], Any], end: float | None, runner: asyncio.Runner
-) -> None:
-    """Makes a call, awaits its result if it is awaitable, and hands the result to the future."""
-    if not future.set_running_or_notify_cancel():
-        return
-    try:
-        result = call()
-        if inspect.isawaitable(result):
-            runner.get_loop().set_default_executor(DaemonThreads())
-            result = runner.run(awaited(result, end))
-        future.set_result(result)
-    except BaseException as error:  # noqa: BLE001 - raised again in the waiting thread
-        future.set_exception(error)
-
-
-async def awaited(awaitable: Awaitable[Any], end: float | None) -> Any:
+async def in_time(awaitable: Awaitable[Any], end: float | None) -> Any:
     """Returns the result of an awaitable, which is cancelled at the end of its time.
 
     Raises:
@@ -174,7 +167,14 @@ class LiveTerm:
           groups: the rows of each group, for a term with ``whole_groups``.
         """
         with self.lock:
-            live = self.opened(key)
+            if self.live is None and isinstance(self.term, OpensTerm):
+                try:
+                    self.live = self.term.open()
+                except (InputError, RunError):
+                    raise
+                except (Exception, SystemExit) as error:
+                    raise RunError(f"{key} cannot be opened: {failure_of(error)}") from error
+            live = self.term if self.live is None else self.live
             rows = groups if TermTraits.read(self.term).whole_groups else None
             counts = CountedCall(newest("reward"), len(episodes))
             call = make_call(live, episodes, rows, counts)
@@ -201,36 +201,31 @@ class LiveTerm:
             except (Exception, SystemExit) as raised:  # noqa: BLE001 - the samples become invalid
                 problem, late, error = f"{key} {failure_of(raised)}", False, raised
             log.warning("%s The %d samples are invalid.", problem, len(episodes))
-            nothing_B = np.full(len(episodes), np.nan)
+            grades_B, failed_B = np.full(len(episodes), np.nan), np.ones(len(episodes), bool)
             return TermGrades(
-                grades_B=nothing_B,
-                failed_B=np.isnan(nothing_B),
-                late=late,
-                problem=problem,
-                error=error,
+                grades_B=grades_B, failed_B=failed_B, late=late, problem=problem, error=error
             )
 
         return finish
 
-    def opened(self, key: str) -> Any:
-        """Returns the object to call; the first call opens it."""
-        if self.live is None and isinstance(self.term, OpensTerm):
-            try:
-                self.live = self.term.open()
-            except (InputError, RunError):
-                raise
-            except (Exception, SystemExit) as error:
-                raise RunError(f"{key} cannot be opened: {failure_of(error)}") from error
-        return self.term if self.live is None else self.live
-
     def close(self) -> None:
         """Closes what was opened; the next grading opens it again."""
-        with self.lock, ExitStack() as stack:
-            if self.live is not None:
-                stack.callback(close_in_time, self.live, type(self.term).__name__)
-            if self.thread is not None:
-                stack.callback(self.thread.close)
-            self.live = self.thread = None
+        with self.lock:
+            live, thread, self.live, self.thread = self.live, self.thread, None, None
+            if thread is not None:
+                thread.close()
+            if live is None:
+                return
+            name = type(self.term).__name__
+            closer = TermThread(f"close {name}")  # the call may hang
+            try:
+                closer.start(live.close, CLOSING)()
+            except Late:
+                log.warning(
+                    "%s could not be closed within %g s, and is left as it is.", name, CLOSING
+                )
+            finally:
+                closer.close()
 
 
 class WrongGrades(Exception):
@@ -268,16 +263,14 @@ def make_call(
         with counts.called():
             return listed(await result)
 
-    def result_of() -> Any:
-        if groups is None:
-            return live(episodes)
-        return live([[episodes[row] for row in rows] for rows in groups])
-
     def call() -> Any:
+        batch = episodes
+        if groups is not None:
+            batch = [[episodes[row] for row in rows] for rows in groups]
         if is_async(live):
-            return listed_later(result_of())
+            return listed_later(live(batch))
         with counts.called():
-            result = result_of()
+            result = live(batch)
             if not inspect.isawaitable(result):
                 return listed(result)
         return listed_later(result)
@@ -356,21 +349,3 @@ def rows_of_groups(group_ids_B: np.ndarray) -> list[np.ndarray]:
     """Returns the rows of each group in order; groups are in the order of their first rows."""
     _, first, inverse = np.unique(group_ids_B, return_index=True, return_inverse=True)
     return [np.flatnonzero(inverse == group) for group in np.argsort(first)]
-
-
-def close_in_time(live: Any, name: str) -> None:
-    """Closes a live term, whose calls may hang, in a thread of its own."""
-    thread = TermThread(f"close {name}")
-    try:
-        thread.start(live.close, CLOSING)()
-    except Late:
-        log.warning("%s could not be closed within %g s, and is left as it is.", name, CLOSING)
-    finally:
-        thread.close()
-
-
-def close_all(terms: Mapping[str, LiveTerm]) -> None:
-    """Closes all terms, also after one could not be closed."""
-    with ExitStack() as stack:
-        for term in terms.values():
-            stack.callback(term.close)

@@ -1,11 +1,11 @@
 """The scores of the library reasoning_gym."""
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
 
 from rl4p.base.types import Episode
 from rl4p.configuration.bounds import AboveZero, Positive, TopShare
@@ -85,24 +85,30 @@ class OpenReasoningGym:
             sandbox=term.sandbox,
             libraries=[LIBRARY],
         )
+        self.close = self.workers.close
 
     def __call__(self, episodes: Sequence[Episode]) -> list[float | None]:
         grades: list[float | None] = [None] * len(episodes)
         rows, items, unreadable = [], [], []
         for row, episode in enumerate(episodes):
-            if set(ENTRY) <= set(episode.prompt.metadata):
-                answer = answer_of(episode, self.term.extract)
-                grades[row] = 0.0
-                try:
-                    entry = entry_of(episode.prompt.metadata)
-                except (TypeError, ValueError) as error:
-                    grades[row] = float("nan")
-                    unreadable.append(Failed(reason=f"of the row {episode.prompt.id}: {error}"))
-                    continue
-                if answer is not None:
-                    rows.append(row)
-                    question = episode.prompt.question
-                    items.append({"answer": answer, "question": question, **entry})
+            prompt = episode.prompt
+            if not set(ENTRY) <= set(prompt.metadata):
+                continue
+            answer = answer_of(episode, self.term.extract)
+            entry = {key: prompt.metadata[key] for key in ENTRY}
+            grades[row] = 0.0
+            try:
+                entry |= {key: whole_number(entry[key]) for key in ("seed", "size", "index")}
+                if isinstance(entry["options"], str):  # JSON, in a table
+                    entry["options"] = json.loads(entry["options"])
+                json.dumps(entry)
+            except (TypeError, ValueError) as error:
+                grades[row] = math.nan
+                unreadable.append(Failed(reason=f"of the row {prompt.id}: {error}"))
+                continue
+            if answer is not None:
+                rows.append(row)
+                items.append({"answer": answer, "question": prompt.question, **entry})
         # An answer that is run as code may have written its result itself.
         results = [
             score
@@ -111,29 +117,10 @@ class OpenReasoningGym:
             for score in self.workers.map(items)
         ]
         self.workers.warn_once([*unreadable, *results], "scored")
-        for row, score in zip(rows, results, strict=True):
-            grades[row] = self.grade(score)
-        return grades
-
-    def grade(self, score: float | Failed) -> float:
-        if isinstance(score, Failed):
-            return float("nan")
         threshold = self.term.threshold
-        return float(score) if threshold is None else float(score >= threshold)
-
-    def close(self) -> None:
-        self.workers.close()
-
-
-def entry_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the metadata that reproduce a question, as plain values.
-
-    Raises:
-      TypeError, ValueError: they cannot be read.
-    """
-    entry = {key: metadata[key] for key in ENTRY}
-    entry |= {key: whole_number(metadata[key]) for key in ("seed", "size", "index")}
-    if isinstance(entry["options"], str):  # JSON, in a table
-        entry["options"] = json.loads(entry["options"])
-    json.dumps(entry)
-    return entry
+        for row, score in zip(rows, results, strict=True):
+            if isinstance(score, Failed):
+                grades[row] = math.nan
+            else:
+                grades[row] = score if threshold is None else float(score >= threshold)
+        return grades

@@ -31,7 +31,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -162,19 +162,16 @@ class ProcessLimits:
     seconds: float
 
 
+@functools.cache
 def problem(kind: Kind) -> str | None:
     """Returns a sentence that says why this sandbox cannot be used here, or None if it can."""
-    return None if kind == "none" else bubblewrap_problem()
-
-
-@functools.cache
-def bubblewrap_problem() -> str | None:
-    """Runs a program in a sandbox once, and returns a sentence if that fails, else None."""
+    if kind == "none":
+        return None
     instead = f"or set sandbox=none, which {ALONE}"
     limits = ProcessLimits(memory=2**30, seconds=10.0)
     try:
         with closing(start("bubblewrap", {"mode": "probe"}, limits)) as process:
-            out, errors = process.popen.communicate(timeout=PROBE_SECONDS)
+            out, errors = process.communicate(timeout=PROBE_SECONDS)
     except FileNotFoundError:
         return (
             "sandbox=bubblewrap needs the program bwrap, which is not installed: install it "
@@ -203,19 +200,13 @@ class Popen(subprocess.Popen[bytes]):
             memory_group.remove(group)
         return status
 
-
-class Process:
-    """A sandboxed process. `close` kills it and all that it has started."""
-
-    def __init__(self, popen: Popen):
-        self.popen = popen
-
     def close(self) -> None:
-        if self.popen.poll() is None:
-            os.killpg(self.popen.pid, signal.SIGKILL)
-        self.popen.wait()
-        for pipe in (self.popen.stdout, self.popen.stderr):
-            if pipe is not None:
+        """Kills the process and all that it has started, and waits for it."""
+        if self.poll() is None:  # otherwise its number may be another process's by now
+            os.killpg(self.pid, signal.SIGKILL)
+        self.wait()
+        for pipe in filter(None, (self.stdin, self.stdout, self.stderr)):
+            with suppress(BrokenPipeError):
                 pipe.close()
 
 
@@ -228,7 +219,7 @@ def start(
     stdout: int = subprocess.PIPE,
     stderr: int = subprocess.PIPE,
     inherited: Sequence[int] = (),
-) -> Process:
+) -> Popen:
     """Starts Python on the program `sandbox_child.py`.
 
     Args:
@@ -247,7 +238,7 @@ def start(
     python = os.path.realpath(sys.executable)
     # -I and -S: no variables, no user's folder, no site-packages.
     command = [python, "-I", "-S", "-B", "-c", code, json.dumps({**settings, **limited})]
-    popen = spawn(
+    return spawn(
         kind,
         command,
         memory=limits.memory,
@@ -257,7 +248,6 @@ def start(
         stderr=stderr,
         inherited=inherited,
     )
-    return Process(popen)
 
 
 def spawn(
@@ -344,18 +334,12 @@ def with_counted_files() -> tuple[str, ...]:
     unshare, mount = shutil.which("unshare"), shutil.which("mount")
     if unshare is None or mount is None:
         return ()
-    script = f"{mount} -t tmpfs -o size={FILES},nr_inodes={COUNT},mode=0755 tmpfs {PLACE} && "
-    command = (
-        unshare,
-        "--user",
-        "--map-root-user",
-        "--mount",
-        "/bin/sh",
-        "-c",
-        f'{script}exec "$@"',
-    )
-    attempt = subprocess.run([*command, "sh", "true"], stderr=subprocess.DEVNULL)
-    return (*command, "sh") if attempt.returncode == 0 else ()
+    options = f"size={FILES},nr_inodes={COUNT},mode=0755"
+    script = f'{mount} -t tmpfs -o {options} tmpfs {PLACE} && exec "$@"'
+    own_mounts = (unshare, "--user", "--map-root-user", "--mount")
+    command = (*own_mounts, "/bin/sh", "-c", script, "sh")
+    attempt = subprocess.run([*command, "true"], stderr=subprocess.DEVNULL)
+    return command if attempt.returncode == 0 else ()
 
 
 def bubblewrap(seccomp: int | None, readable: Sequence[Path] = ()) -> list[str]:

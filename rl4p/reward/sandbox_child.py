@@ -254,8 +254,10 @@ def passes(test: str, setup: str, names: list[str], link: "Link") -> bool:
     space: dict[str, Any] = {"__name__": "tests"}
     try:
         tree = list(ast.walk(ast.parse(f"{setup}\n{test}")))
-        prefixes = {name for x in tree if isinstance(x, ast.Attribute) for name in named(x.value)}
-        for used in {name for x in tree for name in named(x)} - vars(builtins).keys():
+        values = [x.value for x in tree if isinstance(x, ast.Attribute)]
+        prefixes = {x.id for x in values if isinstance(x, ast.Name)}
+        names_used = {x.id for x in tree if isinstance(x, ast.Name)}
+        for used in names_used - vars(builtins).keys():
             # Names of Python are never taken from the solution, which could then judge itself.
             if used in sys.stdlib_module_names and used in prefixes:
                 space[used] = importlib.import_module(used)
@@ -266,11 +268,6 @@ def passes(test: str, setup: str, names: list[str], link: "Link") -> bool:
     except BaseException:  # noqa: BLE001 a test fails by any exception
         return False
     return True
-
-
-def named(node: Any) -> list[str]:
-    """Returns the name that a node is, if it is one."""
-    return [node.id] if isinstance(node, ast.Name) else []
 
 
 class SolutionError(Exception):
@@ -315,8 +312,15 @@ class Link:
             known = getattr(builtins, str(reply.get("error")), SolutionError)
             ordinary = isinstance(known, type) and issubclass(known, Exception)
             raise (known if ordinary else SolutionError)(str(reply.get("message")))
-        for before, after in zip(args, reply.get("args", []), strict=False):
-            update(before, plain(after, self.remote))
+        for before, changed in zip(args, reply.get("args", []), strict=False):
+            after = plain(changed, self.remote)
+            if type(before) is not type(after) or before == after:
+                continue
+            if isinstance(before, list):
+                before[:] = after
+            elif isinstance(before, dict | set):
+                before.clear()
+                before.update(after)
         return plain(reply["value"], self.remote)
 
 
@@ -329,16 +333,6 @@ def number_of(value: Any) -> Any:
     if isinstance(value, Remote):
         return value._of
     raise TypeError(f"A test cannot give the solution an object of {type(value).__name__}.")
-
-
-def update(before: Any, after: Any) -> None:
-    if type(before) is not type(after) or before == after:
-        return
-    if isinstance(before, list):
-        before[:] = after
-    elif isinstance(before, dict | set):
-        before.clear()
-        before.update(after)
 
 
 class Remote:

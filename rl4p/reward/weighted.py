@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,7 +19,6 @@ from rl4p.reward.live_terms import (
     LARGEST,
     LiveTerm,
     TermGrades,
-    close_all,
     group_ids_of,
     rows_of_groups,
 )
@@ -165,7 +165,9 @@ class Weighted:
 
     def close(self) -> None:
         """Closes the terms; the next grading opens them again."""
-        close_all(self.live)
+        with ExitStack() as stack:  # also after one could not be closed
+            for term in self.live.values():
+                stack.callback(term.close)
 
 
 def is_number(value: Any) -> bool:

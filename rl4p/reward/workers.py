@@ -4,12 +4,10 @@ A timeout by signal works in the main thread only, and a timeout by thread canno
 such as ``9**9**9``. A process can always be killed.
 """
 
-import contextlib
 import json
 import logging
 import os
 import selectors
-import signal
 import site
 import subprocess
 import sys
@@ -27,7 +25,7 @@ from typing import Any, BinaryIO
 
 from rl4p.base.errors import RunError
 from rl4p.distributed.counting import item_done
-from rl4p.reward.sandbox import Kind, spawn
+from rl4p.reward.sandbox import Kind, Popen, spawn
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +63,7 @@ class Worker:
       outgoing, incoming: the rest of a request, and an incomplete reply.
     """
 
-    process: subprocess.Popen[bytes]
+    process: Popen
     errors: BinaryIO
     due: float
     ready: bool = False
@@ -108,14 +106,8 @@ class Worker:
             raise EOFError from None
 
     def kill(self) -> None:
-        """Kills the process and whatever it has started, and waits for it."""
-        if self.process.poll() is None:  # otherwise its number may be another process's by now
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout, self.errors):
-            assert pipe is not None
-            with contextlib.suppress(BrokenPipeError):
-                pipe.close()
+        self.process.close()
+        self.errors.close()
 
 
 class Workers:
@@ -180,7 +172,17 @@ class Workers:
                 while len(self.workers) < min(self.count, len(items)):
                     self.workers.append(self.start())
                 while waiting or any(worker.item is not None for worker in self.workers):
-                    self.assign(items, waiting)
+                    for worker in list(self.workers):
+                        if not waiting or not worker.ready or worker.item is not None:
+                            continue
+                        if worker.process.poll() is not None:  # died while it had nothing to do
+                            self.replace(worker)
+                            continue
+                        worker.item = waiting.popleft()
+                        item = json.dumps(items[worker.item]).encode()
+                        worker.outgoing = memoryview(item + b"\n")
+                        worker.due = time.monotonic() + self.seconds
+                        worker.write()
                     self.advance(results)
             except BaseException:
                 end(self.workers)  # a late reply would be taken for a reply of the next call
@@ -201,6 +203,18 @@ class Workers:
         settings = [self.function, self.seconds, self.memory_bytes, sys.path]
         kept = KEPT if self.sandbox == "none" else KEPT_IN_SANDBOX
         environment = {name: os.environ[name] for name in kept if name in os.environ}
+        # In a sandbox, what Python needs to import this package and the libraries: the folders of
+        # Python's environment, the folder of each package and the file of each module. Not the
+        # folder around them: it may be a project, with a file of keys.
+        paths = [sys.prefix, *site.getsitepackages(), Path(__file__).parents[1]]
+        if site.ENABLE_USER_SITE:
+            paths.append(site.getusersitepackages())
+        for spec in filter(None, map(find_spec, self.libraries)):  # the worker names a missing one
+            if spec.submodule_search_locations is not None:
+                paths += spec.submodule_search_locations
+            elif spec.has_location and spec.origin is not None:
+                paths.append(spec.origin)
+        readable = [path for path in map(Path, paths) if path.exists()]
         errors: Any = tempfile.TemporaryFile()  # noqa: SIM115 `Worker.kill` closes it
         try:
             # A new program, not a copy of this process: JAX has threads, which a copy would lack.
@@ -214,7 +228,7 @@ class Workers:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                readable=readable_paths(self.libraries) if self.sandbox == "bubblewrap" else (),
+                readable=readable if self.sandbox == "bubblewrap" else (),
             ).result()
         except OSError as error:
             errors.close()
@@ -222,19 +236,6 @@ class Workers:
         assert process.stdin is not None
         os.set_blocking(process.stdin.fileno(), False)
         return Worker(process=process, errors=errors, due=time.monotonic() + START_SECONDS)
-
-    def assign(self, items: Sequence[Any], waiting: deque[int]) -> None:
-        """Gives an item to each worker that is free."""
-        for worker in list(self.workers):
-            if not waiting or not worker.ready or worker.item is not None:
-                continue
-            if worker.process.poll() is not None:  # it died while it had nothing to do
-                self.replace(worker)
-                continue
-            worker.item = waiting.popleft()
-            worker.outgoing = memoryview(json.dumps(items[worker.item]).encode() + b"\n")
-            worker.due = time.monotonic() + self.seconds
-            worker.write()
 
     def advance(self, results: list[Any]) -> None:
         """Waits for the next replies or the next deadline."""
@@ -309,26 +310,6 @@ class Workers:
         worker.kill()
         self.restarts += 1
         self.workers[self.workers.index(worker)] = self.start()
-
-
-def readable_paths(libraries: Sequence[str]) -> list[Path]:
-    """Returns the paths that Python needs to import this package and some modules.
-
-    These are the folders of Python's environment, the folder of each package and the file of each
-    module. Not the folder around them: it may be a project, with a file of keys.
-    """
-    paths = [sys.prefix, *site.getsitepackages(), Path(__file__).parents[1]]
-    if site.ENABLE_USER_SITE:
-        paths.append(site.getusersitepackages())
-    for library in libraries:
-        spec = find_spec(library)
-        if spec is None:
-            continue  # the worker says so
-        if spec.submodule_search_locations is not None:
-            paths += spec.submodule_search_locations
-        elif spec.has_location and spec.origin is not None:
-            paths.append(spec.origin)
-    return [path for path in map(Path, paths) if path.exists()]
 
 
 def end(workers: list[Worker]) -> None:

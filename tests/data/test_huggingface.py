@@ -1,6 +1,7 @@
 """Tests with data sets that the library itself wrote. None needs the hub."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -179,11 +180,11 @@ def hub(tmp_path, monkeypatch):
         for subset in ("main", "socratic")
     ]
     (folder / "README.md").write_text(f"---\nconfigs: {json.dumps(configs)}\n---\n")
-    monkeypatch.setattr(gsm8k, "HUB_ID", str(folder))
+    monkeypatch.setattr(gsm8k, "HUB", replace(gsm8k.HUB, path=str(folder)))
 
 
 def test_the_name_on_the_hub():
-    hub = GSM8K().hub
+    hub = gsm8k.HUB
     names = (hub.path, hub.subset, hub.split, hub.held_out_split)
     assert names == ("openai/gsm8k", "main", "train", "test")
 

@@ -13,7 +13,6 @@ from rl4p.data.messages import (
     for_request,
     tool_calls,
     tools_of,
-    without_tags,
 )
 
 USER = {"role": "user", "content": "1+1?"}
@@ -129,7 +128,6 @@ def test_a_developer_is_the_system():
 
 def test_tags_are_removed_from_the_text_of_the_user_alone():
     text = "<think>a</think> <ANSWER>1+1?</answer> <b>"
-    assert without_tags(text) == "a 1+1? <b>"
     messages = [{"role": name, "content": text} for name in ("system", "user", "assistant")]
     assert [m["content"] for m in read(messages, strip_tags=True)] == [text, "a 1+1? <b>", text]
     assert [m["content"] for m in read(messages)] == [text] * 3

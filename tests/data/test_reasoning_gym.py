@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -46,16 +47,14 @@ def test_neighbouring_seeds_overlap_and_indices_do_not(make):
     assert train.isdisjoint(held_out)
 
 
-class Letters(ReasoningGym):
-    """A data set whose generator needs no library."""
-
-    def generator(self):
-        return [{"question": f"{index}?", "answer": index} for index in range(self.size)]
-
-
 def test_held_out_questions_are_at_the_indices_after_those_of_training(monkeypatch):
+    def create_dataset(name, *, seed, size):
+        return [{"question": f"{index}?", "answer": index} for index in range(size)]
+
+    library = SimpleNamespace(DATASETS=["letters"], create_dataset=create_dataset)
     monkeypatch.setattr("rl4p.data.reasoning_gym.find_spec", lambda name: name)
-    data = Letters(name="letters", train_size=4, held_out_size=2, seed=7)
+    monkeypatch.setattr("rl4p.data.reasoning_gym.import_module", lambda name: library)
+    data = ReasoningGym(name="letters", train_size=4, held_out_size=2, seed=7)
     assert [q.question for q in data.train()] == ["0?", "1?", "2?", "3?"]
     assert [q.question for q in data.held_out()] == ["4?", "5?"]
     assert [q.id.split("/")[-1] for q in data.held_out()] == ["11", "12"]
@@ -99,6 +98,7 @@ def test_a_generator_reads_only_files_of_its_library(make, path):
 
 MAKE = """
 import sys
+from types import SimpleNamespace
 from hashlib import sha256
 from reasoning_gym.factory import create_dataset
 for name in sys.argv[2:]:

@@ -11,9 +11,9 @@ from rl4p.base.errors import InputError
 from rl4p.configuration import compose, instantiate
 from rl4p.reward import sandbox
 from rl4p.reward.code import Code, OpenCode, code_of, same_output
-from rl4p.reward.sandbox import bubblewrap_problem
+from rl4p.reward.sandbox import problem
 
-WITHOUT = bubblewrap_problem()
+WITHOUT = problem("bubblewrap")
 KINDS = [
     "none",
     pytest.param("bubblewrap", marks=pytest.mark.skipif(WITHOUT is not None, reason=str(WITHOUT))),
@@ -216,7 +216,7 @@ def test_outputs_are_equal_up_to_white_space_at_ends():
 
 
 def test_without_a_sandbox_the_run_is_refused_when_it_is_built(monkeypatch):
-    bubblewrap_problem.cache_clear()
+    problem.cache_clear()
     monkeypatch.setattr(sandbox.shutil, "which", lambda program: None)
     term = "+reward.terms.code._target_=rl4p.reward.code.Code"
     with pytest.raises(
@@ -224,7 +224,7 @@ def test_without_a_sandbox_the_run_is_refused_when_it_is_built(monkeypatch):
     ):
         instantiate(compose([term]).reward)
     instantiate(compose([term, "+reward.terms.code.sandbox=none"]).reward)
-    bubblewrap_problem.cache_clear()
+    problem.cache_clear()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the system does not say")

@@ -158,10 +158,10 @@ def test_each_row_gets_its_own_score(serve, episodes):
 def test_null_does_not_apply_and_what_is_no_number_is_invalid(serve, episodes):
     scores = [None, "1", True, 10**400, -2.5]
     asked = serve(lambda *_: {"scores": scores})
-    found = HttpScorer(url=asked.url)(episodes)
-    assert found[0] is None
-    assert all(math.isnan(score) for score in found[1:4])
-    assert found[4] == -2.5
+    grades = HttpScorer(url=asked.url)(episodes)
+    assert grades[0] is None
+    assert all(math.isnan(grade) for grade in grades[1:4])
+    assert grades[4] == -2.5
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,11 @@ from rl4p.base.errors import InputError
 from rl4p.configuration import compose, instantiate
 from rl4p.data.reasoning_gym import ReasoningGym as Questions
 from rl4p.reward.reasoning_gym import ReasoningGym
-from rl4p.reward.sandbox import bubblewrap_problem
+from rl4p.reward.sandbox import problem
 from rl4p.reward.workers import Failed
 
 needs_bubblewrap = pytest.mark.skipif(
-    bubblewrap_problem() is not None, reason=str(bubblewrap_problem())
+    problem("bubblewrap") is not None, reason=str(problem("bubblewrap"))
 )
 
 
@@ -111,12 +111,17 @@ def test_one_row_with_metadata_of_another_form_is_invalid(
 
 
 @pytest.mark.usefixtures("without_the_library")
-def test_a_threshold_makes_a_score_right_or_wrong():
+def test_a_threshold_makes_a_score_right_or_wrong(make_episodes, make_prompt, monkeypatch):
+    entry = {"name": "sums", "seed": 0, "size": 9, "index": 3, "options": {}}
+    episodes = make_episodes([tagged(1)] * 5, [make_prompt(metadata=entry)] * 5)
     scores = [0.0, 0.49, 0.5, 1.0]
     for threshold, expected in ((None, scores), (0.5, [0.0, 0.0, 1.0, 1.0])):
         live = ReasoningGym(threshold=threshold).open()
-        assert [live.grade(score) for score in scores] == expected
-        assert math.isnan(live.grade(Failed(reason="it took longer than 10 seconds")))
+        results = [*scores, Failed(reason="it took longer than 10 seconds")]
+        monkeypatch.setattr(live.workers, "map", lambda items, results=results: results)
+        grades = live(episodes)
+        assert grades[:4] == expected
+        assert math.isnan(grades[4])
 
 
 @pytest.mark.usefixtures("without_the_library")

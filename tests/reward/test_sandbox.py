@@ -18,7 +18,6 @@ from rl4p.reward import memory_group, sandbox
 from rl4p.reward.sandbox import (
     FILES,
     ProcessLimits,
-    bubblewrap_problem,
     output,
     problem,
     start,
@@ -108,7 +107,7 @@ def test_an_unknown_machine_has_no_filter(monkeypatch):
     assert sandbox.only_ordinary_calls() is None
 
 
-WITHOUT = bubblewrap_problem()
+WITHOUT = problem("bubblewrap")
 needs_bubblewrap = pytest.mark.skipif(WITHOUT is not None, reason=str(WITHOUT))
 
 
@@ -130,7 +129,7 @@ def attempt(tmp_path):
                 inherited=[file.fileno(), signal_pipe],
             )
         os.close(signal_pipe)
-        written, _ = output(process.popen, time.monotonic() + seconds)
+        written, _ = output(process, time.monotonic() + seconds)
         process.close()
         os.close(ready)
         return written.decode().strip().rpartition("\n")[2]
@@ -318,7 +317,7 @@ def test_a_sandbox_ends_with_its_parent():
         "s = {'mode': 'program', 'code': f.fileno(), 'ready': w}\n"
         "x = start('bubblewrap', s, ProcessLimits(memory=2**29, seconds=60), stdout=1, "
         "inherited=[f.fileno(), w])\n"
-        "print(x.popen.pid, flush=True); os.read(r, 1); x.popen.wait()"
+        "print(x.pid, flush=True); os.read(r, 1); x.wait()"
     )
     path = Path(os.devnull).parent / "null"
     with subprocess.Popen(
@@ -348,9 +347,9 @@ def test_a_sandbox_may_be_started_in_any_thread(attempt):
 @pytest.fixture
 def unknown():
     """Nothing is known about bubblewrap, before the test and after it."""
-    bubblewrap_problem.cache_clear()
+    problem.cache_clear()
     yield
-    bubblewrap_problem.cache_clear()
+    problem.cache_clear()
 
 
 @pytest.mark.usefixtures("unknown")

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from rl4p.base.errors import RunError
-from rl4p.reward.sandbox import bubblewrap, bubblewrap_problem
+from rl4p.reward.sandbox import bubblewrap, problem
 from rl4p.reward.workers import LONGEST_REPLY, Failed, Workers
 
-WITHOUT = bubblewrap_problem()
+WITHOUT = problem("bubblewrap")
 needs_bubblewrap = pytest.mark.skipif(WITHOUT is not None, reason=str(WITHOUT))
 KINDS = ["none", pytest.param("bubblewrap", marks=needs_bubblewrap)]
 
