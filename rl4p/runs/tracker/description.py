@@ -7,9 +7,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import datetime
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -32,95 +30,82 @@ OPTIONS = ("model.path", "data.path", "optimizer.learning_rate")
 LONGEST_NAME = 120
 
 
-@dataclass(frozen=True, kw_only=True)
-class LoggedDataSet:
-    """A data set that a run reads (`runs.environment.data_sets`)."""
-
-    name: str
-    key: str
-    digest: str
-    context: str
-    uri: str | None
-    rows: int
-
-
-@dataclass(frozen=True)
 class Description:
-    """The description of the run in `folder`, after `Record.describe` was called."""
+    """The description of the run in `folder`, after `Record.describe` was called.
 
-    folder: Path
+    Attributes:
+      command: the command line; an evaluation records its own.
+      is_evaluation: whether the folder belongs to an evaluation, which trains nothing.
+      started: the time in seconds at which the record was begun, or the run was resumed.
+      data_sets: the data sets that the run uses (`runs.environment.data_sets`).
+      choices: the chosen option of each group, or the name of its class.
+      sweep: the end of the path of the sweep; None if the run is no job of one.
+      swept: the keys that differ between the jobs of the sweep.
+    """
 
-    @cached_property
-    def config(self) -> dict[str, Any]:
-        return read_mapping(self.folder / "config.yaml")
+    def __init__(self, folder: Path):
+        config, overrides, hydra = folder / "config.yaml", [], {}
+        self.config = read_mapping(config)
+        self.started = config.stat().st_mtime
+        self.environment = json.loads((folder / "environment.json").read_text("utf-8"))
+        self.is_evaluation = self.environment.get("kind") == EVALUATION
+        self.data_sets: list[dict[str, Any]] = self.environment.get("data_sets") or []
 
-    @cached_property
-    def environment(self) -> dict[str, Any]:
-        return json.loads((self.folder / "environment.json").read_text("utf-8"))
-
-    @cached_property
-    def overrides(self) -> list[str]:
-        path = self.folder / ".hydra" / "overrides.yaml"
-        return (read_yaml(path) or []) if path.exists() else []
-
-    @property
-    def command(self) -> str:
-        """The command line; an evaluation records its own."""
+        # What Hydra saved of the command line, and the options that it chose.
+        if (path := folder / ".hydra" / "overrides.yaml").exists():
+            overrides = read_yaml(path) or []
+        self.overrides = keys_and_values(overrides)
         own = self.environment.get("command")
-        return own or shlex.join(["python", "-m", "rl4p.train", *self.overrides])
+        self.command: str = own or shlex.join(["python", "-m", "rl4p.train", *overrides])
+        if (path := folder / ".hydra" / "hydra.yaml").exists():
+            hydra = read_mapping(path)["hydra"]
+        chosen = (hydra.get("runtime") or {}).get("choices") or {}
+        self.choices = {x: chosen.get(x) or self.options(x).get("_target_") for x in GROUPS}
+        if chosen.get("model") == "pretrained" and (model := self.options("model").get("path")):
+            self.choices["model"] = Path(model).name
+
+        # What it saved of a sweep. Not from hydra.sweep.dir, which is saved with its ${now:...}.
+        self.sweep, self.swept = None, []
+        for parent in list(folder.resolve().parents)[:3]:
+            if (path := parent / "multirun.yaml").exists():
+                hydra = read_mapping(path).get("hydra") or {}
+                task = (hydra.get("overrides") or {}).get("task") or []
+                self.sweep = "/".join(parent.parts[-2:])
+                self.swept = list(swept(task, (hydra.get("sweeper") or {}).get("params") or {}))
+                break
 
     @property
-    def is_evaluation(self) -> bool:
-        """Whether the folder belongs to an evaluation, which trains nothing."""
-        return self.environment.get("kind") == EVALUATION
-
-    @property
-    def started(self) -> float:
-        """The time in seconds at which the record was begun, or at which the run was resumed."""
-        return (self.folder / "config.yaml").stat().st_mtime
-
-    @cached_property
     def name(self) -> str:
         """What differs in its sweep ("advantage=rloo seed=2"), or the overrides of a single run.
 
         A run without overrides has the names of its model and task, and its date.
         """
-        values, keys = keys_and_values(self.overrides), []
-        if self._sweep_file is not None:
-            hydra = read_mapping(self._sweep_file).get("hydra") or {}
-            task = (hydra.get("overrides") or {}).get("task") or []
-            keys = list(swept(task, (hydra.get("sweeper") or {}).get("params") or {}))
-        shown = {key: values[key] for key in keys if key in values} or values
-        if shown:
+        values = self.overrides
+        if shown := {key: values[key] for key in self.swept if key in values} or values:
             words = []
             for key, value in shown.items():
                 is_path = value.startswith(("/", "./", "../", "~"))
                 words.append(f"{key}={Path(value).name if is_path else value}")
             return short(words)
         names = ["evaluation"] if self.is_evaluation else []
-        names += [self._choices["model"], self.options("data").get("task") or self._choices["data"]]
+        names += [self.choices["model"], self.options("data").get("task") or self.choices["data"]]
         date = datetime.fromtimestamp(self.started).strftime("%Y-%m-%d %H:%M")
         return short([*(str(name) for name in names if name), date])
 
-    @cached_property
+    @property
     def parameters(self) -> dict[str, str]:
         """The sizes, the options of groups, classes of the user, and all overrides, as texts."""
         params: dict[str, Any] = {key: self.config.get(key) for key in ROOT_KEYS}
         for group in GROUPS:
             options = self.options(group)
-            params[group] = self._choices[group]
+            params[group] = self.choices[group]
             own = [key for key in OPTIONS if key.startswith(f"{group}.")]
             params |= {key: options.get(key.split(".")[1]) for key in own}
         for key, target in targets(self.config):
             if not target.startswith(("rl4p.", "optax.")):
                 params[key] = target
-        params |= keys_and_values(self.overrides)
+        params |= self.overrides
         return {key: str(value) for key, value in params.items() if value is not None}
-
-    @cached_property
-    def data_sets(self) -> list[LoggedDataSet]:
-        """The data sets that the run uses (`runs/data_sets.py`)."""
-        return [LoggedDataSet(**each) for each in self.environment.get("data_sets", ())]
 
     def options(self, key: str) -> dict[str, Any]:
         """Returns the options of a part of the configuration by its dotted key."""
@@ -128,31 +113,6 @@ class Description:
         for name in key.split("."):
             node = node.get(name) or {}
         return node
-
-    @cached_property
-    def _choices(self) -> dict[str, str | None]:
-        """The chosen option of each group, or the name of its class."""
-        path = self.folder / ".hydra" / "hydra.yaml"
-        hydra = read_mapping(path)["hydra"] if path.exists() else {}
-        choices = (hydra.get("runtime") or {}).get("choices") or {}
-        shown = {each: choices.get(each) or self.options(each).get("_target_") for each in GROUPS}
-        if choices.get("model") == "pretrained" and (model := self.options("model").get("path")):
-            shown["model"] = Path(model).name
-        return shown
-
-    @property
-    def sweep(self) -> str | None:
-        """The end of the path of the sweep; None if the run is no job of one."""
-        file = self._sweep_file
-        return None if file is None else "/".join(file.parent.parts[-2:])
-
-    @cached_property
-    def _sweep_file(self) -> Path | None:
-        """The file in which Hydra saves what was swept."""
-        # Not from hydra.sweep.dir, which is saved with its ${now:...}.
-        parents = list(self.folder.resolve().parents)[:3]
-        files = (parent / "multirun.yaml" for parent in parents)
-        return next((file for file in files if file.exists()), None)
 
 
 def options_of(tracker: Any, target: str) -> dict[str, Any] | None:

@@ -322,12 +322,12 @@ def data_set_inputs(description: Description) -> "list[DatasetInput]":
 
     inputs = []
     for each in description.data_sets:
-        if each.uri is None:
-            options = description.options(each.key)
+        if each["uri"] is None:
+            options = description.options(each["key"])
             kind, source = "code", {"tags": {k: str(v) for k, v in options.items()}}
         else:
-            kind, source = "local", {"uri": each.uri}
-        profile = json.dumps({"num_rows": each.rows})
-        data_set = Dataset(each.name, each.digest, kind, json.dumps(source), profile=profile)
-        inputs.append(DatasetInput(data_set, [InputTag("mlflow.data.context", each.context)]))
+            kind, source = "local", {"uri": each["uri"]}
+        name, digest, profile = each["name"], each["digest"], {"num_rows": each["rows"]}
+        data_set = Dataset(name, digest, kind, json.dumps(source), profile=json.dumps(profile))
+        inputs.append(DatasetInput(data_set, [InputTag("mlflow.data.context", each["context"])]))
     return inputs

@@ -24,8 +24,8 @@ from urllib.parse import urlsplit
 from rl4p.base.address import holds_secret
 from rl4p.base.errors import InputError
 from rl4p.configuration.capability import Address
+from rl4p.configuration.yaml_file import read_mapping
 from rl4p.runs.tracker.background import BackgroundMirror, warn_of_variables
-from rl4p.runs.tracker.description import Description
 from rl4p.runs.tracker.mirror import MLflowMirror
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ class MLflow:
 
     def open(self, folder: Path) -> BackgroundMirror:
         warn_of_variables(WITHOUT_EFFECT, WHY)
-        trusted = Description(folder).config.get("trusted_targets") or ()
+        trusted = read_mapping(folder / "config.yaml").get("trusted_targets") or ()
         parent = os.environ.get(PARENT_VARIABLE)
         uploads = self.upload_checkpoints or self.register is not None
         return BackgroundMirror(

@@ -137,7 +137,7 @@ def test_the_default_run_has_about_twenty_parameters(record):
 
 
 def test_data_sets_are_as_the_run_recorded_them(record):
-    assert Description(record.folder).data_sets[1].rows == 2
+    assert Description(record.folder).data_sets[1]["rows"] == 2
     record.describe({}, {})
     assert Description(record.folder).data_sets == []
 
