@@ -91,11 +91,9 @@ def report(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt):
         write("Interrupted: the work since the last save is lost.", sys.stderr)
         return 1
-    if not isinstance(error, (InputError, RunError, Stopped, AlreadyFinished)):
-        write("".join(traceback.format_exception(error)).removesuffix("\n"), sys.stderr)
-        return 1
-    if os.environ.get("HYDRA_FULL_ERROR") == "1":
+    ours = isinstance(error, (InputError, RunError, Stopped, AlreadyFinished))
+    if not ours or os.environ.get("HYDRA_FULL_ERROR") == "1":
         write("".join(traceback.format_exception(error)).removesuffix("\n"), sys.stderr)
     else:
         write(error, sys.stderr)
-    return error.exit_code
+    return error.exit_code if ours else 1

@@ -28,15 +28,11 @@ Mode = Literal["max", "min"]
 
 
 class SavesSteps(Protocol):
-    """The checkpoints of a run (`runs.checkpoint.Checkpoints`)."""
+    """The checkpoints of a run: the steps of the complete ones, and of all that were begun."""
 
-    def steps(self) -> Collection[int]:
-        """Returns the steps of the complete checkpoints."""
-        ...
+    def steps(self) -> Collection[int]: ...
 
-    def begun(self) -> Collection[int]:
-        """Returns the steps with a checkpoint, also with one that is still being saved."""
-        ...
+    def begun(self) -> Collection[int]: ...
 
     def save(self, state: "TrainState") -> None: ...
 

@@ -273,11 +273,7 @@ def source_tags() -> dict[str, str]:
         user = getpass.getuser()
     except (KeyError, OSError):  # in a container, a user may have no name
         user = "unknown"
-    return {
-        "mlflow.user": user,
-        "mlflow.source.name": "rl4p.train",
-        "mlflow.source.type": "LOCAL",
-    }
+    return {"mlflow.user": user, "mlflow.source.name": "rl4p.train", "mlflow.source.type": "LOCAL"}
 
 
 def identity_of(folder: Path) -> str:

@@ -57,10 +57,7 @@ def share_view(client: "MlflowClient", experiment: str, name: str, state: dict[s
 
 
 def view(
-    parameters: Sequence[str],
-    metrics: Collection[str],
-    *,
-    parent: str | None = None,
+    parameters: Sequence[str], metrics: Collection[str], *, parent: str | None = None
 ) -> dict[str, Any]:
     """Returns the state of the page, in its own terms.
 
