@@ -264,8 +264,7 @@ class Connections:
     def end_late(self, grace: float, told_after: float = GRACE) -> None:
         """Ends this process after `grace` seconds; its main thread may wait for a dead process.
 
-        Args:
-          told_after: seconds after which it prints the failure, if that is before its end.
+        It prints the failure `told_after` seconds from now, but at the latest at its end.
         """
         told_after = min(told_after, grace)
         time.sleep(told_after)

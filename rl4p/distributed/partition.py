@@ -165,12 +165,9 @@ def specs_beside(tree: Any, params: Params, axes: tuple[str, ...] = ("fsdp", "tp
 
 
 def sampling_specs(tree: Any, product_axes: tuple[str, ...], head_axes: tuple[str, ...]) -> Any:
-    """Returns the spec of each leaf while sampling; KV heads are divided along `tp` alone.
+    """Returns the spec of each leaf while sampling, by `Mesh.product_axes` and `Mesh.head_axes`.
 
-    Args:
-      product_axes: the axes that divide feed-forward, experts and vocabulary
-        (`Mesh.product_axes`).
-      head_axes: the axes that divide query heads (`Mesh.head_axes`).
+    KV heads are divided along `tp` alone.
     """
 
     def leaf_spec(path: tuple, x: Any) -> PartitionSpec:
@@ -257,18 +254,12 @@ def gather(params: Params, dtype: Any) -> Params:
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
 def all_gathered(x: Array, axis: int, dtype: Any, place: PartitionSpec) -> Array:
-    """Gathers a shard in `dtype`; the gradient is summed in the dtype of the parameter.
+    """Gathers a shard in `dtype`, divided along `tp` at `place`.
 
-    Args:
-      place: the partition spec along `tp`, which does not change.
+    The gradient is summed in the dtype of the parameter.
     """
     gather = partial(jax.lax.all_gather, axis_name=gathered_axes(), axis=axis, tiled=True)
     return along_tp(lambda x: gather(jnp.asarray(x).astype(dtype)), place)(x)
-
-
-def gathered_forward(x: Array, axis: int, dtype: Any, place: PartitionSpec) -> tuple[Array, Any]:
-    # The scalar carries the dtype of the parameter: a residual must be an array, not a dtype.
-    return all_gathered(x, axis, dtype, place), jnp.zeros((), x.dtype)
 
 
 def gathered_backward(
@@ -283,7 +274,10 @@ def gathered_backward(
     return (along_tp(lambda dy: scatter(jnp.asarray(dy).astype(like.dtype)), place)(dy),)
 
 
-all_gathered.defvjp(gathered_forward, gathered_backward)
+# The scalar carries the dtype of the parameter: a residual must be an array, not a dtype.
+all_gathered.defvjp(
+    lambda x, *static: (all_gathered(x, *static), jnp.zeros((), x.dtype)), gathered_backward
+)
 
 
 def along_tp(function: Callable[[Array], Array], place: PartitionSpec) -> Callable[[Array], Array]:

@@ -191,9 +191,7 @@ def before_exit_by_failure(call: Callable[[], object]) -> Iterator[None]:
 def place(tree: Any, sharding: Any) -> Any:
     """Moves arrays to devices as `jax.device_put` does, also to devices of several processes.
 
-    Args:
-      tree: arrays; every process must pass the same values.
-      sharding: one sharding for all leaves, or a tree of shardings.
+    Every process must pass the same values. The sharding is one for all leaves, or a tree.
     """
     if jax.process_count() == 1:
         return jax.device_put(tree, sharding)
@@ -262,9 +260,7 @@ def share(count: int) -> list[range]:
 def gathered_rows(tree: Any, rows: list[range]) -> Any:
     """Returns arrays with the rows of all processes, on every host; all processes must call this.
 
-    Args:
-      tree: host arrays that hold this process's rows.
-      rows: the rows of each process, in the order of the processes.
+    The host arrays of a process have its own `rows`, of which there is a range for each process.
     """
     widest = max(map(len, rows))
 

@@ -9,7 +9,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -111,17 +111,9 @@ def device_gradient(
     shapes = jax.eval_shape(
         lambda: loss(params, take_groups(prefixes, groups_B), groups_B, rows, rows[0].trajectories)
     )
-    sums, gap_max = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes[1])
-    nothing = Totals(
-        gradient=jax.tree.map(jnp.zeros_like, params),
-        # In float32: a group adds up the gradients of all its rows, which bfloat16 would round.
-        prefix_gradient=jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), prefixes),
-        sums=sums,
-        gap_max=gap_max,
-    )
     totals: Totals = fold(
         add,
-        nothing,
+        no_totals(params, prefixes, *shapes[1]),
         trajectories,
         trajectories.segment_ids_BT,
         microbatching,
@@ -135,6 +127,18 @@ def device_gradient(
     mesh = objective.mesh
     sums, gap_max = collectives.total(mesh, totals.sums), collectives.largest(mesh, totals.gap_max)
     return collectives.total_gradient(mesh, gradient), sums, gap_max
+
+
+def no_totals(params: Params, prefixes: KeysAndValues, sums: Any, gap_max: Any) -> Totals:
+    """Returns totals of 0; the sums and the gap have the shapes of the given ones."""
+    sums, gap_max = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (sums, gap_max))
+    return Totals(
+        gradient=jax.tree.map(jnp.zeros_like, params),
+        # In float32: a group adds up the gradients of all its rows, which bfloat16 would round.
+        prefix_gradient=jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), prefixes),
+        sums=sums,
+        gap_max=gap_max,
+    )
 
 
 def microbatch_loss(

@@ -115,7 +115,6 @@ def gradient_step(
     update.
 
     Args:
-      objective: the policy loss and the terms that are added to it, and the policy that it trains.
       frozen: the parameters that are not trained (`Policy.frozen`).
       state: the state before the step; its buffers are donated.
       batch: one whole sequence per row; the minibatches must divide the number of rows.

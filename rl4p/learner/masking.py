@@ -90,12 +90,8 @@ def group_statistics(
     `equal_B` compares the largest value with the smallest, so a group of equal rewards gets a
     difference of exactly 0, without the rounding error of r - mean(r).
 
-    Args:
-      values_B: float32; values of invalid samples may be anything, even nan.
-      valid_B: bool, the samples to include.
-      group_ids_B: int32 in [0, groups).
-      ddof: the deviation divides by count - ddof.
-      groups: the number of group ids; B by default.
+    The values of invalid samples may be anything, even nan. Group ids are in [0, groups); `groups`
+    is B by default. The deviation divides by count - ddof.
     """
     groups = values_B.shape[0] if groups is None else groups
     clean_B = jnp.where(valid_B, values_B, 0.0)

@@ -146,11 +146,7 @@ def loops(
 def cost_of(
     lengths_B: Array, all_loops: Sequence[MicrobatchLoop], cost: Callable[[int], float]
 ) -> Array:
-    """Returns what the loops cost for rows of these lengths: the sum over their microbatches.
-
-    Args:
-      cost: the cost of a row of a width.
-    """
+    """Returns what the loops cost for rows of these lengths; `cost` is that of a row of a width."""
     done, total = jnp.int32(0), jnp.float32(0)
     for loop in all_loops:
         left = jnp.sum(lengths_B > loop.narrower) - done

@@ -173,14 +173,8 @@ def packed(batch: Any, segment_ids_BT: Array) -> tuple[Any, Array]:
     """Returns the batch with the sequences moved into as few rows as first-fit decreasing finds.
 
     The number of rows stays the same; the last ones become empty, and `microbatches.fold` skips
-    them.
-
-    Args:
-      batch: arrays [B, T], 0 where no sequence is moved to; arrays [B] are not changed.
-      segment_ids_BT: the segment ids of the batch, 0 on padding.
-
-    Returns:
-      The packed batch, and its segment ids, which differ between the sequences of a row.
+    them. Arrays [B] are not changed. The second result are the new segment ids, which differ
+    between the sequences of a row.
     """
     (B, T), (left_B, lengths_B) = segment_ids_BT.shape, extents(segment_ids_BT)
     packing = Packing(left_B, lengths_B, *first_fit(lengths_B, T, most=B)[0])

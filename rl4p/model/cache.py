@@ -32,8 +32,6 @@ def write_columns(
       cache: [B, K, h, S] or [B, K, S, h], or [B, S] (numbers, of which there are few).
       new: of the same shape, with one slot.
       slot_B: int32, clipped to the cache.
-      axis: the axis of the slots.
-      mesh: the mesh that the rows and heads are sharded over.
     """
     S = cache.shape[axis]
     slot_B = jnp.clip(slot_B, 0, S - 1)
@@ -162,11 +160,7 @@ class Writer(NamedTuple):
 def write(
     cache: Array, new: Array, slot: Array | int, axis: int, mesh: Mesh | None = None
 ) -> Array:
-    """Writes `new` from `slot` on; with an array [B] of slots, each row from its own slot on.
-
-    Args:
-      mesh: the mesh that the rows and heads are sharded over; None leaves it to the compiler.
-    """
+    """Writes `new` from `slot` on (`Writer`)."""
     if jnp.ndim(slot) == 0:
         return jax.lax.dynamic_update_slice_in_dim(cache, new, slot, axis=axis)
     few = new.shape[axis] <= FEW

@@ -246,14 +246,17 @@ def check_tied(folder: Path, stored: dict[str, StoredTensor]) -> None:
     """Checks that the token head in the files is the embedding, which takes its place."""
     embedding, head = stored.get(EMBEDDING), stored[HEAD]
     if embedding is not None and embedding.shape == head.shape and head.kind in DTYPES:
-        blocks = (slice(at, min(at + ROWS, head.shape[0])) for at in range(0, head.shape[0], ROWS))
-        if all(np.array_equal(values(embedding, x), values(head, x), True) for x in blocks):
+        for first in range(0, head.shape[0], ROWS):
+            rows = slice(first, min(first + ROWS, head.shape[0]))
+            pair = (
+                np.concatenate([piece.astype(np.float32) for _, piece in tensor.pieces(rows)])
+                for tensor in (embedding, head)
+            )
+            if not np.array_equal(*pair, equal_nan=True):
+                break
+        else:
             return
     raise InputError(
         f"{folder} has a {HEAD} that differs from {EMBEDDING}, although tie_word_embeddings makes "
         "them one: set it to false in config.json to use the head, or delete the head."
     )
-
-
-def values(tensor: StoredTensor, rows: slice) -> np.ndarray:
-    return np.concatenate([piece.astype(np.float32) for _, piece in tensor.pieces(rows)])

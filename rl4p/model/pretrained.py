@@ -139,17 +139,7 @@ class Pretrained:
         check_template(tokenizer, self.template)
         if (date := date_of(tokenizer, self.date, "model.date")) is not None:
             set_clock(tokenizer, date)
-        ends = read_end_ids(folder)
-        if not ends and tokenizer.eos_token_id is None:
-            raise InputError(
-                f"{folder} defines no end token: add eos_token to tokenizer_config.json, or "
-                "eos_token_id to generation_config.json."
-            )
-        # The end token of messages comes first, because demonstrations end with the first.
-        end_of_message = None if own is None or own.end is None else own.end
-        first = tokenizer.get_vocab()[end_of_message] if end_of_message else tokenizer.eos_token_id
-        known = (first, tokenizer.eos_token_id, *ends)
-        ends = tuple(dict.fromkeys(end for end in known if end is not None))
+        ends = read_end_ids(folder, tokenizer, None if own is None else own.end)
         vocabulary = decoder.config.vocabulary
         for whose, largest in (
             ("The tokenizer", max(tokenizer.get_vocab().values())),
@@ -176,11 +166,13 @@ class Pretrained:
         )
 
 
-def read_end_ids(folder: Path) -> tuple[int, ...]:
-    """Returns all end tokens of generation_config.json, or else of config.json.
+def read_end_ids(folder: Path, tokenizer: Any, end_of_message: str | None) -> tuple[int, ...]:
+    """Returns all end tokens: of messages, the tokenizer's, and those of generation_config.json.
 
-    As in transformers, config.json counts only where generation_config.json names none.
+    As in transformers, config.json counts only where generation_config.json names none. The end
+    token of messages comes first, because demonstrations end with the first.
     """
+    named: list[int] = []
     for path in (folder / "generation_config.json", folder / "config.json"):
         content = read_json(path) if path.is_file() else {}
         if path.name == "generation_config.json":
@@ -192,5 +184,13 @@ def read_end_ids(folder: Path) -> tuple[int, ...]:
                 f"{path}: eos_token_id must be a token id or a list of them, not {ends}."
             )
         if ends:
-            return tuple(dict.fromkeys(ends))
-    return ()
+            named = ends
+            break
+    own = tokenizer.eos_token_id
+    if not named and own is None:
+        raise InputError(
+            f"{folder} defines no end token: add eos_token to tokenizer_config.json, or "
+            "eos_token_id to generation_config.json."
+        )
+    first = tokenizer.get_vocab()[end_of_message] if end_of_message else own
+    return tuple(dict.fromkeys(end for end in (first, own, *named) if end is not None))

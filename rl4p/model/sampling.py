@@ -192,13 +192,9 @@ def least_logits(logits_BV: Array, top_k_B: Array, top_p_B: Array) -> jax.Array:
 def next_tokens(
     logits_BV: Array, keys_B: Array, t_B: Array, greedy: Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Draws a token of each row by its key folded with t, or takes the most probable one.
+    """Draws a token of each row by its key folded with t, or takes the most probable if `greedy`.
 
-    Args:
-      greedy: bool, a scalar or [B]: which rows take the most probable token.
-
-    Returns:
-      The tokens int32 [B], and their log-probabilities by the softmax of the logits.
+    Returns the tokens int32 [B], and their log-probabilities by the softmax of the logits.
     """
     V = logits_BV.shape[-1]
     if V >= TWO_STAGES:
@@ -253,12 +249,7 @@ def first_over(masses_BN: Array, sums_BN: Array, number_B: Array) -> jax.Array:
     """Returns the first index at which the sum so far is over a share of the whole, int32 [B].
 
     The mass there is above 0. Indices without mass are left out, because rounding can make the sums
-    rise at them.
-
-    Args:
-      masses_BN: not below 0.
-      sums_BN: the sums of the masses up to each index.
-      number_B: the shares, in [0, 1).
+    (of the masses up to each index) rise at them. The shares `number_B` are in [0, 1).
     """
     N = masses_BN.shape[-1]
     sums_BN = jnp.where(masses_BN > 0, sums_BN, 0.0)

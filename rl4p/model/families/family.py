@@ -96,11 +96,7 @@ def names(
     layer_names: Mapping[tuple[str, ...], str],
     parts: Mapping[tuple[str, ...], TensorPart] | None = None,
 ) -> Iterator[Tensor]:
-    """Yields every tensor of a checkpoint, given the table of names in one layer.
-
-    Args:
-      parts: the parts of tensors that are several parameters of a layer.
-    """
+    """Yields every tensor of a checkpoint, given the names, and any parts, in one layer."""
     yield Tensor(("embedding",), None, None, "model.embed_tokens.weight", False)
     yield Tensor(("norm", "scale"), None, None, "model.norm.weight", False)
     if c.labels:
