@@ -71,9 +71,10 @@ def regrade(arguments: Sequence[str]) -> None:
     line = commands.read(arguments, RegradeOptions, "regrade", composes=True)
     options = line.options
     commands.refuse_without_effect(line.overrides, MAY_SET, RegradeOptions, "regrade")
-    out = Path(options.out).expanduser()
-    source = source_of(options)
-    refuse_source(out, source)
+    out, source = Path(options.out).expanduser(), source_of(options)
+    with suppress(OSError):  # one of them does not exist, or is refused later
+        if out.samefile(source):
+            raise InputError(f"out={out} is the file with the responses: name another.")
     refuse_other_file(out, "regrade", holds_grades)
     # A last line of a user's own file may lack its line feed.
     lines = list(read_samples(source, unfinished=options.run is None))
@@ -82,7 +83,7 @@ def regrade(arguments: Sequence[str]) -> None:
         raise InputError(f"{source} has no lines.")
     by_content: dict[tuple[str, str], Prompt] = {}
     prompts = [prompt_of(sample, where, options, by_content) for sample, where, _ in lines]
-    if options.task is not None and all(task_of(sample, where) for sample, where, _ in lines):
+    if options.task is not None and all((sample.task or "").strip() for sample in samples):
         raise InputError(
             f"task={options.task} has no effect, because every line names its task: leave it out, "
             "or choose the reward of all lines with reward=NAME."
@@ -90,7 +91,12 @@ def regrade(arguments: Sequence[str]) -> None:
     tasks = sorted({prompt.task for prompt in prompts})
     by_task, rewards = rewards_of(options, line, tasks)
     out = out.resolve()  # of a symbolic link the file is replaced, and not the link
-    refuse_unwritable(out)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=out.parent):  # before the work, not after it
+            pass
+    except OSError as error:
+        raise InputError(f"out={out} cannot be written: {error.strerror}.") from None
     for name, reward in rewards.items():
         own = [b for b, prompt in enumerate(prompts) if by_task[prompt.task] == name]
         with closing(reward):
@@ -99,9 +105,14 @@ def regrade(arguments: Sequence[str]) -> None:
             samples[b] = replace(sample, regraded=True, correct=None)
     replace_file(out, json_lines(sample.to_dict() for sample in samples))
     terminal = VisibleConsole(soft_wrap=True)
-    for task in tasks:
+    for task, name in by_task.items():
         of_task = [x for x, prompt in zip(samples, prompts, strict=True) if prompt.task == task]
-        terminal.print(summary(task, by_task[task], of_task))
+        means, invalid = mean_grades(of_task), sum(not sample.valid for sample in of_task)
+        terminal.print(
+            f"{task}{f' (reward={name})' * bool(name)}: {counted(len(of_task), 'response')}"
+            + f", {means}" * bool(means)
+            + f"; {invalid:,} could not be graded" * bool(invalid)
+        )
     terminal.print(f"{options.out}: {counted(len(samples), 'graded response')}")
 
 
@@ -123,29 +134,12 @@ def source_of(options: RegradeOptions) -> Path:
     return path
 
 
-def refuse_source(out: Path, source: Path) -> None:
-    """Refuses to replace the file with the responses."""
-    with suppress(OSError):  # one of them does not exist, or is refused later
-        if out.samefile(source):
-            raise InputError(f"out={out} is the file with the responses: name another.")
-
-
 def holds_grades(path: Path) -> bool:
     """Returns whether this command wrote the first line of a file."""
     try:
         return next((sample.regraded for sample, _, _ in read_samples(path)), False) is True
     except InputError:
         return False
-
-
-def refuse_unwritable(out: Path) -> None:
-    """Creates the folder of a file, and refuses one in which no file can be written."""
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=out.parent):
-            pass
-    except OSError as error:
-        raise InputError(f"out={out} cannot be written: {error.strerror}.") from None
 
 
 def prompt_of(
@@ -162,9 +156,24 @@ def prompt_of(
     """
     if sample.answer is None:
         raise InputError(f"{where}: a sample to grade needs an answer.")
-    answer, task = sample.answer, task_of(sample, where) or options.task or ""
-    if options.file is not None:  # the answer of a sample of a run is the reference itself
-        answer = reference_of(answer, task, where)
+    task, answer = (sample.task or "").strip(), sample.answer
+    try:
+        task.encode()
+    except UnicodeEncodeError:  # a lone surrogate, which JSON allows
+        raise InputError(f"{where}: task is not UTF-8: write another name.") from None
+    task = task or options.task or ""
+    # The answer of a sample of a run is the reference itself. In a file it may be a worked one,
+    # which the data set of the task reads.
+    if options.file is not None:
+        reference = None
+        if task not in WHOLE:
+            mark, rule = ("\\boxed{}", "boxed") if task == "math" else ("####", "hashes")
+            reference = extract(answer, rule)
+            if reference == "":
+                raise InputError(
+                    f"{where}: answer has an empty {mark}: write the reference answer there."
+                )
+        answer = answer.strip() if reference is None else reference
     task = task or ("texts" if quantity(answer, units=False) is None else "numbers")
     # Not the id alone, because two questions of a file may have the same one.
     content = digest(
@@ -184,27 +193,6 @@ def prompt_of(
             tokens=(),
         )
     return prompts[key]
-
-
-def task_of(sample: Sample, where: str) -> str:
-    """Returns the task that a line names; "" if it names none."""
-    task = (sample.task or "").strip()
-    try:
-        task.encode()
-    except UnicodeEncodeError:  # a lone surrogate, which JSON allows
-        raise InputError(f"{where}: task is not UTF-8: write another name.") from None
-    return task
-
-
-def reference_of(answer: str, task: str, where: str) -> str:
-    """Returns the reference answer in an answer, as the data set of the task reads it."""
-    if task in WHOLE:
-        return answer.strip()
-    mark, rule = ("\\boxed{}", "boxed") if task == "math" else ("####", "hashes")
-    reference = extract(answer, rule)
-    if reference == "":
-        raise InputError(f"{where}: answer has an empty {mark}: write the reference answer there.")
-    return answer.strip() if reference is None else reference
 
 
 def rewards_of(
@@ -283,20 +271,6 @@ def allow_invalid(node: Any, given: Sequence[str]) -> None:
     elif isinstance(node, ListConfig):
         for child in node:
             allow_invalid(child, given)
-
-
-def summary(task: str, reward: str, samples: Sequence[Sample]) -> str:
-    """Returns a line on a task: its mean grades, and how many responses are invalid.
-
-    Args:
-      reward: the name of its reward; "" if the command line or the run determines it.
-    """
-    means, invalid = mean_grades(samples), sum(not sample.valid for sample in samples)
-    return (
-        f"{task}{f' (reward={reward})' * bool(reward)}: {counted(len(samples), 'response')}"
-        + f", {means}" * bool(means)
-        + f"; {invalid:,} could not be graded" * bool(invalid)
-    )
 
 
 def counted(number: int, name: str) -> str:

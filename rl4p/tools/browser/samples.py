@@ -196,17 +196,16 @@ def tokens_of(sample: Sample) -> list[Token]:
 
 def turn_title(number: int, turn: Mapping[str, Any]) -> str:
     """Returns the number of a turn, with what is known of it."""
-
-    def seconds(name: str, words: str) -> str | None:
-        return None if name not in turn else f"{words} {turn[name]:.2f} s"
-
     parts = (
         f"turn {number}",
         None if "reward" not in turn else f"reward {turn['reward']:.3g}",
         None if "tokens" not in turn else f"{turn['tokens']} tokens",
         f"weights {', '.join(map(str, turn['versions']))}" if turn.get("versions") else None,
-        seconds("sampling_seconds", "sampled in"),
-        seconds("environment_seconds", "answered in"),
+        *(
+            f"{words} in {turn[f'{name}_seconds']:.2f} s"
+            for name, words in (("sampling", "sampled"), ("environment", "answered"))
+            if f"{name}_seconds" in turn
+        ),
         *(f"{name} {value:g}" for name, value in turn.get("metrics", {}).items()),
     )
     return "  ".join(part for part in parts if part)

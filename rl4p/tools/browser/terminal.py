@@ -32,7 +32,15 @@ def show(console: Console, samples: Sequence[Sample], heading: str, *, numbers: 
       heading: the first line.
       numbers: whether to print a table with the numbers of each token.
     """
-    parts: list[RenderableType] = [Text(visible(heading), style="bold"), legend(samples)]
+    every_token = [token for sample in samples for token in tokens_of(sample)]
+    legend = Text("(these samples have no tokens)", style="dim")
+    if any(sample.tokens for sample in samples):
+        legend = Text("probability of each token: ")
+        for each in SHADES:
+            legend.append(each.label, each.terminal).append("  ")
+        if any(token.in_loss is False for token in every_token):
+            legend.append("not in the loss", NOT_IN_LOSS)
+    parts: list[RenderableType] = [Text(visible(heading), style="bold"), legend]
     for sample in samples:
         parts += [Rule(style="dim"), Text(visible(title(sample)), style="bold"), body(sample)]
         if numbers:
@@ -43,18 +51,6 @@ def show(console: Console, samples: Sequence[Sample], heading: str, *, numbers: 
     os.environ.setdefault("LESS", "-RFX")  # colours; and no pager for a single screen
     with console.pager(styles=True):
         console.print(Group(*parts))
-
-
-def legend(samples: Sequence[Sample]) -> Text:
-    """Returns the meaning of the shades that occur."""
-    if not any(sample.tokens for sample in samples):
-        return Text("(these samples have no tokens)", style="dim")
-    parts = [("probability of each token: ", "")]
-    for each in SHADES:
-        parts += [(each.label, each.terminal), ("  ", "")]
-    if any(token.in_loss is False for sample in samples for token in tokens_of(sample)):
-        parts += [("not in the loss", NOT_IN_LOSS)]
-    return Text.assemble(*parts)
 
 
 def title(sample: Sample) -> str:

@@ -305,20 +305,23 @@ def analysed(
         raise InputError(
             f"The {chosen.counted} is not a finite number in any of the {len(runs)} runs."
         )
-    without = [
-        LeftOut(name=run.name, reason=f"its {chosen.counted} is {_missing(chosen.of(run))}")
-        for run in runs
-        if run not in measured
-    ]
+    without = []
+    for run in runs:
+        if run not in measured:
+            last = chosen.of(run)
+            missing = "missing" if math.isnan(last) else str(last)
+            without.append(LeftOut(name=run.name, reason=f"its {chosen.counted} is {missing}"))
     groups, repeated = grouped(measured)
     resolution = chosen.resolution(measured)
     results = sorted(
         (_result(group, chosen, resolution) for group in groups), key=lambda result: -result.iqm
     )
-    pairs = [
-        _compared(results, first, second, resolution)
-        for first, second in combinations(range(len(results)), 2)
-    ]
+    pairs = []
+    for better, worse in combinations(range(len(results)), 2):
+        gap = difference(results[better].values, results[worse].values, resolution=resolution)
+        if gap.estimate < 0:  # paired and unpaired differences may differ in sign
+            better, worse, gap = worse, better, gap.reversed()
+        pairs.append(Compared(better=better, worse=worse, difference=gap, supported=False))
     answers = supported([pair.difference.p_value for pair in pairs])
     return Comparison(
         metric=chosen,
@@ -335,35 +338,18 @@ def _result(group: RunGroup, metric: Metric, resolution: float) -> Result:
     values = {run.seed: metric.of(run) for run in group.runs}
     numbers = np.array(list(values.values()))
     within = metric.is_share and 0 <= numbers.min() <= numbers.max() <= 1
+    bounds = SHARE if within else (-math.inf, math.inf)
+    others = []
+    for value in (AREA, LAST_5):
+        of_runs = [metric.of(run, value) for run in group.runs]
+        others.append(iqm(of_runs) if all(map(math.isfinite, of_runs)) else math.nan)
     return Result(
         group=group,
         values=values,
         mean=float(numbers.mean()),
         iqm=iqm(numbers),
-        interval=interval(
-            numbers,
-            resolution=resolution,
-            bounds=SHARE if within else (-math.inf, math.inf),
-        ),
-        area=_iqm_of(group.runs, metric, AREA),
-        last_5=_iqm_of(group.runs, metric, LAST_5),
+        interval=interval(numbers, resolution=resolution, bounds=bounds),
+        area=others[0],
+        last_5=others[1],
         costs=mean_costs(group.runs),
     )
-
-
-def _iqm_of(runs: Sequence[Run], metric: Metric, value: Value) -> float:
-    numbers = [metric.of(run, value) for run in runs]
-    return iqm(numbers) if all(map(math.isfinite, numbers)) else math.nan
-
-
-def _compared(results: Sequence[Result], first: int, second: int, resolution: float) -> Compared:
-    """Compares two groups. Paired and unpaired differences may differ in sign."""
-    a, b = results[first].values, results[second].values
-    measured = difference(a, b, resolution=resolution)
-    if measured.estimate < 0:
-        first, second, measured = second, first, measured.reversed()
-    return Compared(better=first, worse=second, difference=measured, supported=False)
-
-
-def _missing(value: float) -> str:
-    return "missing" if math.isnan(value) else str(value)

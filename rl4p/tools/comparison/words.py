@@ -12,7 +12,6 @@ from rl4p.tools.comparison.statistics import (
     Compared,
     Comparison,
     Interval,
-    Result,
     same,
 )
 
@@ -44,11 +43,35 @@ SENTENCES = 4  # about the groups that are better than others
 def sentences(comparison: Comparison) -> list[str]:
     """Returns what the runs show: the best group, the supported differences, what is missing."""
     results, metric = comparison.results, comparison.metric
-    said = [_of_best(results, metric.name if metric.value == LAST else metric.counted)]
+    name = metric.name if metric.value == LAST else metric.counted
+    best = results[0]
+    equal = [each.group.name for each in results[1:] if same(each.iqm, best.iqm)]
+    shown = number(best.iqm)
+    if best.interval is not None:
+        shown += f", {LEVEL:.0%} interval {span(best.interval)}"
+    text = f"{best.group.name} has the highest {name}: {shown}, "
+    if equal:
+        text = f"{_listed([best.group.name, *equal])} have the highest {name}: {shown}, "
+    if len(results) == 1:
+        text = f"All runs have one configuration. Its {name} is {shown}, "
+    said = [text + f"the interquartile mean of {_counted(len(best.values), 'seed', 'seeds')}."]
     if len(results) > 1:
         said += _of_differences(comparison)
-    said += _of_few_seeds(results)
-    said += _of_changes(results)
+    few = [each.group.name for each in results if len(each.values) < FEWEST_SEEDS]
+    if few:
+        whose = "Every group" if len(few) == len(results) > 1 else _listed(few)
+        has = "has" if len(few) == 1 or len(few) == len(results) else "have"
+        said.append(
+            f"{whose} {has} fewer than {FEWEST_SEEDS} seeds, which give no interval and support no "
+            "difference: run more, for example seed=0,1,2,3,4."
+        )
+    without = [each.group.name for each in results if each.interval is None]
+    if constant := [group for group in without if group not in few]:
+        said.append(f"All seeds of {_listed(constant)} have equal values, which give no interval.")
+    resumed = [run for result in results for run in result.group.runs if run.changes]
+    for run in resumed[:MANY]:
+        changes = ", ".join(map(changed, run.changes))
+        said.append(f"{run.name} was resumed with other values: {changes}.")
     if metric.others:
         said.append(f"Not every run has {_listed(metric.others)}, so the others are compared.")
     if comparison.left_out:
@@ -61,34 +84,31 @@ def method(metric: Metric) -> list[str]:
     return [f"The value of a run is its {metric.counted}; higher counts as better.", *METHOD]
 
 
-def _of_changes(results: Sequence[Result]) -> list[str]:
-    """Returns a sentence for each run, of few, that was resumed with other values."""
-    runs = [run for result in results for run in result.group.runs if run.changes]
-    return [
-        f"{run.name} was resumed with other values: {', '.join(map(changed, run.changes))}."
-        for run in runs[:MANY]
-    ]
-
-
-def _of_best(results: Sequence[Result], metric: str) -> str:
-    best = results[0]
-    equal = [each.group.name for each in results[1:] if same(each.iqm, best.iqm)]
-    shown = number(best.iqm)
-    if best.interval is not None:
-        shown += f", {LEVEL:.0%} interval {span(best.interval)}"
-    text = f"{best.group.name} has the highest {metric}: {shown}, "
-    if equal:
-        text = f"{_listed([best.group.name, *equal])} have the highest {metric}: {shown}, "
-    if len(results) == 1:
-        text = f"All runs have one configuration. Its {metric} is {shown}, "
-    return text + f"the interquartile mean of {_counted(len(best.values), 'seed', 'seeds')}."
-
-
 def _of_differences(comparison: Comparison) -> list[str]:
+    names = [result.group.name for result in comparison.results]
     supported = [each for each in comparison.compared if each.supported]
     tested = [each for each in comparison.compared if each.difference.p_value is not None]
-    said = _of_supported(supported, [result.group.name for result in comparison.results])
-    said += _of_unsupported(comparison, [each for each in tested if not each.supported])
+    said = []
+    for better in sorted({each.better for each in supported})[:SENTENCES]:
+        claims = [each for each in supported if each.better == better]
+        claim = f"The seeds support that {names[better]} is better than "
+        if len(claims) == 1:
+            said.append(f"{claim}{names[claims[0].worse]}: {_measured(claims[0])}.")
+        else:
+            said.append(f"{claim}{_listed([names[each.worse] for each in claims])}.")
+    if rest := len({each.better for each in supported}) - len(said):
+        groups = _counted(rest, "further group is", "further groups are")
+        said.append(f"{groups} better than another one; compare.json has all differences.")
+    said = said or ["The seeds support no difference between the groups."]
+    unsupported = [each for each in tested if not each.supported]
+    of_best = [each for each in unsupported if 0 in (each.better, each.worse)]
+    if len(of_best) == 1:
+        one = of_best[0]
+        pair = f"{names[one.better]} from {names[one.worse]}"
+        said.append(f"The seeds cannot distinguish {pair}: {_measured(one)}.")
+    elif of_best:
+        others = [names[each.better + each.worse] for each in of_best]  # one of the two is 0
+        said.append(f"The seeds cannot distinguish {names[0]} from {_listed(others)}.")
     rate = f"at most {ERROR_RATE:.0%}"
     if len(tested) == 1:
         said.append(
@@ -101,54 +121,8 @@ def _of_differences(comparison: Comparison) -> list[str]:
         )
     if tested:
         said.append(WHY_NOT_95)
-    if len(supported) < len(tested):
+    if unsupported:
         said.append("A difference that is not supported may be real: more seeds can show it.")
-    return said
-
-
-def _of_supported(supported: Sequence[Compared], names: Sequence[str]) -> list[str]:
-    said = []
-    for better in sorted({each.better for each in supported})[:SENTENCES]:
-        claims = [each for each in supported if each.better == better]
-        claim = f"The seeds support that {names[better]} is better than "
-        if len(claims) == 1:
-            said.append(f"{claim}{names[claims[0].worse]}: {_measured(claims[0])}.")
-        else:
-            said.append(f"{claim}{_listed([names[each.worse] for each in claims])}.")
-    if rest := len({each.better for each in supported}) - len(said):
-        groups = _counted(rest, "further group is", "further groups are")
-        said.append(f"{groups} better than another one; compare.json has all differences.")
-    return said or ["The seeds support no difference between the groups."]
-
-
-def _of_unsupported(comparison: Comparison, unsupported: Sequence[Compared]) -> list[str]:
-    names = [result.group.name for result in comparison.results]
-    of_best = [each for each in unsupported if 0 in (each.better, each.worse)]
-    if len(of_best) == 1:
-        one = of_best[0]
-        pair = f"{names[one.better]} from {names[one.worse]}"
-        return [f"The seeds cannot distinguish {pair}: {_measured(one)}."]
-    others = [names[each.better + each.worse] for each in of_best]  # one of the two is 0
-    return [f"The seeds cannot distinguish {names[0]} from {_listed(others)}."] if others else []
-
-
-def _of_few_seeds(results: Sequence[Result]) -> list[str]:
-    few = [each.group.name for each in results if len(each.values) < FEWEST_SEEDS]
-    said = []
-    if few:
-        whose = "Every group" if len(few) == len(results) > 1 else _listed(few)
-        has = "has" if len(few) == 1 or len(few) == len(results) else "have"
-        said.append(
-            f"{whose} {has} fewer than {FEWEST_SEEDS} seeds, which give no interval and support no "
-            "difference: run more, for example seed=0,1,2,3,4."
-        )
-    constant = [
-        each.group.name
-        for each in results
-        if each.interval is None and len(each.values) >= FEWEST_SEEDS
-    ]
-    if constant:
-        said.append(f"All seeds of {_listed(constant)} have equal values, which give no interval.")
     return said
 
 

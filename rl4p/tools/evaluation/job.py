@@ -104,13 +104,6 @@ def build_evaluated(config: DictConfig, request: EvaluationRequest) -> Evaluated
     return Evaluated(evaluation=evaluation, state=state, source=source, dropped=dropped)
 
 
-def identity_of(run: Path) -> str | None:
-    """Returns the identity by which trackers know the run, or None if it has none."""
-    path = run / "tracker.json"
-    saved = json.loads(path.read_text("utf-8")) if path.is_file() else {}
-    return saved.get("rl4p.run")
-
-
 def samples_of_chunk(evaluation: Evaluation, answered: Answered) -> list[Sample]:
     """Returns the samples of a chunk; all processes must call this.
 
@@ -165,15 +158,12 @@ def evaluate(config: DictConfig, request: EvaluationRequest) -> dict[str, Any]:
         evaluation, described = evaluated.evaluation, description(config, evaluated)
         # In messages, the keys of the configuration stand as on the command line.
         responses.check({k: v for k, v in described.items() if k != "config"} | described["config"])
-        chunks = evaluation.chunks()
-        begin = agreed(finished(responses, chunks) if first() else None)
+        begin = agreed(finished(responses, evaluation.chunks()) if first() else None)
         record = Record(responses.path.parent)
         record.describe(used(config), environment(evaluated, request, used(config)))
         tracked = (instantiate(config.tracker) if first() else NoTracker()).open(record.folder)
         status = "failed"
         try:
-            with Tolerance().of("Printing"):
-                terminal.print(introduction(evaluated, begin, len(chunks)), soft_wrap=True)
             with closing(evaluation.phases):
                 respond(evaluated, responses, begin, terminal, stop)
             status = "finished"
@@ -214,24 +204,19 @@ def responses_in(folder: Path) -> Iterator[SampleFile]:
     Raises:
       InputError: the folder holds something else, or another evaluation uses it.
     """
+    request, made = folder / REQUEST, is_document_with("evaluated", "prompts_sha256")
     with ExitStack() as stack:
         if not first():
             folder = Path(stack.enter_context(TemporaryDirectory()))
-        elif holds_other_files(folder):
-            raise InputError(
-                f"out={folder} holds other files: choose an empty folder, or the folder of an "
-                "evaluation to continue."
-            )
+        elif folder.is_dir() and not (request.is_file() and made(request)):
+            # A kill before the first response leaves an empty file.
+            others = [x for x in folder.iterdir() if x.name != RESPONSES or x.stat().st_size]
+            if others:
+                raise InputError(
+                    f"out={folder} holds other files: choose an empty folder, or the folder of an "
+                    "evaluation to continue."
+                )
         yield stack.enter_context(closing(SampleFile(folder / RESPONSES, folder / REQUEST, folder)))
-
-
-def holds_other_files(folder: Path) -> bool:
-    """Returns whether a folder holds files, and no evaluation."""
-    request, made = folder / REQUEST, is_document_with("evaluated", "prompts_sha256")
-    if not folder.is_dir() or (request.is_file() and made(request)):
-        return False
-    # A kill before the first response leaves an empty file.
-    return any(x.name != RESPONSES or x.stat().st_size for x in folder.iterdir())
 
 
 def description(config: DictConfig, evaluated: Evaluated) -> dict[str, Any]:
@@ -277,32 +262,29 @@ def finished(responses: SampleFile, chunks: Sequence[PromptChunk]) -> int:
     return done
 
 
-def introduction(evaluated: Evaluated, begin: int, chunks: int) -> str:
-    """Returns a sentence for the terminal: what is evaluated, on what, and how much is left."""
-    source, evaluation = evaluated.source, evaluated.evaluation
-    what = source.get("model") or (
-        f"{'the average of ' * source['average']}{source['run']} after step {source['step']}"
-    )
-    each = f"1 greedy response and {evaluation.samples} samples"
-    return (
-        f"{what}: {len(evaluation.prompts):,} prompts, "
-        f"{each if evaluation.samples else 'a greedy response'} to each"
-        + f" ({evaluated.dropped:,} dropped for being longer than max_prompt_tokens)"
-        * bool(evaluated.dropped)
-        + f"; {begin} of {chunks} batches are done" * bool(begin)
-    )
-
-
 def respond(
     evaluated: Evaluated, responses: SampleFile, begin: int, console: Console, stop: StopRequest
 ) -> None:
-    """Samples, grades and writes the remaining chunks.
+    """Samples, grades and writes the remaining chunks, after a sentence on what is evaluated.
 
     Raises:
       Stopped: a signal stopped it; its responses so far are saved.
     """
-    evaluation = evaluated.evaluation
+    source, evaluation = evaluated.source, evaluated.evaluation
     sizes = [len(chunk.rows()) for chunk in evaluation.chunks()]
+    with Tolerance().of("Printing"):
+        what = source.get("model") or (
+            f"{'the average of ' * source['average']}{source['run']} after step {source['step']}"
+        )
+        each = f"1 greedy response and {evaluation.samples} samples"
+        console.print(
+            f"{what}: {len(evaluation.prompts):,} prompts, "
+            f"{each if evaluation.samples else 'a greedy response'} to each"
+            + f" ({evaluated.dropped:,} dropped for being longer than max_prompt_tokens)"
+            * bool(evaluated.dropped)
+            + f"; {begin} of {len(sizes)} batches are done" * bool(begin),
+            soft_wrap=True,
+        )
     with ResponseBar(console, sum(sizes), sum(sizes[:begin])) as bar:
         answered = evaluation.answered(evaluated.state, begin=begin)
         for chunks, each in enumerate(answered, begin + 1):
@@ -322,7 +304,9 @@ def environment(
     evaluated: Evaluated, request: EvaluationRequest, config: dict[str, Any]
 ) -> dict[str, Any]:
     """Returns the environment of the evaluation, with the identity of the evaluated run."""
-    identity = None if request.run is None else identity_of(request.run)
+    path = None if request.run is None else request.run / "tracker.json"
+    saved = json.loads(path.read_text("utf-8")) if path and path.is_file() else {}
+    identity = saved.get("rl4p.run")  # by which trackers know the run
     return {
         "kind": EVALUATION,
         "command": request.command,

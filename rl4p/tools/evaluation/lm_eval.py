@@ -65,6 +65,12 @@ def results(
         task: digest("".join(x["doc_hash"] + x["prompt_hash"] + x["target_hash"] for x in rows))
         for task, rows in lines.items()
     }
+    generation = {  # the settings of the greedy responses, in the harness's words
+        "until": report["stop"]["strings"],
+        "max_gen_toks": report["stop"]["max_response_tokens"],
+        "do_sample": False,
+        "temperature": 0.0,
+    }
     scores = {task: scores_of(score) for task, score in tasks.items()}
     metrics = {
         task: [name.removesuffix(f",{NO_FILTER}") for name in own if "_stderr," not in name]
@@ -83,7 +89,7 @@ def results(
                     {"metric": each, "aggregation": "mean", "higher_is_better": True}
                     for each in metrics[task]
                 ],
-                "generation_kwargs": generation(report),
+                "generation_kwargs": generation,
                 "metadata": {"version": rl4p.__version__},
             }
             for task in tasks
@@ -98,7 +104,7 @@ def results(
         "config": {
             "model": "rl4p",
             "model_args": ",".join(f"{key}={value}" for key, value in source.items()),
-            "gen_kwargs": generation(report),
+            "gen_kwargs": generation,
             "limit": None,
             "random_seed": report["sampling"]["seed"],
         },
@@ -110,17 +116,6 @@ def results(
         "chat_template": template,
         "chat_template_sha": template and digest(template),
         "total_evaluation_time_seconds": str(seconds),
-    }
-
-
-def generation(report: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings of the greedy responses, in the harness's words."""
-    stop = report["stop"]
-    return {
-        "until": stop["strings"],
-        "max_gen_toks": stop["max_response_tokens"],
-        "do_sample": False,
-        "temperature": 0.0,
     }
 
 

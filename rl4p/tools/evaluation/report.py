@@ -29,7 +29,12 @@ def settings(config: DictConfig, evaluation: Evaluation) -> dict[str, Any]:
     policy, rollout = evaluation.policy, evaluation.phases.rollout
     first = {prompt.task: prompt for prompt in reversed(evaluation.prompts)}
     decode: Any = policy.tokenizer.decode
-    reward = OmegaConf.to_container(config.reward, resolve=True)
+    # The rule of the deciding term: the first line of its docstring, or its class.
+    terms = getattr(evaluation.phases.reward, "terms", {})
+    kind = type(terms.get(evaluation.term, evaluation.phases.reward))
+    rule = (inspect.getdoc(kind) or "").split("\n")[0].replace("``", "`")
+    if not rule or rule.startswith(f"{kind.__name__}("):  # the signature, of a dataclass
+        rule = kind.__qualname__
     node = config.evaluation.rollout or config.rollout
     return {
         "template": {
@@ -48,8 +53,8 @@ def settings(config: DictConfig, evaluation: Evaluation) -> dict[str, Any]:
         "graders": {
             "term": evaluation.term,
             "correct_from": 1.0,
-            "rule": rule_of(evaluation),
-            "reward": reward,
+            "rule": rule,
+            "reward": OmegaConf.to_container(config.reward, resolve=True),
         },
         "sampling": {
             "rollout": node._target_,
@@ -61,17 +66,6 @@ def settings(config: DictConfig, evaluation: Evaluation) -> dict[str, Any]:
         },
         "intervals": METHOD,
     }
-
-
-def rule_of(evaluation: Evaluation) -> str:
-    """Returns what the deciding term grades: the first line of its docstring, or its class."""
-    terms = getattr(evaluation.phases.reward, "terms", {})
-    kind = type(terms.get(evaluation.term, evaluation.phases.reward))
-    text = inspect.getdoc(kind) or ""
-    # Without a docstring a dataclass gets its signature as one.
-    if not text or text.startswith(f"{kind.__name__}("):
-        return kind.__qualname__
-    return text.split("\n")[0].replace("``", "`")
 
 
 def scores_of(samples: Sequence[Sample], evaluation: Evaluation) -> dict[str, Score]:
@@ -89,39 +83,38 @@ def scores_of(samples: Sequence[Sample], evaluation: Evaluation) -> dict[str, Sc
 
 
 def results(scores: Mapping[str, Score], samples: Sequence[Sample]) -> dict[str, Any]:
-    """Returns the scores by task as values of JSON, with the lengths of the responses."""
+    """Returns the scores by task as values of JSON, with the lengths of the responses.
+
+    `interval` belongs to the greedy pass@1.
+    """
+
+    def values(estimates: Mapping[int, Estimate]) -> dict[str, float]:
+        return {str(k): each.value for k, each in estimates.items()}
+
+    def bounds(estimates: Mapping[int, Estimate]) -> dict[str, list[float]]:
+        return {str(k): [each.low, each.high] for k, each in estimates.items()}
+
     by_task: dict[str, list[Sample]] = {task: [] for task in scores}
     for each in samples:
         by_task[str(each.task)].append(each)
-    return {
-        task: of_score(score)
-        | {
+    found = {}
+    for task, score in scores.items():
+        average = {} if score.average is None else {score.samples: score.average}
+        greedy, own = score.pass_at_1, by_task[task]
+        found[task] = {
+            "pass_at_1": greedy.value,
+            "interval": [greedy.low, greedy.high],
+            "pass_at_k": values(score.pass_at_k),
+            "pass_at_k_interval": bounds(score.pass_at_k),
+            "avg_at_k": values(average),
+            "avg_at_k_interval": bounds(average),
+            "prompts": score.prompts,
+            "samples": score.samples,
+            "invalid": score.invalid,
             "response_tokens": sum(each.length or 0 for each in own) / len(own),
             "truncated": sum(each.status == Status.TRUNCATED for each in own) / len(own),
         }
-        for (task, own), score in zip(by_task.items(), scores.values(), strict=True)
-    }
-
-
-def of_score(score: Score) -> dict[str, Any]:
-    """Returns a score as values of JSON; `interval` belongs to the greedy pass@1."""
-    average = {} if score.average is None else {str(score.samples): score.average}
-    pass_at_k = {str(k): each for k, each in score.pass_at_k.items()}
-    return {
-        "pass_at_1": score.pass_at_1.value,
-        "interval": bounds(score.pass_at_1),
-        "pass_at_k": {k: each.value for k, each in pass_at_k.items()},
-        "pass_at_k_interval": {k: bounds(each) for k, each in pass_at_k.items()},
-        "avg_at_k": {k: each.value for k, each in average.items()},
-        "avg_at_k_interval": {k: bounds(each) for k, each in average.items()},
-        "prompts": score.prompts,
-        "samples": score.samples,
-        "invalid": score.invalid,
-    }
-
-
-def bounds(estimate: Estimate) -> list[float]:
-    return [estimate.low, estimate.high]
+    return found
 
 
 def print_report(report: Mapping[str, Any], console: Console) -> None:
@@ -130,58 +123,39 @@ def print_report(report: Mapping[str, Any], console: Console) -> None:
     for title in ("task", "prompts", "score", "accuracy", "95 % interval"):
         left = title in ("task", "score")
         table.add_column(title, justify="left" if left else "right", overflow="fold")
+    lines = []
     for task, score in report["tasks"].items():
-        first = (task, f"{score['prompts']:,}")
-        for name, value, (low, high) in accuracies(score):
+        rows = [("greedy pass@1", score["pass_at_1"], score["interval"])]
+        for name in ("avg", "pass"):
+            intervals = score[f"{name}_at_k_interval"]
+            rows += [(f"{name}@{k}", x, intervals[k]) for k, x in score[f"{name}_at_k"].items()]
+        for i, (name, value, (low, high)) in enumerate(rows):
+            first = ("", "") if i else (task, f"{score['prompts']:,}")
             table.add_row(*first, name, f"{value:.3f}", f"{low:.3f} to {high:.3f}")
-            first = ("", "")
-    console.print(table)
-    for name, line in lines(report):
-        console.print(Text.assemble((f"{name:<10}", "dim"), line), soft_wrap=True)
-
-
-def accuracies(score: Mapping[str, Any]) -> list[tuple[str, float, list[float]]]:
-    """Returns the name, the value and the interval of each accuracy of a task."""
-    return [
-        ("greedy pass@1", score["pass_at_1"], score["interval"]),
-        *((f"avg@{k}", x, score["avg_at_k_interval"][k]) for k, x in score["avg_at_k"].items()),
-        *((f"pass@{k}", x, score["pass_at_k_interval"][k]) for k, x in score["pass_at_k"].items()),
-    ]
-
-
-def lines(report: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Returns the settings in words."""
+        said = f"{task}: {score['response_tokens']:.1f} tokens on average, {score['truncated']:.1%}"
+        said += f" truncated, {score['invalid']:,} could not be graded and count as wrong"
+        lines.append(("responses", said))
     template, stop, graders = report["template"], report["stop"], report["graders"]
-    sampling = report["sampling"]
     arguments = "".join(f", {key}={value}" for key, value in template["arguments"].items())
-    prompts = [
-        ("template", f"{task}: {shorten(repr(text))}{arguments}")
-        for task, text in template["first_prompts"].items()
-    ]
+    for task, text in template["first_prompts"].items():
+        lines.append(("template", f"{task}: {shorten(repr(text))}{arguments}"))
     stops = " or ".join(f"{shorten(repr(text))}" for text in stop["strings"])
-    drawn = "greedy"
+    drawn, sampling = "greedy", report["sampling"]
     if sampling["samples"]:
         drawn += (
             f", and {sampling['samples']} samples per prompt at temperature="
             f"{sampling['temperature']}, top_k={sampling['top_k']}, top_p={sampling['top_p']}, "
             f"seed={sampling['seed']}"
         )
-    responses = [
-        (
-            "responses",
-            f"{task}: {score['response_tokens']:.1f} tokens on average, {score['truncated']:.1%} "
-            f"truncated, {score['invalid']:,} could not be graded and count as wrong",
-        )
-        for task, score in report["tasks"].items()
-    ]
-    return [
-        *responses,
-        *prompts,
+    lines += [
         ("stop", f"{stops}, or after {stop['max_response_tokens']} tokens"),
         ("correct", f"{graders['term']} >= 1: {graders['rule']}"),
         ("sampling", drawn),
         ("intervals", report["intervals"]),
     ]
+    console.print(table)
+    for name, line in lines:
+        console.print(Text.assemble((f"{name:<10}", "dim"), line), soft_wrap=True)
 
 
 GREYS = ("0.45", "0.7")  # of the bars, since colours stand for tasks

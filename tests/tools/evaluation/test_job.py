@@ -18,7 +18,6 @@ from rl4p.reward.weighted import Weighted
 from rl4p.tools.evaluation import job
 from rl4p.tools.evaluation.job import (
     build_evaluated,
-    identity_of,
     samples_of_chunk,
 )
 from tests.support.runs import checkpoint, ended, free_port, lines
@@ -65,12 +64,6 @@ def test_prompts_that_are_too_long_are_counted(run, built):
     with pytest.raises(InputError, match="max_prompt_tokens=10 is too small"):  # of `long`
         built(f"run={run}", "max_prompt_tokens=10", "evaluation.samples=0")
     assert built(f"run={run}", "data.digits=1", "data.train_size=9").dropped == 0
-
-
-def test_the_identity_is_that_of_the_trackers(tmp_path):
-    assert identity_of(tmp_path) is None
-    (tmp_path / "tracker.json").write_text('{"rl4p.run": "abc"}')
-    assert identity_of(tmp_path) == "abc"
 
 
 def rows_of(evaluation, answered):

@@ -14,7 +14,6 @@ from rl4p.tools.evaluation.report import (
     plot_evaluation,
     print_report,
     results,
-    rule_of,
     scores_of,
     settings,
 )
@@ -111,9 +110,12 @@ def test_a_rule_is_the_docstring_of_the_term_or_its_name(evaluated):
     def of(term):
         reward = Weighted(terms={evaluated.evaluation.term: term})
         phases = replace(evaluated.evaluation.phases, reward=reward)
-        return rule_of(replace(evaluated.evaluation, phases=phases))
+        return rule_in(replace(evaluated.evaluation, phases=phases))
 
-    assert rule_of(evaluated.evaluation).startswith("A grade of 1 if the whole response matches a")
+    def rule_in(evaluation):
+        return settings(compose(), evaluation)["graders"]["rule"]
+
+    assert rule_in(evaluated.evaluation).startswith("A grade of 1 if the whole response matches a")
     assert of(Silent()).endswith("Silent")
 
 
