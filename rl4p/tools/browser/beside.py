@@ -108,7 +108,7 @@ def render(template: Path, **values: Any) -> str:
     """Returns the page of a template, which may show rows of samples by `prompt.html`.
 
     The model writes the texts of samples, so they are hostile: every text is escaped, and has signs
-    for the characters that cannot be seen.
+    for the characters that cannot be seen. No tag can begin in JSON of the filter `tojson`.
     """
     environment = Environment(
         loader=FileSystemLoader([template.parent, HERE]),
@@ -119,5 +119,6 @@ def render(template: Path, **values: Any) -> str:
         finalize=lambda value: visible(value) if type(value) is str else value,
     )
     environment.globals |= {"title": title, "verdict": verdict, "verdicts": VERDICTS}
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     html = environment.get_template(template.name).render(values)
     return html.encode("utf-8", "replace").decode()  # a lone surrogate cannot be written

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from rl4p.tools.browser.page import embedded, page
+from rl4p.tools.browser.page import page
 from tests.support.elements import Elements
 from tests.support.hostile_samples import HOSTILE
 
@@ -56,9 +56,10 @@ def test_only_the_script_of_the_page_may_run_and_nothing_is_fetched(made):
         assert sink not in script
 
 
-def test_json_that_is_embedded_reads_back():
-    value = {"<!--<script>": ["]]>", "&lt;", "\u2028", HOSTILE]}
-    assert json.loads(embedded(value)) == value
+def test_the_texts_of_a_sample_read_back(shown, full):
+    text = "<!--<script>]]>&lt;&'\"\\ </script>"
+    data, _ = Elements(page([shown(full | {"response": text})], "a", "b", "c")).scripts
+    assert json.loads(data)["samples"][0]["response"] == text
 
 
 def test_a_page_of_400_samples_is_small(shown, full):
