@@ -1,7 +1,21 @@
 """The sequences that are decoded together.
 
-Each has a slot. A device call decodes a few tokens of every slot. Between two calls, ended
-sequences leave their slots, and new ones are placed in free slots.
+Each has one of n slots, which is a row of the cache. Shards of devices divide the rows:
+
+    slot       0    1    2    3  |  4    5    6    7         two shards
+    sequence   a    b    -    c  |  d    -    -    -         a dash is a free slot
+    row        padding, context, drawn tokens, free columns
+
+A device call decodes a few tokens of every slot (`begin`, `end`). Between two calls, ended
+sequences leave their slots, and new ones come (`admit`): `fit` chooses how many slots and columns
+the cache has, `slots_for` takes free slots, `prefill` runs the contexts that no cache has yet, and
+`place` copies their rows into the slots.
+
+The traps: Each shape of an array compiles a program, so sizes, widths and columns are of a few
+(`Layout`), and the cache is not shrunk at once. A row stays on its shard (except on a CPU), so a
+context is run once for each shard that needs it, and `contexts` knows it by shard; one that
+continues a kept cache is on all shards (`EVERY`). A kept cache lacks its last token, which was
+drawn but never read.
 """
 
 import math
