@@ -24,12 +24,9 @@ class Demonstrations:
     """
 
     samples: ClassVar[bool] = False
+    sampling: ClassVar[Sampling] = Sampling()
 
     max_response_tokens: Positive
-
-    @property
-    def sampling(self) -> Sampling:
-        return Sampling()
 
     def __call__(
         self,
@@ -54,7 +51,13 @@ class Demonstrations:
             completions += [completion] * group_size
         trained = None
         if any(prompt.demonstration for prompt in prompts):
-            trained = [trained_ranges(*pair) for pair in zip(prompts, answered, strict=True)]
+            # The ranges of trained tokens in the sequence of a prompt and its worked answer.
+            trained = [
+                prompt.demonstration.trained
+                if prompt.demonstration
+                else [(len(prompt.tokens), len(prompt.tokens) + len(answer))]
+                for prompt, answer in zip(prompts, answered, strict=True)
+            ]
         return answers(policy, prompts, completions, self.max_response_tokens, trained)
 
 
@@ -81,10 +84,3 @@ def worked_answers(policy: Policy, prompts: Sequence[Prompt]) -> list[Sequence[i
         prompt.demonstration.tokens if prompt.demonstration else [*solution, policy.end_ids[0]]
         for prompt, solution in zip(prompts, encoded, strict=True)
     ]
-
-
-def trained_ranges(prompt: Prompt, answer: Sequence[int]) -> Sequence[tuple[int, int]]:
-    """Returns the ranges of trained tokens in the sequence of a prompt and its worked answer."""
-    if prompt.demonstration is not None:
-        return prompt.demonstration.trained
-    return [(len(prompt.tokens), len(prompt.tokens) + len(answer))]

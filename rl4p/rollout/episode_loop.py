@@ -63,20 +63,35 @@ class EpisodeLoop:
             async with around or nullcontext():
                 results.extend(await asyncio.gather(*episodes))
 
+        def cancel() -> set[asyncio.Task[Any]]:
+            tasks = asyncio.all_tasks(self.loop)
+            for task in tasks:
+                task.cancel()
+            return tasks
+
+        async def settled(tasks: set[asyncio.Task[Any]]) -> None:
+            await asyncio.gather(*tasks, return_exceptions=True)
+
         def work() -> None:
             try:
-                self.loop.run_until_complete(everything())
-            except BaseException as error:  # noqa: BLE001 - raised in the waiting thread
-                ended.append(error)
+                try:
+                    self.loop.run_until_complete(everything())
+                except BaseException as error:  # noqa: BLE001 - raised in the waiting thread
+                    ended.append(error)
+                # What is left ends here, except threads of the loop's executor, which are not
+                # waited for, since a call of an environment may hang.
+                self.loop.run_until_complete(settled(cancel()))
+                self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+                self.loop.close()
             finally:
-                self.end()
+                self.requests.put(None)  # tells the engine that no request will come
 
         thread = threading.Thread(target=work, name="episodes", daemon=True)
         thread.start()
         try:
             complete_all(engine, self, greedy=greedy)
         except BaseException:
-            self.call(self.cancel)
+            self.call(cancel)
             raise
         finally:
             thread.join()
@@ -84,35 +99,13 @@ class EpisodeLoop:
             raise ended[0]
         return results
 
-    def end(self) -> None:
-        """Ends what is left in the event loop, and tells the engine that no request will come.
-
-        Threads of the loop's executor are not waited for, since a call of an environment may hang.
-        """
-
-        async def cancelled(tasks: set[asyncio.Task[Any]]) -> None:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-        try:
-            self.loop.run_until_complete(cancelled(asyncio.all_tasks(self.loop)))
-            self.loop.run_until_complete(self.loop.shutdown_asyncgens())
-            self.loop.close()
-        finally:
-            self.requests.put(None)
-
-    def call(self, function: Callable[[], None]) -> None:
+    def call(self, function: Callable[[], Any]) -> None:
         """Calls a function in the event loop, unless it has ended."""
         try:
             self.loop.call_soon_threadsafe(function)
         except RuntimeError:
             if not self.loop.is_closed():
                 raise
-
-    def cancel(self) -> None:
-        for task in asyncio.all_tasks(self.loop):
-            task.cancel()
 
     async def complete(self, request: Request) -> Completion:
         """Returns the completion of a request with one key; called in a coroutine."""
@@ -121,25 +114,21 @@ class EpisodeLoop:
         return await future
 
     def take(self, *, wait: bool) -> Sequence[Request]:
-        taken = self.taken(wait=wait)
-        if jax.process_count() > 1:
-            agreed([request.to_dict() for request in taken])
-        return taken
-
-    def taken(self, *, wait: bool) -> Sequence[Request]:
-        """Returns the new requests; the other processes do not receive them."""
         taken: list[Request] = []
         while True:
             began = time.monotonic()
             try:
                 request = self.requests.get(block=wait and not taken)
             except queue.Empty:
-                return taken
+                break
             self.idle += time.monotonic() - began
             if request is None:  # every later call returns at once, too
                 self.requests.put(None)
-                return taken
+                break
             taken.append(request)
+        if jax.process_count() > 1:
+            agreed([request.to_dict() for request in taken])
+        return taken
 
     def give(self, request: Request, completion: Completion) -> None:
         future = self.futures.pop(id(request))

@@ -3,10 +3,10 @@
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import jax
@@ -15,7 +15,7 @@ import numpy as np
 from rl4p.base.errors import InputError, RunError
 from rl4p.base.types import Array, Episode, Params, Prompt, Sampling, Trajectories
 from rl4p.configuration.bounds import Positive, Share
-from rl4p.distributed.counting import Count, counted
+from rl4p.distributed.counting import counted
 from rl4p.distributed.processes import agreed, first, to_host
 from rl4p.model.policy import Policy, padded_width
 from rl4p.protocols.engine import Engine, Frees, OpensEngine, complete_all
@@ -24,8 +24,6 @@ from rl4p.protocols.traits import CacheSize, Planned, RolloutTraits
 from rl4p.rollout.episode_loop import EpisodeLoop, ForwardedRequests
 from rl4p.rollout.recorder import CallLimits, FinishedEpisode, Recorder, rows_on_host, text_of
 from rl4p.rollout.sampler import Sampler, sequence_keys
-
-Result = TypeVar("Result")
 
 
 class SharedEngine:
@@ -144,7 +142,11 @@ class EpisodeRollout(ABC):
     ) -> tuple[Trajectories, Sequence[Episode]]:
         keys_B = to_host(sequence_keys(key, len(prompts) * group_size))
         keys_PN = keys_B.reshape(len(prompts), group_size, *keys_B.shape[1:])
-        engine = self.engine_of(policy)
+        engine = self.opened.engine
+        if engine is None or self.opened.policy is not policy:  # all calls share it, until `close`
+            self.close()
+            engine = self.open_engine(policy)
+            self.opened.engine, self.opened.policy = engine, policy
         engine.publish(params, version)
         seeds = None if greedy else [seed_of(keys_N[0]) for keys_N in keys_PN]
         episodes = self.hold(engine, policy, prompts, keys_PN, seeds=seeds, greedy=greedy)
@@ -173,11 +175,23 @@ class EpisodeRollout(ABC):
         if first():
             loop = EpisodeLoop(*size)
             around, coroutines = self.coroutines(loop, policy, samples)
-            if self.concurrency is not None:
-                coroutines = limited(coroutines, self.concurrency)
+            most = self.concurrency
+            places = nullcontext() if most is None else asyncio.Semaphore(most)
             with counted("rollout", "episodes", len(samples)) as count:
-                coroutines = [counting(each, count) for each in coroutines]
-                episodes = loop.run(engine, coroutines, greedy=greedy, around=around)
+
+                async def in_turn(
+                    coroutine: Coroutine[Any, Any, FinishedEpisode],
+                ) -> FinishedEpisode:
+                    try:
+                        async with places:  # at most `concurrency` run at the same time
+                            episode = await coroutine
+                    finally:
+                        coroutine.close()  # of one that was cancelled before it began
+                    count.add(1)
+                    return episode
+
+                runs = [in_turn(each) for each in coroutines]
+                episodes = loop.run(engine, runs, greedy=greedy, around=around)
             self.opened.idle = loop.idle
         else:
             complete_all(engine, ForwardedRequests(*size), greedy=greedy)
@@ -211,10 +225,7 @@ class EpisodeRollout(ABC):
         rows = min(self.concurrency or run.sequences, run.sequences)
         slots = self.engine.slots_of(rows) or rows
         columns = padded_width(run.prompt_columns + run.response_tokens)
-        return (
-            CacheSize(rows=slots, columns=columns),
-            CacheSize(rows=rows, columns=columns),
-        )
+        return CacheSize(rows=slots, columns=columns), CacheSize(rows=rows, columns=columns)
 
     def open_engine(self, policy: Policy) -> Engine:
         return self.engine.open(policy)
@@ -254,46 +265,11 @@ class EpisodeRollout(ABC):
             end_ids=policy.end_ids,
         )
 
-    def engine_of(self, policy: Policy) -> Engine:
-        """Returns the engine that all calls share, until `close`."""
-        engine = self.opened.engine
-        if engine is None or self.opened.policy is not policy:
-            self.close()
-            engine = self.open_engine(policy)
-            self.opened.engine, self.opened.policy = engine, policy
-        return engine
-
     def close(self) -> None:
         """Ends the engine of the calls; another call opens it again."""
         if self.opened.engine is not None:
             self.opened.engine.close()
             self.opened.engine = None
-
-
-async def counting(coroutine: Coroutine[Any, Any, Result], count: Count) -> Result:
-    """Returns the result of a coroutine, and counts it."""
-    try:
-        result = await coroutine
-    finally:
-        coroutine.close()  # of one that was cancelled before it began
-    count.add(1)
-    return result
-
-
-def limited(
-    coroutines: Sequence[Coroutine[Any, Any, Result]], most: int
-) -> list[Coroutine[Any, Any, Result]]:
-    """Returns coroutines of which `most` run at the same time, and the others wait."""
-    places = asyncio.Semaphore(most)
-
-    async def waiting(coroutine: Coroutine[Any, Any, Result]) -> Result:
-        try:
-            async with places:
-                return await coroutine
-        finally:
-            coroutine.close()  # of one that was cancelled before it began
-
-    return [waiting(each) for each in coroutines]
 
 
 def seed_of(key: np.ndarray) -> int:

@@ -173,15 +173,6 @@ def generate(
             seen_BV = jnp.asarray(seen_BV).at[jnp.arange(B), drawn.token_B].set(RESPONSE)
         return drawn.token_B, drawn.logprob_B, seen_BV
 
-    def seen_at_first() -> Array | None:
-        if isinstance(distribution, SharedDistribution):
-            return None
-        drawn_BT = prompt_positions_BT >= (sequences.lengths_B - sequences.drawn_B)[:, None]
-        bits_BT = jnp.where(drawn_BT, RESPONSE, PROMPT)
-        bits_BT = jnp.where(prompt_mask_BT, bits_BT, 0).astype(jnp.uint8)
-        nothing_BV = jnp.zeros((B, decoder.config.vocabulary), jnp.uint8)
-        return nothing_BV.at[jnp.arange(B)[:, None], prompt_tokens_BT].max(bits_BT)
-
     def ended(token_B: Array, t: Array) -> Array:
         return jnp.isin(token_B, ends) | (t + 1 == sequences.limits_B)
 
@@ -220,7 +211,14 @@ def generate(
         0,
         mesh,
     )
-    token_B, logprob_B, seen_BV = choose(hidden_BTD[:, -1], jnp.int32(0), seen_at_first())
+    seen_BV = None  # the tokens of each sequence so far, for penalties
+    if isinstance(distribution, OwnDistributions):
+        drawn_BT = prompt_positions_BT >= (sequences.lengths_B - sequences.drawn_B)[:, None]
+        bits_BT = jnp.where(drawn_BT, RESPONSE, PROMPT)
+        bits_BT = jnp.where(prompt_mask_BT, bits_BT, 0).astype(jnp.uint8)
+        nothing_BV = jnp.zeros((B, decoder.config.vocabulary), jnp.uint8)
+        seen_BV = nothing_BV.at[jnp.arange(B)[:, None], prompt_tokens_BT].max(bits_BT)
+    token_B, logprob_B, seen_BV = choose(hidden_BTD[:, -1], jnp.int32(0), seen_BV)
     out = tuple(jnp.zeros((B, max_response_tokens), x.dtype) for x in (token_B, logprob_B))
     out = write(out, (token_B, logprob_B), jnp.int32(0))
     start = (jnp.int32(1), ended(token_B, jnp.int32(0)), ones_B, token_B, cache, out, seen_BV)

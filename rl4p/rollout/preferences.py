@@ -24,12 +24,9 @@ class Preferences:
 
     samples: ClassVar[bool] = False
     pairs: ClassVar[bool] = True
+    sampling: ClassVar[Sampling] = Sampling()
 
     max_response_tokens: Positive
-
-    @property
-    def sampling(self) -> Sampling:
-        return Sampling()
 
     def __call__(
         self,

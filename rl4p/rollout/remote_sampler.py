@@ -69,12 +69,8 @@ class RemoteSampler(PoolOptions, ABC):
 
     def sampling_at(self, step: int) -> Sampling:
         """Returns the sampling distribution of a step."""
-        temperature = self.temperature_at(step)
-        return (
-            self.sampling
-            if temperature is None
-            else replace(self.sampling, temperature=temperature)
-        )
+        own, temperature = self.sampling, self.temperature_at(step)
+        return own if temperature is None else replace(own, temperature=temperature)
 
     @abstractmethod
     def protocol(self) -> ServerProtocol:
@@ -122,7 +118,10 @@ class RemoteSampler(PoolOptions, ABC):
         version: int,
         greedy: bool = False,
     ) -> tuple[Trajectories, Sequence[Episode]]:
-        engine, limit = self.engine_of(policy), self.max_response_tokens
+        engine, limit = self.opened.engine, self.max_response_tokens
+        if engine is None or engine.policy is not policy:  # all calls share it, until `close`
+            self.close()
+            engine = self.opened.engine = self.open(policy)
         engine.publish(params, version)
         keys_P = np.split(to_host(sequence_keys(key, len(prompts) * group_size)), len(prompts))
         requests = [
@@ -135,13 +134,6 @@ class RemoteSampler(PoolOptions, ABC):
             for prompt, keys_N in zip(prompts, keys_P, strict=True)
         ]
         return answers(policy, prompts, engine.complete(requests, greedy=greedy), limit)
-
-    def engine_of(self, policy: Policy) -> RemoteEngine:
-        """Returns the engine that all calls share, until `close`."""
-        if self.opened.engine is None or self.opened.engine.policy is not policy:
-            self.close()
-            self.opened.engine = self.open(policy)
-        return self.opened.engine
 
     def free(self) -> None:
         """Gives the memory of the servers back until the next call, if the option says so."""

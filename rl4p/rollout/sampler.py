@@ -109,7 +109,15 @@ class Sampler(ABC):
         """
         values = {name: getattr(self, name) for name in OF_TASKS}
         for name, value in self.tasks.get(task, {}).items():
-            check_option(f"tasks.{task}.{name}", name, value)
+            key = f"tasks.{task}.{name}"
+            if name not in OF_TASKS:
+                hint = did_you_mean(name, OF_TASKS)
+                raise ValueError(f"{key} does not exist{hint} (options: {', '.join(OF_TASKS)})")
+            try:
+                TypeAdapter(OF_TASKS[name]).validate_python(value)
+            except ValidationError as error:
+                message = error.errors()[0]["msg"]
+                raise ValueError(f"{key}={value} is wrong: {message}.") from None
             values[name] = value
         stop = values.pop("stop")
         return RowOptions(sampling=Sampling(**values), stop=tuple(stop))
@@ -117,13 +125,10 @@ class Sampler(ABC):
     def untrained(self) -> list[str]:
         """Returns the options that change what tokens are drawn, and that the trainer ignores."""
         plain = Sampling()
-        names = [
-            name
-            for name in ("least_tokens", "repetition_penalty", "presence_penalty")
-            if getattr(self, name) != getattr(plain, name)
-        ]
+        names = ("least_tokens", "repetition_penalty", "presence_penalty")
+        changed = [name for name in names if getattr(self, name) != getattr(plain, name)]
         own = ((task, name) for task, options in self.tasks.items() for name in options)
-        return names + [f"tasks.{task}.{name}" for task, name in own if name != "stop"]
+        return changed + [f"tasks.{task}.{name}" for task, name in own if name != "stop"]
 
     def why_untrained(self) -> str | None:
         """Returns why nothing can be trained with these options, or None."""
@@ -169,26 +174,10 @@ class Sampler(ABC):
         return answers(policy, prompts, engine.complete(requests, greedy=greedy), limit)
 
 
-def check_option(key: str, name: str, value: Any) -> None:
-    """Checks an option of a task.
-
-    Raises:
-      ValueError: the sampler has no such option for tasks, or the value is wrong.
-    """
-    if name not in OF_TASKS:
-        hint = did_you_mean(name, OF_TASKS)
-        raise ValueError(f"{key} does not exist{hint} (options: {', '.join(OF_TASKS)})")
-    try:
-        TypeAdapter(OF_TASKS[name]).validate_python(value)
-    except ValidationError as error:
-        raise ValueError(f"{key}={value} is wrong: {error.errors()[0]['msg']}.") from None
-
-
 def without_annealing(rollout: Any) -> Any:
     """Returns the rollout with its first temperature in all steps."""
-    if RolloutTraits.read(rollout).annealing is None:
-        return rollout
-    return replace(rollout, annealing=None)
+    annealed = RolloutTraits.read(rollout).annealing is not None
+    return replace(rollout, annealing=None) if annealed else rollout
 
 
 @partial(jax.jit, static_argnames="B")

@@ -116,8 +116,27 @@ class SGLangProtocol(WeightsProtocol):
         response = await post("/update_weights_from_disk", body)
         if not isinstance(response, dict) or "success" not in response:
             raise InvalidResponseError("it does not say whether it has loaded the weights")
-        await self.flush(server, deadline)
-        await self.verify(server, weights, deadline)
+        failures = 0
+        while True:  # a server refuses to empty its cache while requests run
+            try:
+                await server.send("POST", "/flush_cache", seconds=deadline.left)
+                break
+            except RefusedError as error:
+                if error.status != 400 or deadline.over:
+                    raise
+            failures += 1
+            await asyncio.sleep(short_pause(failures))
+        # The version and the checksums that it reports must be those of the new weights.
+        for path in ("/model_info", "/get_weight_version"):
+            offered, info = await server.offered("GET", path, seconds=deadline.left)
+            if not offered or not isinstance(info, dict) or "weight_version" not in info:
+                continue
+            if (version := info["weight_version"]) != weights.label:
+                raise InvalidResponseError(
+                    f"it reports the weights {version!r} after an update to {weights.label}"
+                )
+            break
+        await check_checksums(server, "/weights_checker", weights, deadline)
         await post("/continue_generation", {})
 
     async def sleep(self, server: RemoteServer, deadline: Deadline) -> None:
@@ -129,32 +148,6 @@ class SGLangProtocol(WeightsProtocol):
 
     async def wake(self, server: RemoteServer, deadline: Deadline) -> None:
         await server.send("POST", "/resume_memory_occupation", {}, seconds=deadline.left)
-
-    async def flush(self, server: RemoteServer, deadline: Deadline) -> None:
-        """Empties the cache, which a server refuses while requests run."""
-        failures = 0
-        while True:
-            try:
-                await server.send("POST", "/flush_cache", seconds=deadline.left)
-                return
-            except RefusedError as error:
-                if error.status != 400 or deadline.over:
-                    raise
-            failures += 1
-            await asyncio.sleep(short_pause(failures))
-
-    async def verify(self, server: RemoteServer, weights: NewWeights, deadline: Deadline) -> None:
-        """Compares the version and the checksums that a server reports."""
-        for path in ("/model_info", "/get_weight_version"):
-            offered, info = await server.offered("GET", path, seconds=deadline.left)
-            if not offered or not isinstance(info, dict) or "weight_version" not in info:
-                continue
-            if (version := info["weight_version"]) != weights.label:
-                raise InvalidResponseError(
-                    f"it reports the weights {version!r} after an update to {weights.label}"
-                )
-            break
-        await check_checksums(server, "/weights_checker", weights, deadline)
 
     async def score(
         self, server: RemoteServer, tokens: Sequence[int], deadline: Deadline

@@ -121,13 +121,38 @@ class VLLMProtocol(WeightsProtocol):
         except RefusedError as error:
             raise RefusedError(f"{error} ({DEVELOPMENT})", error.status) from None
         if await self.transfers_from_disk(server, deadline):
-            await self.transfer(server, weights, deadline)
-        else:
-            await self.reload(server, weights, deadline)
+            start = "/start_weight_update", {"is_checkpoint_format": True}
+            try:
+                await server.send("POST", *start, seconds=deadline.left)
+            except RequestError as error:  # an update that was cut short is still open
+                if not error.transient:
+                    raise
+                await server.send("POST", "/finish_weight_update", {}, seconds=deadline.left)
+                await server.send("POST", *start, seconds=deadline.left)
+            body = {"update_info": {"path": str(weights.exported.path)}}
+            await server.send("POST", "/update_weights", body, seconds=deadline.left)
+            body = {"weight_version": weights.label}
+            await server.send("POST", "/finish_weight_update", body, seconds=deadline.left)
+        else:  # the server reloads its model from the folder of the weights
+            kwargs = {"weights_path": str(weights.exported.path)}
+            body = {"method": "reload_weights", "kwargs": kwargs}
+            offered, _ = await server.offered(
+                "POST", "/collective_rpc", body, seconds=deadline.left
+            )
+            if not offered:
+                raise RefusedError(f"it offers no way to load weights ({DEVELOPMENT})", 404)
+            body = {"new_version": weights.label}
+            await server.offered("POST", "/update_weight_version", body, seconds=deadline.left)
         _, reset = await server.offered("POST", "/reset_prefix_cache", seconds=deadline.left)
         if isinstance(reset, dict) and reset.get("success", True) is not True:
             raise RequestError("it did not empty its prefix cache")
-        await self.verify(server, weights, deadline)
+        # The version and the checksums that it reports must be those of the new weights.
+        offered, info = await server.offered("GET", "/weight_info", seconds=deadline.left)
+        if offered and (version := value_at(info, "weight_version")) != weights.label:
+            raise InvalidResponseError(
+                f"it reports the weights {version!r} after an update to {weights.label}"
+            )
+        await check_checksums(server, "/weight_checker", weights, deadline)
         await server.send("POST", "/resume", seconds=deadline.left)
         await self.check_logprobs(server, deadline)
 
@@ -140,31 +165,6 @@ class VLLMProtocol(WeightsProtocol):
 
     async def wake(self, server: RemoteServer, deadline: Deadline) -> None:
         await server.send("POST", "/wake_up", seconds=deadline.left)
-
-    async def transfer(self, server: RemoteServer, weights: NewWeights, deadline: Deadline) -> None:
-        """Makes a server load weights by its transfer from disk."""
-        start = "/start_weight_update", {"is_checkpoint_format": True}
-        try:
-            await server.send("POST", *start, seconds=deadline.left)
-        except RequestError as error:  # an update that was cut short is still open
-            if not error.transient:
-                raise
-            await server.send("POST", "/finish_weight_update", {}, seconds=deadline.left)
-            await server.send("POST", *start, seconds=deadline.left)
-        body = {"update_info": {"path": str(weights.exported.path)}}
-        await server.send("POST", "/update_weights", body, seconds=deadline.left)
-        body = {"weight_version": weights.label}
-        await server.send("POST", "/finish_weight_update", body, seconds=deadline.left)
-
-    async def reload(self, server: RemoteServer, weights: NewWeights, deadline: Deadline) -> None:
-        """Makes a server reload its model from the folder of the weights."""
-        kwargs = {"weights_path": str(weights.exported.path)}
-        body = {"method": "reload_weights", "kwargs": kwargs}
-        offered, _ = await server.offered("POST", "/collective_rpc", body, seconds=deadline.left)
-        if not offered:
-            raise RefusedError(f"it offers no way to load weights ({DEVELOPMENT})", 404)
-        body = {"new_version": weights.label}
-        await server.offered("POST", "/update_weight_version", body, seconds=deadline.left)
 
     async def transfers_from_disk(self, server: RemoteServer, deadline: Deadline) -> bool:
         """Returns whether the server was started with a transfer of weights from disk."""
@@ -184,15 +184,6 @@ class VLLMProtocol(WeightsProtocol):
                     raise
                 server.features["disk"] = False
         return server.features["disk"]
-
-    async def verify(self, server: RemoteServer, weights: NewWeights, deadline: Deadline) -> None:
-        """Compares the version and the checksums that a server reports."""
-        offered, info = await server.offered("GET", "/weight_info", seconds=deadline.left)
-        if offered and (version := value_at(info, "weight_version")) != weights.label:
-            raise InvalidResponseError(
-                f"it reports the weights {version!r} after an update to {weights.label}"
-            )
-        await check_checksums(server, "/weight_checker", weights, deadline)
 
     async def check_logprobs(self, server: RemoteServer, deadline: Deadline) -> None:
         """Checks that log-probabilities describe the distribution that tokens are drawn from.

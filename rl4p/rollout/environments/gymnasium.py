@@ -63,22 +63,20 @@ class GymnasiumEpisode:
         self.state: Any = None  # the last observation
 
     async def reset(self) -> str:
-        self.state, drew = await in_thread(self.first_observation)
-        if drew and not self.options.sequential_resets:
+        sequential = self.options.sequential_resets
+
+        def first() -> tuple[Any, bool]:
+            """Returns the first observation, and whether Python's global generator was used."""
+            with ONE_RESET if sequential else nullcontext():
+                before = random.getstate()
+                self.environment = self.options.factory()
+                observation, _ = self.environment.reset(seed=self.seed)
+                return observation, random.getstate() != before
+
+        self.state, drew = await in_thread(first)
+        if drew and not sequential:
             warn_once(type(self.environment).__name__)
         return f"\n{self.message(self.state)['content']}"
-
-    def first_observation(self) -> tuple[Any, bool]:
-        """Makes and resets the environment.
-
-        Returns:
-          The first observation, and whether Python's global generator was used meanwhile.
-        """
-        with ONE_RESET if self.options.sequential_resets else nullcontext():
-            before = random.getstate()
-            self.environment = self.options.factory()
-            observation, _ = self.environment.reset(seed=self.seed)
-            return observation, random.getstate() != before
 
     async def step(self, message: Message) -> StepResult:
         action = self.options.action(message["content"])

@@ -4,7 +4,6 @@ import re
 import sqlite3
 import threading
 from functools import cache
-from pathlib import Path
 
 from rl4p.base.errors import InputError
 from rl4p.base.storage import local_copy
@@ -79,26 +78,19 @@ def store(path: str | None) -> DocumentStore:
     Raises:
       InputError: the file cannot be read, or a line has no title or text.
     """
-    return DocumentStore(documents() if path is None else documents_in(local_copy(path)))
-
-
-def documents_in(path: Path) -> list[tuple[str, str]]:
-    """Returns the titles and texts in a file of JSON lines.
-
-    Raises:
-      InputError: it cannot be read, or a line has no title or text.
-    """
+    if path is None:
+        return DocumentStore(documents())
+    file, rows = local_copy(path), []
     try:
-        lines = path.read_bytes().splitlines()
+        lines = file.read_bytes().splitlines()
     except OSError as error:
-        raise InputError(f"The documents {path} cannot be read: {error.strerror}.") from None
-    rows = []
+        raise InputError(f"The documents {file} cannot be read: {error.strerror}.") from None
     for number, line in enumerate(lines, 1):
-        row = parse_line(line, f"{path}, line {number}")
+        row = parse_line(line, f"{file}, line {number}")
         title, text = row.get("title"), row.get("text")
         if not (isinstance(title, str) and isinstance(text, str)):
-            raise InputError(f"{path}, line {number}: a document has a title and a text.")
+            raise InputError(f"{file}, line {number}: a document has a title and a text.")
         rows.append((title, text))
     if not rows:
-        raise InputError(f"{path} has no documents.")
-    return rows
+        raise InputError(f"{file} has no documents.")
+    return DocumentStore(rows)

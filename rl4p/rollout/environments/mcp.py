@@ -86,6 +86,7 @@ class MCPEpisode:
 
     def __init__(self, options: MCP) -> None:
         self.options, self.stack = options, AsyncExitStack()
+        self.name = f"the MCP server {options.url or options.command[0]}"
         self.client: Any = None
 
     async def reset(self) -> tuple[()]:
@@ -101,14 +102,12 @@ class MCPEpisode:
         except Exception as error:  # noqa: BLE001 - of the client, of a process or in a group
             errors.seek(0)
             lines = [line.strip() for line in errors if line.strip()]
-            raise ConnectionError(
-                f"{self.name} has no session: {(lines or [first(error)])[-1]}"
-            ) from None
+            first: BaseException = error
+            while isinstance(first, BaseExceptionGroup):
+                first = first.exceptions[0]
+            why = lines[-1] if lines else str(first) or type(first).__name__
+            raise ConnectionError(f"{self.name} has no session: {why}") from None
         return ()
-
-    @property
-    def name(self) -> str:
-        return f"the MCP server {self.options.url or self.options.command[0]}"
 
     async def transport(self, errors: Any) -> Any:
         """Returns the transport of the client; `errors` gets a process's standard error."""
@@ -171,10 +170,3 @@ class MCPEpisode:
 
     async def close(self) -> None:
         await self.stack.aclose()
-
-
-def first(error: BaseException) -> str:
-    """Returns the message of an exception, or of the first one in a group."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return str(error) or type(error).__name__

@@ -103,10 +103,6 @@ class OpenEnv(TextActions):
     def tools(self, prompt: Prompt) -> Sequence[Message] | None:
         return self.known.schemas
 
-    @property
-    def address(self) -> str:
-        return f"ws{self.url.removeprefix('http').rstrip('/')}/ws"
-
 
 class OpenEnvEpisode:
     """An episode of `OpenEnv`: a session at the server."""
@@ -134,25 +130,17 @@ class OpenEnvEpisode:
             self.state = self.text(observation)
             return f"\n{self.state}"
         if options.known.schemas is None:
-            options.known.schemas = await self.schemas()
+            needed = "environment.action_field is needed for a server without tools"
+            try:
+                listed = await self.observation("step", {"type": "list_tools"})
+            except OpenEnvError as error:
+                raise OpenEnvError(f"{error}; {needed}") from None
+            tools = listed.get("tools")
+            if not isinstance(tools, list) or not tools:
+                raise OpenEnvError(f"{options.url} has no tools; {needed}")
+            options.known.schemas = tuple(schema_of(tool) for tool in tools)
         first = observation.get(options.observation_field or "")
         return f"\n{first}" if isinstance(first, str) and first else ""
-
-    async def schemas(self) -> tuple[Message, ...]:
-        """Returns the schemas of the server's tools, as chat templates take them.
-
-        Raises:
-          OpenEnvError: it has none.
-        """
-        needed = "environment.action_field is needed for a server without tools"
-        try:
-            listed = await self.observation("step", {"type": "list_tools"})
-        except OpenEnvError as error:
-            raise OpenEnvError(f"{error}; {needed}") from None
-        tools = listed.get("tools")
-        if not isinstance(tools, list) or not tools:
-            raise OpenEnvError(f"{self.options.url} has no tools; {needed}")
-        return tuple(schema_of(tool) for tool in tools)
 
     async def step(self, message: Message) -> StepResult:
         self.reward = 0.0
@@ -167,7 +155,10 @@ class OpenEnvEpisode:
                 "step", {**self.options.action_fields, name: action}
             )
         except OpenEnvError as error:
-            if error.errors and all(is_of_field(each, name) for each in error.errors):
+            if error.errors and all(
+                each.get("loc", ())[:1] == [name] and each.get("type") not in CONFIGURED
+                for each in error.errors
+            ):
                 return self.options.without_action(self.state)
             raise
         self.state = self.text(observation)
@@ -267,7 +258,7 @@ async def connected(options: OpenEnv) -> Any:
     key = api_key(options.key_variable)
     try:
         return await connect(
-            options.address,
+            f"ws{options.url.removeprefix('http').rstrip('/')}/ws",
             additional_headers={"Authorization": f"Bearer {key}"} if key else None,
             proxy=None if is_loopback(options.url) else True,
             max_size=options.max_message_mebibytes * 2**20,
@@ -309,8 +300,3 @@ def answer_in(text: str | bytes, url: str) -> Mapping[str, Any]:
     if errors:
         reason += f": {'.'.join(map(str, errors[0].get('loc', ())))}: {errors[0].get('msg')}"
     raise OpenEnvError(reason, errors)
-
-
-def is_of_field(error: Mapping[str, Any], name: str) -> bool:
-    """Returns whether an error of an action is about the value of a field."""
-    return error.get("loc", ())[:1] == [name] and error.get("type") not in CONFIGURED

@@ -80,38 +80,26 @@ class ToolEpisode:
     async def reset(self) -> Sequence[Message] | str:
         if not hasattr(self.thing, "reset"):
             return ()
-        first = await called(self.thing.reset, **self.columns())
-        return () if first is None else first
-
-    def columns(self) -> dict[str, Any]:
-        """Returns the columns of the row that `reset` takes.
-
-        Raises:
-          InputError: it names a column that the row lacks.
-        """
-        row = columns_of(self.prompt)
+        columns = columns_of(self.prompt)
         parameters = inspect.signature(self.thing.reset).parameters.values()
-        if any(each.kind is each.VAR_KEYWORD for each in parameters):
-            return row
-        names = {each.name: each.default is each.empty for each in parameters}
-        missing = [name for name, required in names.items() if required and name not in row]
-        if missing:
-            raise InputError(
-                f"reset of {type(self.thing).__name__} has the parameter {missing[0]}, but the row "
-                f"{self.prompt.id} has the columns {', '.join(sorted(row))}."
-            )
-        return {name: row[name] for name in names if name in row}
+        if not any(each.kind is each.VAR_KEYWORD for each in parameters):
+            for each in parameters:
+                if each.default is each.empty and each.name not in columns:
+                    raise InputError(
+                        f"reset of {type(self.thing).__name__} has the parameter {each.name}, but "
+                        f"the row {self.prompt.id} has the columns {', '.join(sorted(columns))}."
+                    )
+            names = [each.name for each in parameters]
+            columns = {name: columns[name] for name in names if name in columns}
+        first = await called(self.thing.reset, **columns)
+        return () if first is None else first
 
     async def step(self, message: Message) -> StepResult:
         results = await results_of_calls(message["content"], self.methods, self.text, self.most)
         if results is not None and not getattr(self.thing, "done", False):
             return results
-        return replace(results or StepResult(), done=True, reward=await self.reward())
-
-    async def reward(self) -> float:
-        if not hasattr(self.thing, "get_reward"):
-            return 0.0
-        return float(await called(self.thing.get_reward))
+        reward = await called(self.thing.get_reward) if hasattr(self.thing, "get_reward") else 0.0
+        return replace(results or StepResult(), done=True, reward=float(reward))
 
     async def text(self, call: ParsedCall) -> str:
         """Returns the text of the result of a call; of an exception, its message."""
