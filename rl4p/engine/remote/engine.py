@@ -73,7 +73,8 @@ class SharedServers:
         self.calls = 0  # under way
         self.publishers = 0  # that wait
         self.loop = asyncio.new_event_loop()
-        self.thread = threading.Thread(target=self.work, name="rollout servers", daemon=True)
+        run = self.loop.run_forever
+        self.thread = threading.Thread(target=run, name="rollout servers", daemon=True)
         self.thread.start()
 
     @classmethod
@@ -97,10 +98,6 @@ class SharedServers:
                 return
             SHARED.pop((type(self.pool.protocol), self.pool.options.servers), None)
         self.close()
-
-    def work(self) -> None:
-        asyncio.set_event_loop(self.loop)
-        self.loop.run_forever()
 
     def start(self, work: Coroutine[Any, Any, Result]) -> "Future[Result]":
         """Starts work in the loop."""
@@ -192,7 +189,6 @@ class SharedServers:
 
 @atexit.register
 def close_all() -> None:
-    """Closes all servers at the end of the process."""
     for servers in list(SHARED.values()):
         servers.close()
 
@@ -229,11 +225,8 @@ class RemoteEngine:
         self.stops = transfer is not None
         self.sleeps = sleeps
         self.weights: Weights | None = None
-        self.source: tuple[Sequence[weakref.ref], int] | None = None
-
-    @property
-    def version(self) -> int:
-        return -1 if self.weights is None else self.weights.version
+        self.version = -1
+        self.source: Sequence[weakref.ref] | None = None  # the published parameters
 
     def publish(self, params: Params, version: int) -> None:
         """Gives the servers new weights, unless they have them from this engine already.
@@ -242,7 +235,8 @@ class RemoteEngine:
           RunError: no server has them in time.
         """
         servers, transfer, leaves = self.opened(), self.transfer, jax.tree.leaves(params)
-        if self.source is not None and version == self.source[1] and same(leaves, self.source[0]):
+        before = None if self.source is None else [id(ref()) for ref in self.source]
+        if version == self.version and before == [*map(id, leaves)]:
             return
         self.source = None
         label = f"step-{version}-{token_hex(6)}"
@@ -257,11 +251,11 @@ class RemoteEngine:
                 seconds=transfer.seconds,
             )
         with servers.exclusive():
-            self.weights = weights
+            self.weights, self.version = weights, version
             servers.install(weights)
         if transfer is not None:
             transfer.folder.keep({label})
-        self.source = [weakref.ref(leaf) for leaf in leaves], version
+        self.source = [weakref.ref(leaf) for leaf in leaves]
 
     def complete(
         self,
@@ -285,9 +279,7 @@ class RemoteEngine:
         ):
             batch = RequestBatch(
                 requests=[
-                    server_request
-                    for request in requests
-                    for server_request in self.server_requests(request, weights, greedy)
+                    each for x in requests for each in self.server_requests(x, weights, greedy)
                 ],
                 may_stop=stop is not None,
                 count=count,
@@ -378,15 +370,8 @@ class RemoteEngine:
     def close(self) -> None:
         """Deletes the folder of weights; ends the connections, unless another engine needs them."""
         servers, self.servers = self.servers, None
-        self.weights = self.source = None
+        self.weights, self.version, self.source = None, -1, None
         if servers is not None:
             servers.release()
             if self.transfer is not None:
                 self.transfer.folder.close()
-
-
-def same(leaves: Sequence[Any], before: Sequence[weakref.ref]) -> bool:
-    """Returns whether arrays are the same objects as before."""
-    return len(leaves) == len(before) and all(
-        leaf is ref() for leaf, ref in zip(leaves, before, strict=True)
-    )

@@ -31,7 +31,6 @@ from rl4p.engine.remote.protocol import (
     ServerRequest,
     Weights,
     WeightsProtocol,
-    put_to_sleep,
     short_pause,
 )
 from rl4p.protocols.engine import Completion
@@ -129,15 +128,24 @@ class ServerPool:
 
     async def bring_in(self, server: RemoteServer) -> RequestError | None:
         """Gives a server the current weights and lets it in; returns what went wrong, or None."""
-        weights = self.weights
+        weights, protocol = self.weights, self.protocol
         loads = isinstance(weights, NewWeights)
         seconds = weights.seconds if loads else self.options.timeout_seconds
         deadline, server.healthy = Deadline(seconds), False
         try:
             async with asyncio.timeout(seconds):
-                await self.protocol.check(server, deadline)
+                await protocol.check(server, deadline)
                 if loads:
-                    await self.load(server, weights, deadline)
+                    assert isinstance(protocol, WeightsProtocol)
+                    if server.asleep:
+                        server.asleep = False  # it may have been started again, and is then awake
+                        await protocol.wake(server, deadline)
+                    await protocol.load(server, weights, deadline)
+                    logprobs = await protocol.score(server, weights.probe.tokens, deadline)
+                    before = None if server.previous is weights.expected else server.previous
+                    if problem := weights.probe.problem(logprobs, weights.expected, before):
+                        raise InvalidResponseError(problem)
+                    server.previous = weights.expected
         except TimeoutError:
             problem = UnreachableError(f"it did not have the weights within {seconds:g} seconds")
         except RequestError as error:
@@ -152,52 +160,46 @@ class ServerPool:
         server.reason = server.client.without_key(str(problem))
         return problem
 
-    async def load(self, server: RemoteServer, weights: NewWeights, deadline: Deadline) -> None:
-        """Makes a server load weights, and checks its log-probabilities of the probe."""
-        assert isinstance(self.protocol, WeightsProtocol)
-        if server.asleep:
-            server.asleep = False  # it may have been started again, and is then awake
-            await self.protocol.wake(server, deadline)
-        await self.protocol.load(server, weights, deadline)
-        logprobs = await self.protocol.score(server, weights.probe.tokens, deadline)
-        previous = None if server.previous is weights.expected else server.previous
-        if problem := weights.probe.problem(logprobs, weights.expected, previous):
-            raise InvalidResponseError(problem)
-        server.previous = weights.expected
-
     async def release_memory(self) -> None:
-        """Makes the healthy servers give their memory back, until the next `install`."""
+        """Makes the healthy servers give their memory back, until the next `install`.
+
+        Raises:
+          RunError: one does not.
+        """
         await self.cancel(self.background)
         assert isinstance(self.protocol, WeightsProtocol)
         for server in [server for server in self.servers if server.healthy]:
-            await put_to_sleep(server, self.protocol, self.options.timeout_seconds)
+            server.healthy = False
+            try:
+                await self.protocol.sleep(server, Deadline(self.options.timeout_seconds))
+            except RequestError as error:
+                reason = server.client.without_key(str(error))
+                raise RunError(f"{server.url} does not sleep (rollout.sleep): {reason}.") from None
+            server.asleep = True
 
     # Servers.
 
     async def attend(self, server: RemoteServer) -> None:
-        """Checks a healthy server from time to time, and tries to let in one that is out."""
-        failures = 0
-        while True:
-            if server.healthy:
-                failures = 0
-                await asyncio.sleep(self.options.health_seconds)
-                await self.check(server)
-                continue
-            if await self.bring_in(server) is None:
-                continue
-            failures += 1
-            await asyncio.sleep(min(short_pause(failures), self.options.health_seconds))
+        """Checks a healthy server from time to time, and tries to let in one that is out.
 
-    async def check(self, server: RemoteServer) -> None:
-        """Takes a server out if two health checks in a row fail."""
-        for last in (False, True):
-            try:
-                await server.send("GET", self.protocol.health_path, seconds=SECONDS_FOR_HEALTH)
-            except RequestError as error:
-                if last:
-                    self.take_out(server, error)
-            else:
-                return
+        Two health checks in a row that fail take it out.
+        """
+        failures, path = 0, self.protocol.health_path
+        while True:
+            if not server.healthy:
+                if await self.bring_in(server) is not None:
+                    failures += 1
+                    await asyncio.sleep(min(short_pause(failures), self.options.health_seconds))
+                continue
+            failures = 0
+            await asyncio.sleep(self.options.health_seconds)
+            for last in (False, True):
+                try:
+                    await server.send("GET", path, seconds=SECONDS_FOR_HEALTH)
+                    break
+                except RequestError as error:
+                    if last:
+                        self.take_out(server, error)
 
     def take_out(self, server: RemoteServer, error: RequestError) -> None:
         """Gives a server no more requests, and the ones that it has to others."""

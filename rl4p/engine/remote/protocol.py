@@ -11,12 +11,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rl4p.base.address import check_address, check_key_variable
-from rl4p.base.errors import RunError
 from rl4p.base.http import (
     HttpClient,
     InvalidResponseError,
     RefusedError,
-    RequestError,
     pause,
     read_json,
 )
@@ -121,29 +119,26 @@ def checked(
         raise InvalidResponseError(
             f"tokens of the weights {wrong[0]!r}, but the current ones are {request.label!r}"
         )
-    return request.completion(engine, tokens, logprobs, finish_of(request, tokens, reason))
-
-
-def finish_of(request: ServerRequest, tokens: Sequence[int], reason: Any) -> Finish:
-    """Returns why a completion ended, if the reason fits the tokens."""
     if len(tokens) > request.max_tokens:
         raise InvalidResponseError(f"{len(tokens)} tokens, but max_tokens={request.max_tokens}")
     if any(token in request.end_ids for token in tokens[:-1]):
         raise InvalidResponseError("an end token before the end")
-    if reason == "abort":
-        return Finish.ABORT
-    if not tokens:
-        raise InvalidResponseError("no tokens")
-    ended = tokens[-1] in request.end_ids
-    if reason == "stop" and not ended:
-        raise InvalidResponseError(f"it stopped at the token {tokens[-1]}, which is no end token")
-    if reason == "length" and len(tokens) < request.max_tokens:
-        raise InvalidResponseError(
-            f"it ended for its length of {len(tokens)}, below {request.max_tokens}"
-        )
-    if reason not in ("stop", "length"):
-        raise InvalidResponseError(f"it ended for the reason {reason!r}")
-    return Finish.STOP if ended else Finish.LENGTH
+    finish = Finish.ABORT if reason == "abort" else Finish.LENGTH
+    if reason != "abort":  # does the reason fit the tokens?
+        if not tokens:
+            raise InvalidResponseError("no tokens")
+        if tokens[-1] in request.end_ids:
+            finish = Finish.STOP
+        elif reason == "stop":
+            wrong = f"it stopped at the token {tokens[-1]}, which is no end token"
+            raise InvalidResponseError(wrong)
+        if reason == "length" and len(tokens) < request.max_tokens:
+            raise InvalidResponseError(
+                f"it ended for its length of {len(tokens)}, below {request.max_tokens}"
+            )
+        if reason not in ("stop", "length"):
+            raise InvalidResponseError(f"it ended for the reason {reason!r}")
+    return request.completion(engine, tokens, logprobs, finish)
 
 
 def value_at(value: Any, *path: str | int) -> Any:
@@ -380,21 +375,6 @@ class WeightsProtocol(ServerProtocol):
         self, server: RemoteServer, tokens: Sequence[int], deadline: Deadline
     ) -> list[float | None]:
         """Returns log p(token t | tokens before t) of tokens 1 to n - 1, at temperature 1."""
-
-
-async def put_to_sleep(server: RemoteServer, protocol: WeightsProtocol, seconds: float) -> None:
-    """Makes a healthy server give its memory back; it gets no requests until it is let in again.
-
-    Raises:
-      RunError: it does not.
-    """
-    server.healthy = False
-    try:
-        await protocol.sleep(server, Deadline(seconds))
-    except RequestError as error:
-        reason = server.client.without_key(str(error))
-        raise RunError(f"{server.url} does not sleep (rollout.sleep): {reason}.") from None
-    server.asleep = True
 
 
 async def check_checksums(
