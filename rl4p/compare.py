@@ -41,7 +41,7 @@ def job(arguments: list[str]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit code."""
-    return run_command("compare", __doc__ or "", job, arguments)
+    return run_command("rl4p.tools.comparison.job:COMPARE", __doc__ or "", job, arguments)
 
 
 if __name__ == "__main__":

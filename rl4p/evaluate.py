@@ -35,11 +35,10 @@ import sys
 from collections.abc import Sequence
 
 from rl4p.command.commands import run_command
+from rl4p.command.evaluation import EVALUATE, read
 
 
 def job(arguments: list[str]) -> None:
-    from rl4p.command.evaluation import read
-
     request, config = read(arguments)
     # Imports JAX, which errors do not need.
     from rl4p.distributed.processes import join_processes, reporting_errors
@@ -51,7 +50,7 @@ def job(arguments: list[str]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit code."""
-    return run_command("evaluate", __doc__ or "", job, arguments, composes=True)
+    return run_command(EVALUATE, __doc__ or "", job, arguments)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from rl4p.base.errors import InputError
 from rl4p.base.terminal import write
-from rl4p.command.commands import Checkpoint, read, run_command
+from rl4p.command.commands import Checkpoint, Grammar, read, run_command
 from rl4p.configuration import instantiate
 from rl4p.runs.folder import run_folder, saved_config
 
@@ -38,6 +38,9 @@ class ExportOptions(Checkpoint):
     allow: tuple[str, ...] | str = ()
 
 
+EXPORT = Grammar(name="export", kind=ExportOptions)
+
+
 def export(options: ExportOptions) -> str:
     """Writes the requested folder and returns a sentence that reports it.
 
@@ -48,8 +51,7 @@ def export(options: ExportOptions) -> str:
     config: Any = saved_config(run, ("model", "seed"), options.trusted_targets, options.allow)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"out={out} is not empty.")
-    # Imports JAX, which the errors above do not need.
-    from rl4p.distributed.mesh import ONE_DEVICE
+    from rl4p.distributed.mesh import ONE_DEVICE  # imports JAX, which no error above needs
     from rl4p.distributed.placement import like_of
     from rl4p.model.huggingface import write_policy
     from rl4p.runs.checkpoint import restore_params
@@ -65,12 +67,12 @@ def export(options: ExportOptions) -> str:
 
 
 def job(words: list[str]) -> None:
-    write(export(read(words, ExportOptions, "export").options))
+    write(export(read(words, EXPORT).options))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit code."""
-    return run_command("export", __doc__ or "", job, arguments)
+    return run_command(EXPORT, __doc__ or "", job, arguments)
 
 
 if __name__ == "__main__":

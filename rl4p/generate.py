@@ -46,11 +46,10 @@ import sys
 from collections.abc import Sequence
 
 from rl4p.command.commands import run_command
+from rl4p.tools.generation.options import GENERATE, read_options
 
 
 def job(arguments: list[str]) -> None:
-    from rl4p.tools.generation.options import read_options
-
     read_options(arguments)
     # Imports JAX, which --help and errors do not need.
     from rl4p.tools.generation.job import generate
@@ -60,7 +59,7 @@ def job(arguments: list[str]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit code."""
-    return run_command("generate", __doc__ or "", job, arguments, composes=True)
+    return run_command(GENERATE, __doc__ or "", job, arguments)
 
 
 if __name__ == "__main__":

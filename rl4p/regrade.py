@@ -49,7 +49,7 @@ reward.max_invalid is given. A malformed line does, before anything is graded or
 import sys
 from collections.abc import Sequence
 
-from rl4p.command.commands import run_command
+from rl4p.command.commands import REGRADE, run_command
 
 
 def job(arguments: list[str]) -> None:
@@ -60,7 +60,7 @@ def job(arguments: list[str]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit code."""
-    return run_command("regrade", __doc__ or "", job, arguments, composes=True)
+    return run_command(REGRADE, __doc__ or "", job, arguments)
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def job(arguments: list[str]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit code."""
-    return run_command("samples", __doc__ or "", job, arguments)
+    return run_command("rl4p.tools.browser.job:SAMPLES", __doc__ or "", job, arguments)
 
 
 if __name__ == "__main__":

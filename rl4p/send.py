@@ -17,21 +17,23 @@ import sys
 from collections.abc import Sequence
 
 from rl4p.base.terminal import write
-from rl4p.command.commands import read, run_command
+from rl4p.command.commands import Grammar, read, run_command
 from rl4p.configuration.trust import names_in
 from rl4p.runs.folder import run_folder
 from rl4p.runs.tracker.sending import Destination, SendOptions, send
 
+SEND = Grammar(name="send", kind=SendOptions, sections={"tracker": Destination})
+
 
 def job(words: list[str]) -> None:
-    options = read(words, SendOptions, "send", sections={"tracker": Destination}).options
+    options = read(words, SEND).options
     for folder in options.run:
         write(send(run_folder(folder), options.tracker, names_in(options.allow)))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit code."""
-    return run_command("send", __doc__ or "", job, arguments)
+    return run_command(SEND, __doc__ or "", job, arguments)
 
 
 if __name__ == "__main__":

@@ -30,11 +30,10 @@ import sys
 from collections.abc import Sequence
 
 from rl4p.command.commands import run_command
+from rl4p.tools.serving.options import SERVE, read_options
 
 
 def job(arguments: list[str]) -> None:
-    from rl4p.tools.serving.options import read_options
-
     read_options(arguments)
     from rl4p.tools.serving.job import serve  # imports JAX, which --help and errors do not need
 
@@ -43,7 +42,7 @@ def job(arguments: list[str]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit code."""
-    return run_command("serve", __doc__ or "", job, arguments, composes=True)
+    return run_command(SERVE, __doc__ or "", job, arguments)
 
 
 if __name__ == "__main__":

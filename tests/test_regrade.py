@@ -4,7 +4,7 @@ import json
 from dataclasses import fields
 
 import rl4p.regrade
-from rl4p.tools.regrading import RegradeOptions
+from rl4p.command.commands import RegradeOptions
 
 
 def test_a_file_is_graded_by_one_command(tmp_path, capsys):

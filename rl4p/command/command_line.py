@@ -24,7 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 from rl4p import configuration
 from rl4p.base.errors import AlreadyFinished, InputError, importing, report
 from rl4p.base.terminal import VisibleStream, make_logs_visible, write
-from rl4p.command.commands import Reading, options_of, replace_what_cannot_be_shown
+from rl4p.command.commands import PLAN, options_of, replace_what_cannot_be_shown
 from rl4p.command.completion import shell_completion
 from rl4p.command.launcher import AfterSweep, JobFailed, own_failures, run_sweep
 from rl4p.command.resume import as_started, config_of_run, followed_by, resume, with_local_folder
@@ -46,6 +46,8 @@ Join = Callable[[DictConfig], AbstractContextManager[bool]]
 
 EXPERIMENTAL = "# Experimental:"  # begins a comment line at the head of a YAML file
 
+# Flags of Hydra that `launch` refuses, so that the completion does not offer them.
+REFUSED_FLAGS = {"--config-path", "--config-name", "--experimental-rerun"}
 # Only the first process of a run creates and writes the run folder.
 OTHER_PROCESS = ("hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=terminal")
 
@@ -214,7 +216,7 @@ def launch(
         raise InputError("--cfg and --info show a single job: leave -m out.")
     run = None
     if reads_runs and not args.shell_completion:
-        options, args.overrides = options_of(args.overrides, Reading, name, composes=True)
+        options, args.overrides = options_of(args.overrides, PLAN)
         run = options.run
         args.overrides += ["plan.estimate=true"] if options.estimate else []
         if options.out is not None:
@@ -229,7 +231,10 @@ def launch(
         if args.help or args.hydra_help or args.shell_completion:
             with importing(), redirect_stdout(VisibleStream(sys.stdout)):
                 if args.shell_completion:
-                    shell_completion(name, args.overrides, conf=conf)
+                    known = parser._option_string_actions.keys() - REFUSED_FLAGS
+                    flags = sorted(flag for flag in known if flag.startswith("--"))
+                    own = PLAN.words() if reads_runs else []
+                    shell_completion(name, args.overrides, conf=conf, own=own, flags=flags)
                 else:
                     listed = hydra.format_config_groups
                     hydra.format_config_groups = lambda predicate, compact=True: marked(

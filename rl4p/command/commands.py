@@ -2,9 +2,10 @@
 
     python -m rl4p.COMMAND [PATH] [KEY=VALUE ...] [--config-dir DIR]
 
-A word is KEY=VALUE. `WORDS` lists the words that several commands have; a path without a key stands
-for `run` or `file`. A command describes its own words by a dataclass. Every other word is an
-override of the configuration, in the grammar of `python -m rl4p.train`, if the command takes any.
+A word is KEY=VALUE. A `Grammar` describes the words of one command by a dataclass; the reader, the
+hints and the shell completion all take them from there. A path without a key stands for `run` or
+`file`. Every other word is an override of the configuration, in the grammar of
+`python -m rl4p.train`, if the command takes any.
 
 `rl4p.train` has none of these words: it continues a run, with `resume=FOLDER`. A command
 that writes files replaces only what an earlier command wrote.
@@ -17,10 +18,11 @@ import os
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from pkgutil import resolve_name
+from typing import Any, Generic, Literal, TypeVar
 
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -40,21 +42,7 @@ from rl4p.runs.folder import LATEST, refuse_address
 Options = TypeVar("Options")
 
 
-class Word(NamedTuple):
-    """A word that several commands have: its value and its meaning, as --help shows them."""
-
-    value: str
-    meaning: str
-
-
-WORDS = {
-    "run": Word("FOLDER", "a run; run=latest is the run of outputs/runs that was started last"),
-    "file": Word("FILE", "responses as JSON lines, of rl4p.generate, rl4p.evaluate or your own"),
-    "step": Word("N", "the checkpoint after step N; without it the newest"),
-    "checkpoint": Word("best", "the best checkpoint, by the checkpoint.best of the run"),
-    "average": Word("true", "the moving average of the parameters (ema.decay)"),
-    "out": Word("PATH", "where the result is written"),
-}
+PLACEHOLDERS = {"run": "FOLDER", "out": "PATH"}  # for the values of words that are missing
 # Words that a user may try, and the word of this grammar for the same thing.
 INSTEAD = {
     **dict.fromkeys(("resume", "runs", "sweep", "folder"), "run"),
@@ -114,6 +102,59 @@ class Reading:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RegradeOptions:
+    """What rl4p.regrade grades, and where it writes the grades.
+
+    Attributes:
+      out: the file of the graded lines.
+      file: a file of JSON lines.
+      run: the folder of a run, whose samples are graded by its reward.
+      task: the task of lines that name none.
+    """
+
+    out: str
+    file: str | None = None
+    run: str | None = None
+    task: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.file is None) == (self.run is None):
+            raise InputError("Give run=FOLDER or file=FILE: one of them has the responses.")
+        if self.run is not None and self.task is not None:
+            raise InputError("The samples of a run have tasks: leave task out.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grammar(Generic[Options]):
+    """The grammar of a command.
+
+    Attributes:
+      name: its name, such as export.
+      kind: the dataclass of its words.
+      sections: dataclasses by word. `server.model=NAME` sets a field of the section `server`, and
+        `server=URL` sets its first field.
+      composes: whether other words are overrides of the configuration; otherwise they are refused.
+    """
+
+    name: str
+    kind: type[Options]
+    sections: Mapping[str, type] = field(default_factory=dict)
+    composes: bool = False
+
+    def words(self) -> list[str]:
+        """Returns its own words, each with its equal sign."""
+        own = []
+        for word in type_hints(self.kind):
+            inner = type_hints(self.sections[word]) if word in self.sections else ()
+            own += [f"{word}=", *(f"{word}.{name}=" for name in inner)]
+        return own
+
+
+PLAN = Grammar(name="plan", kind=Reading, composes=True)
+REGRADE = Grammar(name="regrade", kind=RegradeOptions, composes=True)
+
+
+@dataclass(frozen=True, kw_only=True)
 class CommandLine(Generic[Options]):
     """A command line that was read.
 
@@ -129,26 +170,26 @@ class CommandLine(Generic[Options]):
 
 
 def run_command(
-    name: str,
+    command: Grammar[Any] | str,
     description: str,
     job: Callable[[list[str]], Any],
     arguments: Sequence[str] | None = None,
-    *,
-    composes: bool = False,
 ) -> int:
     """Runs a command with its arguments, and returns the exit code.
 
     Args:
-      name: the name of the command, such as export.
+      command: its grammar, or MODULE:NAME of it, which only the completion imports.
       description: the text that --help prints.
       job: called with the arguments. It imports JAX itself, so that --help is fast.
       arguments: None takes the arguments of the process.
-      composes: whether the command takes overrides of the configuration.
     """
     replace_what_cannot_be_shown()
     lines = sys.argv[1:] if arguments is None else list(arguments)
     if {"-h", "--help"} & set(lines):
-        print_help(description.strip())
+        try:
+            print(description.strip(), flush=True)
+        except BrokenPipeError:  # of `--help | head`; otherwise Python prints it again at its end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     here = str(Path.cwd())
     if not {"", here} & set(sys.path):
@@ -156,8 +197,13 @@ def run_command(
     make_logs_visible()
     try:
         if lines[:1] in (["-sc"], ["--shell-completion"]):
+            grammar = resolve_name(command) if isinstance(command, str) else command
+            keys = grammar.composes
+            flags = ["--help", *(["--config-dir"] if keys else [])]
             with redirect_stdout(VisibleStream(sys.stdout)):
-                shell_completion(name, lines[1:], description=description, composes=composes)
+                shell_completion(
+                    grammar.name, lines[1:], own=grammar.words(), flags=flags, keys=keys
+                )
         else:
             refuse_secrets(lines)
             job(lines)
@@ -166,74 +212,42 @@ def run_command(
     return 0
 
 
-def print_help(text: str) -> None:
-    """Prints a text, of which the reader may take only the beginning, as in `--help | head`."""
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:  # without this, Python prints the error once more at its end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def read(
-    arguments: Sequence[str],
-    kind: type[Options],
-    name: str,
-    *,
-    sections: Mapping[str, type] | None = None,
-    composes: bool = False,
-) -> CommandLine[Options]:
+def read(arguments: Sequence[str], command: Grammar[Options]) -> CommandLine[Options]:
     """Reads the arguments of a command.
-
-    Args:
-      kind: the dataclass of the command's words.
-      name: the name of the command, such as export.
-      sections: dataclasses by word. `server.model=NAME` sets a field of the section `server`, and
-        `server=URL` sets its first field.
-      composes: whether other words are overrides of the configuration; otherwise they are refused.
 
     Raises:
       InputError: a word is wrong, missing, or given twice.
     """
-    words, config_dir = divided(arguments, kind, composes=composes)
-    options, overrides = options_of(words, kind, name, sections=sections, composes=composes)
-    return CommandLine(options=options, overrides=overrides, config_dir=config_dir)
-
-
-def divided(
-    arguments: Sequence[str], kind: type, *, composes: bool
-) -> tuple[list[str], str | None]:
-    """Returns the words among the arguments, and the value of --config-dir."""
+    hints = type_hints(command.kind)
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    keys = {old: new for old, new in INSTEAD.items() if new.partition(".")[0] in type_hints(kind)}
+    keys = {old: new for old, new in INSTEAD.items() if new.partition(".")[0] in hints}
     parser.error = partial(refuse_arguments, list(arguments), keys=keys)
-    if composes:
+    if command.composes:
         parser.add_argument("--config-dir", "-cd")
     parser.add_argument("words", nargs="*")
     given = parser.parse_intermixed_args(list(arguments))
-    return given.words, given.config_dir if composes else None
+    options, overrides = options_of(given.words, command)
+    config_dir = given.config_dir if command.composes else None
+    return CommandLine(options=options, overrides=overrides, config_dir=config_dir)
 
 
-def options_of(
-    words: Sequence[str],
-    kind: type[Options],
-    name: str,
-    *,
-    sections: Mapping[str, type] | None = None,
-    composes: bool = False,
-) -> tuple[Options, list[str]]:
-    """Returns the options among some words, and the other words, with the arguments of `read`.
+def options_of(words: Sequence[str], command: Grammar[Options]) -> tuple[Options, list[str]]:
+    """Returns the options among some words, and the other words.
 
     Raises:
       InputError: as in `read`.
     """
-    owner, sections, hints = f"rl4p.{name}", sections or {}, type_hints(kind)
+    owner, sections, hints = f"rl4p.{command.name}", command.sections, type_hints(command.kind)
     tree: dict[str, Any] = {}
     others = []
-    for word in with_keys(words, hints, composes=composes):
+    for word in with_keys(words, hints, composes=command.composes):
         key, equals, text = word.partition("=")
         first, _, inner = key.partition(".")
         if first not in hints or key.endswith("."):
-            refuse_other_word(key, text, hints, owner)
+            known = INSTEAD.get(key)
+            if known is not None and known.partition(".")[0] in hints:
+                instead = [f"{known}={text or '...'}"]
+                raise InputError(write(f"{key} is not a word of {owner}", instead))
             others.append(word)
             continue
         if not equals:
@@ -249,11 +263,11 @@ def options_of(
         node[field] = parsed(word, text, types.get(field))
         if key == "out":
             refuse_address(key, text)
-    if not composes:
+    if not command.composes:
         tree |= dict.fromkeys(word.partition("=")[0] for word in others)
     for section in sections.keys() & tree.keys():
         tree[section] = build(tree[section], sections[section], section, f"{section} ({owner})")
-    return build(tree, kind, "", owner), others if composes else []
+    return build(tree, command.kind, "", owner), others if command.composes else []
 
 
 def with_keys(words: Sequence[str], hints: Mapping[str, Any], *, composes: bool) -> list[str]:
@@ -292,21 +306,21 @@ def is_path(word: str, hints: Mapping[str, Any]) -> bool:
     return word == LATEST or "/" in word or Path(word).exists()
 
 
-def refuse_other_word(key: str, text: str, hints: Mapping[str, Any], owner: str) -> None:
-    """Refuses a word of another grammar if the command has a word for the same thing.
-
-    Raises:
-      InputError: the error names the word to write.
-    """
-    word = INSTEAD.get(key)
-    if word is not None and word.partition(".")[0] in hints:
-        raise InputError(write(f"{key} is not a word of {owner}", [f"{word}={text or '...'}"]))
-
-
 def parsed(word: str, text: str, hint: Any) -> Any:
-    """Returns the value of a word: a text as it stands, anything else in Hydra's grammar."""
+    """Returns the value of a word: a text as it stands, anything else in Hydra's grammar.
+
+    Several folders are a list such as A,B or [A,B]; quotes protect commas: A,'B,C'.
+    """
     if hint == SEVERAL:
-        return folders(word, text)
+        if text and Path(text).expanduser().exists():
+            return [text]
+        try:  # this loader keeps numbers and dates as text
+            names = yaml.load(text if text.startswith("[") else f"[{text}]", Loader=yaml.BaseLoader)
+        except yaml.YAMLError:
+            names = None
+        if not names or not isinstance(names, list) or not all(isinstance(x, str) for x in names):
+            raise InputError(f"{word} is not a list of folders such as A,B or [A,B].")
+        return names
     if hint in (str, str | None):
         quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
         text = text[1:-1] if quoted else text
@@ -315,29 +329,12 @@ def parsed(word: str, text: str, hint: Any) -> Any:
         return None if text == "null" and hint == (str | None) else text
     try:
         override = OverridesParser.create().parse_override(word)
-        if not override.is_sweep_override():
-            return override.value()
     except HydraException as error:
         reason = one_line(error)
         raise InputError(f"{word} cannot be read as KEY=VALUE: {reason}") from error
-    raise InputError(f"{word} has several values, but takes one.")
-
-
-def folders(word: str, text: str) -> list[str]:
-    """Returns the folders in a list such as A,B or [A,B]; quotes protect commas: A,'B,C'.
-
-    Raises:
-      InputError: the value is no such list.
-    """
-    if text and Path(text).expanduser().exists():
-        return [text]
-    try:  # this loader keeps numbers and dates as text
-        names = yaml.load(text if text.startswith("[") else f"[{text}]", Loader=yaml.BaseLoader)
-    except yaml.YAMLError:
-        names = None
-    if not names or not isinstance(names, list) or not all(isinstance(x, str) for x in names):
-        raise InputError(f"{word} is not a list of folders such as A,B or [A,B].")
-    return names
+    if override.is_sweep_override():
+        raise InputError(f"{word} has several values, but takes one.")
+    return override.value()
 
 
 def build(tree: Mapping[str, Any], kind: type[Options], key: str, owner: str) -> Options:
@@ -356,7 +353,7 @@ def build(tree: Mapping[str, Any], kind: type[Options], key: str, owner: str) ->
         if field.default is MISSING and field.default_factory is MISSING
     ]
     if not key and not set(required) <= tree.keys() and tree.keys() <= type_hints(kind).keys():
-        words = [f"{name}={WORDS[name].value if name in WORDS else '...'}" for name in required]
+        words = [f"{name}={PLACEHOLDERS.get(name, '...')}" for name in required]
         needs = "needs them" if len(words) > 1 else "needs it"
         raise InputError(f"Give {' and '.join(words)}: {owner} {needs}; see --help.")
     check_arguments(key, tree, kind, owner)
@@ -366,8 +363,7 @@ def build(tree: Mapping[str, Any], kind: type[Options], key: str, owner: str) ->
 def refuse_without_effect(
     lines: Sequence[str],
     keys: Collection[str],
-    kind: type,
-    name: str,
+    command: Grammar[Any],
     instead: Mapping[str, str] | None = None,
 ) -> None:
     """Checks that each override has a key that acts on the command.
@@ -375,8 +371,7 @@ def refuse_without_effect(
     Args:
       lines: the overrides of the command line.
       keys: the keys that act; of the root, each with all keys below it.
-      kind: the dataclass of the command's words, for a hint.
-      name: the name of the command.
+      command: the command; its words are for a hint.
       instead: what to write instead of a key.
 
     Raises:
@@ -388,12 +383,12 @@ def refuse_without_effect(
         root = key.partition(".")[0]
         if root in keys or key in keys or ("=" not in line and line[:1] != "~"):
             continue  # a word without an equal sign is refused when it is parsed
-        hint = did_you_mean(key, [*(field.name for field in fields(kind)), *keys])
+        hint = did_you_mean(key, [*(field.name for field in fields(command.kind)), *keys])
         if root in (instead or {}):
             hint = f": {(instead or {})[root]}"
         raise InputError(
-            f"{line} has no effect on rl4p.{name}{hint or ': leave it out'} (of the configuration "
-            f"it takes {', '.join(keys)})."
+            f"{line} has no effect on rl4p.{command.name}{hint or ': leave it out'} (of the "
+            f"configuration it takes {', '.join(keys)})."
         )
 
 

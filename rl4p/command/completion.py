@@ -4,7 +4,7 @@
 
 prints a shell function and registers it for `rl4p-train`. At each press of Tab the function calls
 `rl4p-train -sc query=bash` with the line in COMP_LINE, and offers the words that this prints: the
-words that the --help of a command lists, runs, files, and the keys of the configuration.
+words of the command (`commands.Grammar`), runs, files, and the keys of the configuration.
 """
 
 import io
@@ -20,14 +20,12 @@ from hydra.plugins.completion_plugin import CompletionPlugin
 
 from rl4p.base.errors import InputError
 from rl4p.configuration.composition import CONFIG, Composer
-from rl4p.configuration.hydra_internals import Hydra, get_args_parser
+from rl4p.configuration.hydra_internals import Hydra
 from rl4p.configuration.quoting import command, override
 from rl4p.configuration.trust import CONF
 from rl4p.runs.folder import LATEST, newest_runs
 
 SHELLS = ("bash", "zsh", "fish")
-# Flags of Hydra that `command_line.launch` refuses.
-NOT_OFFERED = ("--config-path", "-cp", "--config-name", "-cn", "--experimental-rerun")
 
 
 def shell_completion(
@@ -35,8 +33,9 @@ def shell_completion(
     arguments: Sequence[str],
     *,
     conf: Path = CONF,
-    description: str = "",
-    composes: bool = True,
+    own: Sequence[str] = (),
+    flags: Sequence[str] = (),
+    keys: bool = True,
 ) -> None:
     """Installs or uninstalls the completion of a script, or prints the words for a line.
 
@@ -44,8 +43,9 @@ def shell_completion(
       name: the name of the entry point.
       arguments: install=SHELL, uninstall=SHELL or query=SHELL.
       conf: the folder of the YAML files.
-      description: the text of --help, whose lines "  WORD=VALUE  MEANING" name words.
-      composes: whether the command takes overrides of the configuration.
+      own: the words of the command, such as run=.
+      flags: its flags.
+      keys: whether it takes overrides of the configuration.
 
     Raises:
       InputError: the arguments are different, or the program does not run as an installed script.
@@ -66,8 +66,7 @@ def shell_completion(
     try:
         with redirect_stderr(io.StringIO()):
             line = os.environ.get("COMP_LINE", "")
-            own = re.findall(r"(?m)^  ([a-z_.]+=)", description)
-            query(name, conf, arguments[0], line, own=own, composes=composes)
+            query(name, conf, arguments[0], line, own=own, flags=flags, keys=keys)
     except (Exception, SystemExit):  # noqa: BLE001 - a line in the making is often wrong: no words
         return
 
@@ -79,16 +78,16 @@ def query(
     line: str,
     *,
     own: Sequence[str] = (),
-    composes: bool = True,
+    flags: Sequence[str] = (),
+    keys: bool = True,
 ) -> None:
-    """Prints the words that may end a line; `own` are the words of the command, such as run=."""
+    """Prints the words that may end a line; the arguments are as in `shell_completion`."""
     words = line.split()
     last = "" if line.endswith(" ") else words[-1]
     key, equals, value = last.partition("=")
     separator = "\n" if argument.endswith("fish") else " "
     if last.startswith("-"):
-        known = flags() if not own else ["--help", *(["--config-dir"] if composes else [])]
-        print(separator.join(flag for flag in known if flag.startswith(last)))
+        print(separator.join(flag for flag in flags if flag.startswith(last)))
         return
     if key in ("run", "resume") and equals and not value.startswith(("/", ".")):
         runs = [LATEST, *(str(folder) for folder in newest_runs())]
@@ -100,7 +99,7 @@ def query(
         print(separator.join(f"{key}={file}" for file in files))
         return
     print(separator.join(word for word in own if word.startswith(last)))
-    if composes and (last or not own):
+    if keys and (last or not own):
         complete_overrides(name, conf, argument, words, last, own)
 
 
@@ -128,9 +127,3 @@ def complete_overrides(
         ends = [last] if "=" not in last else []
         os.environ["COMP_LINE"] = " ".join([words[0], *overrides, *ends]) + " " * (not last)
     Hydra(name, composer.loader).shell_completion(CONFIG, [argument])
-
-
-def flags() -> list[str]:
-    """Returns the flags of an entry point."""
-    known = get_args_parser()._option_string_actions
-    return sorted(flag for flag in known if flag.startswith("--") and flag not in NOT_OFFERED)

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from rl4p.base.errors import InputError
 from rl4p.base.storage import local_copy
 from rl4p.command import commands
-from rl4p.command.commands import Checkpoint
+from rl4p.command.commands import Checkpoint, Grammar
 from rl4p.command.resume import OF_RESPONSES, begins, config_of_run, place
 from rl4p.configuration import quoting
 from rl4p.configuration.composition import Composer
@@ -76,6 +76,9 @@ class EvaluateOptions(Checkpoint):
             raise InputError("export=FOLDER needs run=FOLDER, and neither step nor average.")
 
 
+EVALUATE = Grammar(name="evaluate", kind=EvaluateOptions, composes=True)
+
+
 @dataclass(frozen=True, kw_only=True)
 class EvaluationRequest:
     """The policy to evaluate, and the folder for the results.
@@ -107,7 +110,7 @@ def read(arguments: Sequence[str], *, conf: Path = CONF) -> tuple[EvaluationRequ
     Raises:
       InputError: a word is wrong, or would have no effect on an evaluation.
     """
-    line = commands.read(arguments, EvaluateOptions, "evaluate", composes=True)
+    line = commands.read(arguments, EVALUATE)
     options, lines = line.options, line.overrides
     request = EvaluationRequest(
         out=Path(options.out).expanduser(),

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -15,7 +15,7 @@ from rl4p.base.errors import InputError
 from rl4p.base.storage import local_copy
 from rl4p.base.types import Prompt
 from rl4p.command import commands
-from rl4p.command.commands import refuse_other_file
+from rl4p.command.commands import REGRADE, RegradeOptions, refuse_other_file
 from rl4p.command.resume import as_started, config_of_run, place
 from rl4p.configuration import instantiate
 from rl4p.configuration.composition import Composer
@@ -38,29 +38,6 @@ WHOLE = ("code", "crossword", "reasoning_gym")  # data sets that take no part of
 UNNAMED = {"numbers": "gsm8k", "texts": "weighted"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class RegradeOptions:
-    """What to grade, and where to write the grades.
-
-    Attributes:
-      out: the file of the graded lines.
-      file: a file of JSON lines.
-      run: the folder of a run, whose samples are graded by its reward.
-      task: the task of lines that name none.
-    """
-
-    out: str
-    file: str | None = None
-    run: str | None = None
-    task: str | None = None
-
-    def __post_init__(self) -> None:
-        if (self.file is None) == (self.run is None):
-            raise InputError("Give run=FOLDER or file=FILE: one of them has the responses.")
-        if self.run is not None and self.task is not None:
-            raise InputError("The samples of a run have tasks: leave task out.")
-
-
 def regrade(arguments: Sequence[str]) -> None:
     """Carries out a command line, and prints a summary.
 
@@ -68,9 +45,9 @@ def regrade(arguments: Sequence[str]) -> None:
       InputError: an argument or a line is wrong, or the reward cannot grade texts.
       RunError: too many responses cannot be graded, if `max_invalid` is given.
     """
-    line = commands.read(arguments, RegradeOptions, "regrade", composes=True)
+    line = commands.read(arguments, REGRADE)
     options = line.options
-    commands.refuse_without_effect(line.overrides, MAY_SET, RegradeOptions, "regrade")
+    commands.refuse_without_effect(line.overrides, MAY_SET, REGRADE)
     out, source = Path(options.out).expanduser(), source_of(options)
     with suppress(OSError):  # one of them does not exist, or is refused later
         if out.samefile(source):

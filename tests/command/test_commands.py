@@ -20,8 +20,8 @@ from rl4p.base.errors import InputError, Stopped
 from rl4p.command import command_line
 from rl4p.command.commands import (
     SEVERAL,
-    WORDS,
     Checkpoint,
+    Grammar,
     build,
     is_document_with,
     is_page_of,
@@ -33,6 +33,8 @@ from rl4p.command.commands import (
     run_command,
 )
 from rl4p.configuration.trust import CONF
+from rl4p.tools.browser.job import SAMPLES
+from rl4p.tools.comparison.job import COMPARE
 
 # The words of each command that reads a run, what it needs beside the run, and the name of what it
 # writes. rl4p.train and rl4p.plan have a --help of Hydra.
@@ -46,6 +48,15 @@ COMMANDS = {
     "samples": ({"run", "file", "out", "step"}, ""),
     "compare": ({"run", "out"}, ""),
     "serve": ({"run", "step", "checkpoint", "average"}, ""),
+}
+# The value and the meaning of a word that several commands have, as --help shows them.
+WORDS = {
+    "run": ("FOLDER", "a run; run=latest is the run of outputs/runs that was started last"),
+    "file": ("FILE", "responses as JSON lines, of rl4p.generate, rl4p.evaluate or your own"),
+    "step": ("N", "the checkpoint after step N; without it the newest"),
+    "checkpoint": ("best", "the best checkpoint, by the checkpoint.best of the run"),
+    "average": ("true", "the moving average of the parameters (ema.decay)"),
+    "out": ("PATH", "where the result is written"),
 }
 SEVERAL_RUNS = ("send", "compare")
 NO_RUN = r"is not the folder of a run|has no run|has no samples|does not exist: give the folder"
@@ -147,10 +158,20 @@ def test_every_help_looks_alike(name, capsys):
         (line,) = [line for line in listed if line.startswith(f"  {word}=")]
         value, meaning = line.split(maxsplit=1)
         if (name, word) != ("samples", "step"):  # which selects lines of a file
-            assert meaning.startswith(WORDS[word].meaning)
-        assert word == "out" or value == f"{word}={WORDS[word].value}"
+            assert meaning.startswith(WORDS[word][1])
+        assert word == "out" or value == f"{word}={WORDS[word][0]}"
+    grammars = *vars(module).values(), {"samples": SAMPLES, "compare": COMPARE}.get(name)
+    command = next(x for x in grammars if isinstance(x, Grammar))
+    words = {word.partition("=")[0] + "=" for word in lines if re.match(r"  [a-z_.]+=", word)}
+    assert {word.strip() for word in words} <= set(command.words())
     others = WORDS.keys() - COMMANDS[name][0]
     assert not [line for line in listed if line.partition("=")[0].strip() in others]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Either:
+    run: str | None = None
+    file: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,46 +191,42 @@ class Runs:
     ],
 )
 def test_several_runs_are_a_list_or_several_paths(words, folders):
-    assert read(words, Runs, "x").options == Runs(run=folders)
+    assert read(words, Grammar(name="x", kind=Runs)).options == Runs(run=folders)
 
 
 def test_a_folder_that_exists_is_taken_as_it_is_written(tmp_path):
     (tmp_path / "a,[b=c").mkdir()
     for word in (f"run={tmp_path}/a,[b=c", f"{tmp_path}/a,[b=c"):
-        assert read([word], Runs, "x").options.run == (f"{tmp_path}/a,[b=c",)
+        assert read([word], Grammar(name="x", kind=Runs)).options.run == (f"{tmp_path}/a,[b=c",)
 
 
 @pytest.mark.parametrize("value", ["[a", "[]", "{a: b}", "[[a]]"])
 def test_what_is_no_list_of_folders_is_refused(value):
     with pytest.raises(InputError, match="is not a list of folders such as A,B"):
-        read([f"run={value}"], Runs, "x")
+        read([f"run={value}"], Grammar(name="x", kind=Runs))
 
 
 def test_a_path_to_a_file_is_a_file(tmp_path):
-    @dataclass(frozen=True, kw_only=True)
-    class Either:
-        run: str | None = None
-        file: str | None = None
-
+    either, checkpoint = (Grammar(name="x", kind=kind) for kind in (Either, Checkpoint))
     (tmp_path / "a.jsonl").touch()
-    assert read([str(tmp_path / "a.jsonl")], Either, "x").options.file == f"{tmp_path}/a.jsonl"
-    assert read([str(tmp_path)], Either, "x").options.run == str(tmp_path)
-    assert read([str(tmp_path / "a.jsonl")], Checkpoint, "x").options.run is not None
+    assert read([str(tmp_path / "a.jsonl")], either).options.file == f"{tmp_path}/a.jsonl"
+    assert read([str(tmp_path)], either).options.run == str(tmp_path)
+    assert read([str(tmp_path / "a.jsonl")], checkpoint).options.run is not None
 
 
 def test_yaml_of_the_users_own_is_found_by_every_command_that_composes():
     for words in (["--config-dir", "c", "data=a"], ["data=a", "--config-dir=c"]):
-        line = read(words, Checkpoint, "x", composes=True)
+        line = read(words, Grammar(name="x", kind=Checkpoint, composes=True))
         assert (line.config_dir, line.overrides) == ("c", ["data=a"])
     with pytest.raises(InputError, match=r"^--config-dir is no flag"):
-        read(["--config-dir", "c"], Checkpoint, "x")
+        read(["--config-dir", "c"], Grammar(name="x", kind=Checkpoint))
 
 
 @pytest.mark.parametrize(
     "line", ["+term@reward.terms.x=format", "~reward.terms.x", "reward=a", "seed"]
 )
 def test_overrides_that_act_are_accepted(line):
-    refuse_without_effect([line], ["reward"], Checkpoint, "x")
+    refuse_without_effect([line], ["reward"], Grammar(name="x", kind=Checkpoint))
 
 
 @pytest.mark.parametrize("line", ["term@teacher=a", "+hooks.a=b", "rewards=a"])
@@ -217,7 +234,7 @@ def test_overrides_that_do_not_act_are_refused(line):
     with pytest.raises(
         InputError, match=r"has no effect on rl4p.x.* \(of the configuration it takes"
     ):
-        refuse_without_effect([line], ["reward"], Checkpoint, "x")
+        refuse_without_effect([line], ["reward"], Grammar(name="x", kind=Checkpoint))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,7 +255,8 @@ class Options:
 
 
 def read_lines(*lines):
-    return options_of(lines, Options, "x", sections={"server": Section}, composes=True)
+    command = Grammar(name="x", kind=Options, sections={"server": Section}, composes=True)
+    return options_of(lines, command)
 
 
 def test_own_keys_are_options_and_all_others_overrides():
@@ -315,7 +333,7 @@ def test_a_job_ends_with_the_exit_code_of_its_error(capsys):
             if error is not None:
                 raise error
 
-        return run_command("x", "How to use it.", job, ["a=b"])
+        return run_command(Grammar(name="x", kind=Options), "How to use it.", job, ["a=b"])
 
     assert job_that_raises(None) == 0
     assert job_that_raises(InputError("Wrong.")) == 2
@@ -327,8 +345,8 @@ def test_a_job_ends_with_the_exit_code_of_its_error(capsys):
 
 @pytest.mark.parametrize("word", ["-h", "--help"])
 def test_help_runs_nothing(word, capsys):
-    job = lambda _: pytest.fail("ran")  # noqa: E731
-    assert run_command("x", "\nHow to use it.\n", job, ["out=a", word]) == 0
+    command, job = Grammar(name="x", kind=Options), lambda _: pytest.fail("ran")
+    assert run_command(command, "\nHow to use it.\n", job, ["out=a", word]) == 0
     assert capsys.readouterr().out == "How to use it.\n"
 
 

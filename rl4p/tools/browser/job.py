@@ -9,7 +9,7 @@ from rl4p.base.errors import InputError
 from rl4p.base.storage import local_copy
 from rl4p.base.terminal import write
 from rl4p.command import commands
-from rl4p.command.commands import is_page_of, refuse_other_file
+from rl4p.command.commands import Grammar, is_page_of, refuse_other_file
 from rl4p.runs.folder import run_folder
 from rl4p.runs.record import replace_file
 from rl4p.runs.sample import Sample
@@ -49,13 +49,16 @@ class SamplesOptions(SampleFilter):
             raise InputError("tokens=true is for the terminal: the page always has them.")
 
 
+SAMPLES = Grammar(name="samples", kind=SamplesOptions)
+
+
 def browse(arguments: Sequence[str]) -> None:
     """Shows or writes the samples that the arguments choose.
 
     Raises:
       InputError: an argument is wrong, no sample is chosen, or `out` is a file of something else.
     """
-    options = commands.read(arguments, SamplesOptions, "samples").options
+    options = commands.read(arguments, SAMPLES).options
     if len(options.run) > 1:
         browse_side_by_side(options)
         return

@@ -74,13 +74,16 @@ class CompareOptions:
             raise InputError("Give run=FOLDER, or experiment=NAME tracker.uri=URI; see --help.")
 
 
+COMPARE = commands.Grammar(name="compare", kind=CompareOptions, sections={"tracker": Store})
+
+
 def read_options(arguments: Sequence[str]) -> CompareOptions:
     """Returns the options of a command line.
 
     Raises:
       InputError: there is not exactly one source of runs, or a word is unknown.
     """
-    return commands.read(arguments, CompareOptions, "compare", sections={"tracker": Store}).options
+    return commands.read(arguments, COMPARE).options
 
 
 def read(options: CompareOptions) -> tuple[list[Run], list[LeftOut], Path]:

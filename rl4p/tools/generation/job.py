@@ -33,7 +33,8 @@ from rl4p.runs.record import replace_file
 from rl4p.runs.sample import Sample, SampleFile, Status
 from rl4p.runs.signals import RunConsole, StopRequest, Tolerance
 from rl4p.tools.generation.local import sample_locally
-from rl4p.tools.generation.options import GenerateOptions, ResponseSet, Server, read_options
+from rl4p.tools.generation.options import GenerateOptions, Server, read_options
+from rl4p.tools.generation.responses import ResponseSet
 from rl4p.tools.generation.server import Chat, Client
 
 TOTAL = "reward"  # the name of the total reward

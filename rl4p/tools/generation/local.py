@@ -14,7 +14,7 @@ from rl4p.protocols.engine import Request
 from rl4p.rollout.sampler import Sampler, response_keys
 from rl4p.runs.grading import STATUS
 from rl4p.runs.sample import Sample
-from rl4p.tools.generation.options import ResponseSet
+from rl4p.tools.generation.responses import ResponseSet
 
 
 def sample_locally(

@@ -1,16 +1,14 @@
 """The options of `python -m rl4p.generate` that are no keys of the configuration."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rl4p.base.address import check_address, check_key_variable
 from rl4p.base.errors import InputError
-from rl4p.base.types import Question
-from rl4p.command.commands import Checkpoint, CommandLine, read, refuse_without_effect
+from rl4p.command.commands import Checkpoint, CommandLine, Grammar, read, refuse_without_effect
 from rl4p.configuration.bounds import AboveZero, Positive
 from rl4p.runs.folder import run_folder
-from rl4p.runs.sample import Sample, SampleFile
 
 # The keys of the configuration that a command line may set, each with all keys below it.
 OF_BOTH = ("data", "reward", "rollout", "group_size", "max_response_tokens", "seed")
@@ -66,23 +64,23 @@ class GenerateOptions(Checkpoint):
 
     Attributes:
       out: the file of the kept responses.
-      server: the server to ask instead of a policy.
       split: the questions of the data set: those to train on, or those held out.
       prompts: the number of questions, from the first; None is all.
       grade: whether to grade the responses with `reward`.
       keep: the reward term, or `reward` for the total, that a kept response must have reached.
       at_least: the least grade of a kept response; None is 1.
       best: the most responses kept for each prompt, by their total reward.
+      server: the server to ask instead of a policy.
     """
 
     out: str
-    server: Any = None
     split: Literal["train", "held_out"] = "train"
     prompts: Positive | None = None
     grade: bool = True
     keep: str | None = None
     at_least: float | None = None
     best: Positive | None = None
+    server: Any = None
 
     def __post_init__(self) -> None:
         if self.server is not None and self.run is not None:
@@ -94,63 +92,23 @@ class GenerateOptions(Checkpoint):
             raise InputError("keep and best compare grades: leave grade=false out.")
 
 
+GENERATE = Grammar(
+    name="generate", kind=GenerateOptions, sections={"server": Server}, composes=True
+)
+
+
 def read_options(arguments: Sequence[str]) -> CommandLine[GenerateOptions]:
     """Returns the options of a command line, and its overrides of the configuration.
 
     Raises:
       InputError: an option is unknown, missing or wrong, or two do not go together.
     """
-    line = read(arguments, GenerateOptions, "generate", sections={"server": Server}, composes=True)
+    line = read(arguments, GENERATE)
     options = line.options
     may = OF_BOTH if options.server is not None else (*OF_BOTH, *OF_POLICY)
     may = may if options.run is not None else (*may, "experiment")
     may = may if options.grade else tuple(key for key in may if key != "reward")
-    refuse_without_effect(line.overrides, may, GenerateOptions, "generate", INSTEAD)
+    refuse_without_effect(line.overrides, may, GENERATE, INSTEAD)
     if options.run is not None:
         run_folder(options.run)
     return line
-
-
-class ResponseSet:
-    """The responses so far, without grades.
-
-    Args:
-      file: the file of the responses.
-      questions: all questions; their ids differ.
-      show: called with the number of responses when it changes.
-
-    Raises:
-      InputError: a sample in the file is no response to a question, or stands there twice.
-    """
-
-    def __init__(
-        self, file: SampleFile, questions: Sequence[Question], show: Callable[[int], None]
-    ) -> None:
-        self.file, self.show = file, show
-        self.order = {question.id: i for i, question in enumerate(questions)}
-        ungraded = [replace(x, reward=None, terms={}, valid=None) for x in file.samples]
-        self.by_key = {(x.id, x.sample): x for x in ungraded}
-        known = all(id in self.order and sample is not None for id, sample in self.by_key)
-        if not known or len(self.by_key) < len(file.samples):
-            raise InputError(
-                f"{file.path} has a line that is not a response to these prompts: delete "
-                f"{file.settings_path} to start again."
-            )
-
-    def __len__(self) -> int:
-        return len(self.by_key)
-
-    def missing(self, question: Question, samples: int) -> list[int]:
-        """Returns the numbers of the responses to a question that do not exist yet."""
-        return [n for n in range(samples) if (question.id, n) not in self.by_key]
-
-    def add(self, samples: Iterable[Sample]) -> None:
-        """Appends responses to the file, in one write."""
-        new = list(samples)
-        self.file.append(new)
-        self.by_key |= {(x.id, x.sample): x for x in new}
-        self.show(len(self))
-
-    def in_order(self) -> list[Sample]:
-        """Returns all responses in the order of the questions and of the samples."""
-        return sorted(self.by_key.values(), key=lambda x: (self.order[str(x.id)], x.sample or 0))

@@ -30,7 +30,8 @@ from rl4p.data.messages import for_request
 from rl4p.engine.remote.chat import chat_body, read_chat
 from rl4p.rollout.sampler import words
 from rl4p.runs.sample import Sample, Status
-from rl4p.tools.generation.options import ResponseSet, Server
+from rl4p.tools.generation.options import Server
+from rl4p.tools.generation.responses import ResponseSet
 
 # By the reason why a response ended; any other reason is an abort.
 STATUS = {"stop": Status.COMPLETED, "length": Status.TRUNCATED}

@@ -83,7 +83,7 @@ class Trace:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class MicrobatchLayout:
     """The microbatches of one device.
 
     Attributes:
@@ -202,7 +202,7 @@ class StepEstimate:
         return replace(decoder, config=own, attention="xla")
 
     @cached_property
-    def layout(self) -> Layout:
+    def layout(self) -> MicrobatchLayout:
         """The microbatches of one device."""
         run, update, mesh = self.run, self.run.phases.update, self.run.mesh
         objective = run.phases.objective(run.policy, run.group_size)
@@ -214,7 +214,9 @@ class StepEstimate:
         own = -(-T // mesh.column_shards)
         b = rows_in(of_minibatch, own, update.tokens_per_microbatch, together)
         count = -(-of_minibatch // b) * update.minibatches * update.epochs
-        return Layout(rows=b, columns=T, prompt_columns=prompt_columns, microbatches=count)
+        return MicrobatchLayout(
+            rows=b, columns=T, prompt_columns=prompt_columns, microbatches=count
+        )
 
     @cached_property
     def traced(self) -> Trace:

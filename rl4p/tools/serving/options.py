@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rl4p.base.errors import InputError
-from rl4p.command.commands import Checkpoint, CommandLine, read, refuse_without_effect
+from rl4p.command.commands import Checkpoint, CommandLine, Grammar, read, refuse_without_effect
 from rl4p.configuration.bounds import Natural, Port, Positive
 from rl4p.runs.folder import run_folder
 
@@ -87,17 +87,20 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+SERVE = Grammar(name="serve", kind=ServeOptions, composes=True)
+
+
 def read_options(arguments: Sequence[str]) -> CommandLine[ServeOptions]:
     """Returns the options of a command line, and its overrides of the configuration.
 
     Raises:
       InputError: an option is unknown or wrong, or two do not go together.
     """
-    line = read(arguments, ServeOptions, "serve", composes=True)
+    line = read(arguments, SERVE)
     keys = TAKEN if line.options.run is not None else TAKEN + WITHOUT_RUN
     if line.options.prompting:
         keys += PROMPTING
-    refuse_without_effect(line.overrides, keys, ServeOptions, "serve", INSTEAD)
+    refuse_without_effect(line.overrides, keys, SERVE, INSTEAD)
     if line.options.run is not None:
         run_folder(line.options.run)
     elif not any(x.partition("=")[0] in ("model", "experiment") for x in line.overrides):

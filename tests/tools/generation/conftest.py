@@ -4,7 +4,7 @@ import pytest
 
 from rl4p.data.synthetic import addition
 from rl4p.runs.sample import Sample, SampleFile, Status
-from rl4p.tools.generation.options import ResponseSet
+from rl4p.tools.generation.responses import ResponseSet
 
 
 @pytest.fixture
