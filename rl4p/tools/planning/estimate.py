@@ -13,10 +13,10 @@ from jax.sharding import NamedSharding
 from rl4p.base.types import Params, TrainingBatch
 from rl4p.configuration.slices import Chip, least_hops
 from rl4p.distributed.partition import specs
-from rl4p.learner.device_gradient import microbatch_loss
 from rl4p.learner.gradient_step import add_minibatch_scores, shares_prompts
 from rl4p.learner.logprobs import ForwardRows, columns_per_chunk
 from rl4p.learner.microbatches import rows_in
+from rl4p.learner.objective import token_loss
 from rl4p.model.decoder import Decoder, Prefix
 from rl4p.model.experts import experts_of
 from rl4p.model.lora import merge_trees
@@ -227,9 +227,10 @@ class StepEstimate:
         coefficients = run.phases.coefficients(run.phases.initial_memory(), 0)
 
         def loss(params: Params, micro: TrainingBatch, before: Prefix | None) -> Any:
-            weights_BT = jnp.ones(micro.loss_mask_BT.shape, jnp.float32)
             rows = ForwardRows(micro.trajectories, before)
-            return microbatch_loss(objective, params, micro, weights_BT, coefficients, rows)[0]
+            loss_BT, _ = token_loss(objective, params, micro, coefficients, rows)
+            weights_BT = jnp.ones(micro.loss_mask_BT.shape, jnp.float32)
+            return jnp.sum(jnp.where(micro.loss_mask_BT, weights_BT * loss_BT, 0.0))
 
         return self.trace(loss, decoder)
 
