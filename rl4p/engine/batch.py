@@ -77,11 +77,9 @@ class Batch:
 
     @property
     def size(self) -> int:
-        """The number of slots at present."""
         return len(self.slots.sequences)
 
     def counts(self) -> dict[str, float]:
-        """Returns the numbers of device calls and of prefilled contexts and tokens."""
         return {
             "device_calls": float(self.calls),
             "prefilled_prompts": float(self.prefills),
@@ -89,11 +87,7 @@ class Batch:
             "cache_columns": float(self.columns),
         }
 
-    def running(self) -> list[TokenSequence]:
-        return self.slots.running()
-
     def remove(self, sequences: Sequence[TokenSequence]) -> None:
-        """Frees the slots of sequences."""
         leaving = set(map(id, sequences))
         if self.speculation is not None:
             self.speculation.ended += sequences
@@ -110,12 +104,23 @@ class Batch:
           new: at most as many sequences as there are free slots.
           keep: whether the prefilled contexts may be needed again.
         """
-        if len({*self.running(), *new}) < len(self.running()) + len(new):
+        running = self.slots.running()
+        if len({*running, *new}) < len(running) + len(new):
             raise ValueError("A sequence has a slot, and may not take a second one.")
         self.fit(new)
         if new:
             contexts = [tuple(x.tokens) for x in new]
-            slots = self.slots_for(contexts)
+            # A free slot for each, in a shard that has the context if there is one.
+            free = {slot: self.shard(slot) for slot in self.slots.free()}
+            having = {context: {*self.contexts.get(context, ())} for context in contexts}
+            slots = []
+            for context in contexts:
+                shards, chosen = having[context], next(iter(free))
+                if self.mesh.row_shards > 1 and EVERY not in shards:
+                    near = (slot for slot, shard in free.items() if shard in shards)
+                    chosen = next(near, chosen)
+                shards.add(free.pop(chosen))
+                slots.append(chosen)
             self.prefill(params, contexts, [self.shard(slot) for slot in slots])
             self.place(new, slots)
         if not keep:
@@ -130,7 +135,8 @@ class Batch:
 
     def fit(self, new: Sequence[TokenSequence]) -> None:
         """Makes room for new sequences and at least one more token of each."""
-        layout, running, n, shards = self.layout, self.running(), self.size, self.mesh.row_shards
+        layout, running = self.layout, self.slots.running()
+        n, shards = self.size, self.mesh.row_shards
         by_shard, enough = self.slots.by_shard(shards), len(running) + len(new)
         # Sequences stay on their devices, except on a CPU, whose devices share one memory.
         stay = max(enough, max(map(len, by_shard)) * shards)
@@ -162,21 +168,7 @@ class Batch:
         self.small_calls, self.untimed = 0, True
 
     def shard(self, slot: int) -> int:
-        """Returns the shard of rows that has a slot."""
         return slot * self.mesh.row_shards // self.size
-
-    def slots_for(self, contexts: Sequence[tuple[int, ...]]) -> list[int]:
-        """Returns a free slot for each context, in a shard that has the context if there is one."""
-        free = {slot: self.shard(slot) for slot in self.slots.free()}
-        having = {context: {*self.contexts.get(context, ())} for context in contexts}
-        chosen = []
-        for context in contexts:
-            shards, first = having[context], next(iter(free))
-            if self.mesh.row_shards > 1 and EVERY not in shards:
-                first = next((slot for slot, shard in free.items() if shard in shards), first)
-            shards.add(free.pop(first))
-            chosen.append(first)
-        return chosen
 
     def prefill(
         self, params: Params, contexts: Sequence[tuple[int, ...]], shards: Sequence[int]
@@ -291,7 +283,7 @@ class Batch:
           waiting: whether sequences wait for a slot; the call then ends once some are free.
           distribution: the distribution of all sequences; None takes their own.
         """
-        running, slots, enough = self.running(), self.slots, 0
+        running, slots, enough = self.slots.running(), self.slots, 0
         if waiting:
             enough = len(running) - max(1, len(running) // 8)
         elif self.layout.patience == 1:  # it ends once fewer slots will do

@@ -75,7 +75,6 @@ def prefill(
 
 @partial(jax.jit, static_argnames=("columns", "mesh"))
 def row_of(cache: Cache, slot: Array, columns: int, mesh: Mesh) -> Cache:
-    """Returns the first columns of the row of one slot, on all devices."""
     return gather_rows(mesh, cache.rows(slot[None], columns))
 
 
@@ -212,8 +211,6 @@ def resized_layer(
 
 @partial(jax.jit, donate_argnames=("cache",))
 def cleared(cache: Cache, clear_n: Array) -> Cache:
-    """Returns the cache with zeros in the given rows: a NaN would spoil even masked attention."""
-
     def of(x: Array) -> jax.Array:
         return jnp.where(clear_n.reshape(-1, *(1,) * (x.ndim - 1)), jnp.zeros((), x.dtype), x)
 
@@ -239,7 +236,6 @@ def cache_shardings(cache: Cache, mesh: Mesh) -> Any:
 
 
 def specs(cache: Cache, mesh: Mesh) -> Any:
-    """Returns the partition specs of a cache."""
     return jax.tree.map(lambda sharding: sharding.spec, cache_shardings(cache, mesh))
 
 

@@ -213,8 +213,6 @@ def no_draws(n: int, A: int) -> Draws:
 
 
 def put(drawn: Draws, step: Array, draws: Draws) -> Draws:
-    """Writes the column of a decode step."""
-
     def column(x: jax.Array, new: jax.Array) -> jax.Array:
         return jax.lax.dynamic_update_slice_in_dim(x, new[:, None], step, axis=1) if x.size else x
 

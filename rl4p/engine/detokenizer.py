@@ -32,7 +32,11 @@ class Detokenizer:
 
         self.tokenizer = tokenizer
         self.backend: Any = tokenizer.backend_tokenizer
-        self.alphabet = byte_alphabet(sorted(pre_tokenizers.ByteLevel.alphabet()))
+        # The byte of each symbol of byte-level tokenizers: bytes that Latin-1 can print stand for
+        # themselves, and the others follow each other from U+0100.
+        self.alphabet = {x: ord(x) for x in pre_tokenizers.ByteLevel.alphabet() if ord(x) < 256}
+        others = sorted(set(range(256)) - set(self.alphabet.values()))
+        self.alphabet |= {chr(256 + i): byte for i, byte in enumerate(others)}
         self.singles = LazyTable(self.name_of)  # the text of each token
         self.lengths = LazyTable(self.length_of)  # and its length
         self.longest = max(map(len, self.backend.get_vocab()), default=1)  # in characters
@@ -41,7 +45,6 @@ class Detokenizer:
         self.before = self.decode(self.anchor, skip_special=False)
 
     def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
-        """Returns the text of tokens."""
         return self.backend.decode(tokens, skip_special_tokens=skip_special)
 
     def name_of(self, token: int) -> str:
@@ -53,11 +56,9 @@ class Detokenizer:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
 
     def length_of(self, token: int) -> int:
-        """Returns how many whole characters one token has."""
         return len(self.bytes_of(token).decode(errors="ignore"))
 
     def bytes_of(self, token: int) -> bytes:
-        """Returns the bytes of one token."""
         text = self.decode([*self.anchor, token], skip_special=False)[len(self.before) :]
         return self.part_of_character(token) if UNFINISHED in text else text.encode()
 
@@ -69,17 +70,6 @@ class Detokenizer:
         if all(symbol in self.alphabet for symbol in name):
             return bytes(self.alphabet[symbol] for symbol in name)
         return name.encode()
-
-
-def byte_alphabet(symbols: Sequence[str]) -> dict[str, int]:
-    """Returns the byte of each symbol of byte-level tokenizers.
-
-    Bytes that can be printed in Latin-1 stand for themselves. The others follow each other, in
-    ascending order, from U+0100.
-    """
-    printable = {symbol: ord(symbol) for symbol in symbols if ord(symbol) < 256}
-    others = sorted(set(range(256)) - set(printable.values()))
-    return printable | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
 class IncrementalDetokenizer:

@@ -82,7 +82,6 @@ class CallSteps:
         self.seconds_per_step: dict[int, float] = {}  # by the number of slots
 
     def steps(self, slots: int) -> int:
-        """Returns the number of decode steps of the next device call."""
         if self.fixed is not None:
             return self.fixed
         seconds = self.seconds_per_step.get(slots)
@@ -270,7 +269,6 @@ class Driver:
             raise RunError(f"The requests did not end within {timeout:g} seconds.")
 
     def resume(self, lease: Lease) -> None:
-        """Ends a lease."""
         with self.changed:
             self.leases.discard(lease)
             self.changed.notify_all()
@@ -293,7 +291,7 @@ class Driver:
     def counts(self) -> dict[str, float]:
         """Returns what the driver does and has done, in numbers."""
         with self.changed:
-            running = len(self.batch.running())
+            running = len(self.batch.slots.running())
             unfinished = sum(submission.count for submission in self.submissions)
             names = ("tokens", "finished", "aborted", "cancelled", "failed", "scored", "updates")
             return {name: float(self.numbers[name]) for name in names} | {
@@ -325,7 +323,7 @@ class Driver:
         """Removes from the queues what the next call scores, and what it places in free slots."""
         with self.changed:
             scores = [self.scores.popleft() for _ in range(min(len(self.scores), SCORES_PER_CALL))]
-            free = self.slots - len(self.batch.running())
+            free = self.slots - len(self.batch.slots.running())
             new: list[TokenSequence] = []
             contexts: set[tuple[int, ...]] = set()
             room = self.batch.layout.tokens_per_call
@@ -344,7 +342,7 @@ class Driver:
         decoder, mesh = self.policy.decoder, self.policy.sampling_mesh
         scored = [(x, scored_tokens(decoder, self.params, x.scored, mesh)) for x in scores]
         version, waiting = self.version, bool(self.waiting)
-        decodes = bool(new or self.batch.running())
+        decodes = bool(new or self.batch.slots.running())
         if decodes:
             self.batch.admit(self.params, new, keep=waiting or self.reuses)
             if self.reuses:
@@ -385,7 +383,6 @@ class Driver:
                 self.end_submission(submission)
 
     def deliver(self) -> None:
-        """Delivers the results of the former device call."""
         while self.undelivered:
             self.send(self.undelivered.popleft()())
 
@@ -395,8 +392,7 @@ class Driver:
                 receive(content)
 
     def purge(self) -> None:
-        """Removes the sequences of closed submissions."""
-        self.batch.remove([x for x in self.batch.running() if not x.owner.open])
+        self.batch.remove([x for x in self.batch.slots.running() if not x.owner.open])
         self.waiting = deque(x for x in self.waiting if x.owner.open)
         self.scores = deque(x for x in self.scores if x.open)
         self.stale = False
@@ -429,7 +425,6 @@ class Driver:
         return deliveries + self.end_all(failing, RunError(NOT_NUMBERS))
 
     def end_score(self, submission: Submission, logprobs_T: jax.Array) -> list[Delivery]:
-        """Waits for log-probabilities."""
         logprobs = np.asarray(logprobs_T)[: len(submission.scored) - 1].tolist()
         if any(map(math.isnan, logprobs)):
             return self.end_all([submission], RunError(NOT_NUMBERS))
@@ -480,5 +475,5 @@ class Driver:
         self.batch.contexts.clear()
         if recompute:
             with self.changed:
-                self.waiting.extendleft(reversed(self.batch.running()))
+                self.waiting.extendleft(reversed(self.batch.slots.running()))
                 self.batch.clear()

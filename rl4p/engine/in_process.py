@@ -101,19 +101,14 @@ class InProcess(ABC):
         of_rows = [request for request in requests for _ in request.keys_N]
         with counted("rollout", "sequences", len(of_rows)) as count:
             drawn = self.decode(weights, requests, distribution, stop, greedy, count)
-        return [
-            self.ended(*each, weights.version, request)
-            for each, request in zip(drawn, of_rows, strict=True)
-        ]
-
-    def ended(
-        self, tokens: np.ndarray, logprobs: np.ndarray, version: int, request: Request
-    ) -> Completion:
-        """Returns the completion of a request, which ends with its first stop string."""
-        if (count := self.stopped_at(request, tokens.tolist())) is not None:
-            return completion(tokens[:count], logprobs[:count], version, Finish.STOP)
-        ending = finish(tokens, self.policy.end_ids, request.max_tokens)
-        return completion(tokens, logprobs, version, ending)
+        completions = []
+        for (tokens, logprobs), request in zip(drawn, of_rows, strict=True):
+            count = self.stopped_at(request, tokens.tolist())
+            ending = finish(tokens, self.policy.end_ids, request.max_tokens)
+            ending = ending if count is None else Finish.STOP
+            cut = tokens[:count], logprobs[:count]
+            completions.append(completion(*cut, weights.version, ending))
+        return completions
 
     def stopped_at(self, request: Request, tokens: Sequence[int]) -> int | None:
         """Returns the number of new tokens of a completion up to its first stop string, or None."""

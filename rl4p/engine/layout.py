@@ -45,7 +45,6 @@ class Layout:
     least: int = 0
 
     def padding(self, context: Collection[int]) -> int:
-        """Returns the number of columns before a context."""
         return max(0, self.begin - len(context))
 
     def width(self, context: Collection[int]) -> int:

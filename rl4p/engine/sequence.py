@@ -66,7 +66,6 @@ class TokenSequence:
 
     @property
     def penalizes(self) -> bool:
-        """Whether its distribution depends on which tokens have occurred."""
         own = self.sampling
         return own is not None and (own.repetition_penalty != 1 or own.presence_penalty != 0)
 
@@ -174,12 +173,10 @@ class Slots:
             self.constants = self.constants._replace(ends_nE=wide)
 
     def clear(self, slot: int) -> None:
-        """Frees a slot."""
         self.sequences[slot] = None
         self.state.active_n[slot] = False
 
     def by_shard(self, shards: int) -> list[list[int]]:
-        """Returns the slots with a sequence, of each shard."""
         each, n = len(self.sequences) // shards, len(self.sequences)
         taken = [slot for slot in range(n) if self.sequences[slot] is not None]
         return [[slot for slot in taken if slot // each == shard] for shard in range(shards)]
@@ -208,7 +205,6 @@ class Slots:
 
 @cache
 def key_shape() -> jax.ShapeDtypeStruct:
-    """Returns the shape and dtype of the data of a random key."""
     return jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
 
 
@@ -277,7 +273,6 @@ class Ended(NamedTuple):
         return chunks
 
     def not_numbers(self) -> list[TokenSequence]:
-        """Returns the sequences with a new log-probability that is not a number."""
         logprobs_nM = self.outcome.logprobs_nM
         return [
             sequence

@@ -304,12 +304,10 @@ class Speculation:
         )
 
     def forget(self) -> None:
-        """Forgets which drafts were accepted."""
         # Of each place in a draft: how often all tokens before it, and how often it too was right.
         self.tried_k, self.right_k = np.zeros((2, self.most), np.int64)
 
     def cost(self, slots: int, k: int) -> float:
-        """Returns the estimated time of a step with k drafted tokens, in steps without."""
         read, n = self.parameter_tokens, slots / self.shards
         return (read + n * (k + 1)) / (read + n)
 
@@ -351,7 +349,6 @@ class Speculation:
         return NextCall(0, None, self.rest or FEW_STEPS)
 
     def expected(self, k: int) -> float:
-        """Returns the expected tokens of a step with k drafted tokens."""
         tried = np.flatnonzero(self.tried_k)
         if not len(tried):
             return 1.0
@@ -420,7 +417,6 @@ class Speculation:
         return Texts(tokens_nC, begin_n)
 
     def keep_responses(self) -> None:
-        """Keeps the tokens of ended sequences, the newest first."""
         for sequence in self.ended:
             context = tuple(sequence.context)
             kept = self.responses.pop(context, deque(maxlen=MOST_RESPONSES))

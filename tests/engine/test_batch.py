@@ -40,11 +40,11 @@ def finished(batch, params, new=(), most=100, steps=8):
     """Decodes until nothing runs, and returns the sequences in the order in which they ended."""
     ended, waiting = [], deque(new)
     for _ in range(most):
-        free = batch.layout.sizes[-1] - len(batch.running())
+        free = batch.layout.sizes[-1] - len(batch.slots.running())
         batch.admit(params, [waiting.popleft() for _ in range(min(free, len(waiting)))], keep=False)
         batch.begin(params, steps=steps, waiting=bool(waiting))
         ended += [x.sequence for x in batch.end().chunks() if x.finish is not None]
-        if not batch.running() and not waiting:
+        if not batch.slots.running() and not waiting:
             return ended
     raise AssertionError("It does not end.")
 
@@ -55,11 +55,11 @@ def test_slots_and_columns_grow_and_shrink(make_batch, sampled):
     batch.admit(sampled, [first], keep=False)
     sizes = set()
     more = [sequence(seed=i, max_tokens=9) for i in range(6)]
-    while batch.running():
+    while batch.slots.running():
         sizes.add((batch.size, batch.columns))
         batch.begin(sampled, steps=4, waiting=False)
         batch.end().chunks()
-        if batch.running():
+        if batch.slots.running():
             batch.admit(sampled, more, keep=False)
         more = []
     assert sizes == {(4, 64), (16, 64), (4, 96)}
@@ -145,7 +145,7 @@ def test_a_sequence_has_one_slot(make_batch, sampled):
     batch.admit(sampled, [only], keep=False)
     with pytest.raises(ValueError, match="may not take a second one"):
         batch.admit(sampled, [only], keep=False)
-    assert batch.running() == [only]
+    assert batch.slots.running() == [only]
 
 
 def test_only_calls_that_place_nothing_are_timed(make_batch, sampled):

@@ -144,9 +144,9 @@ def places(limits):
     batch.admit(params, several, keep=False)
     assert (batch.prefills, batch.prefilled_tokens) == (3, 27)
     visited, logprobs = [], {each: [] for each in several}
-    while batch.running():
+    while batch.slots.running():
         batch.admit(params, [], keep=False)
-        visited.append((batch.size, *map(batch.slots.sequences.index, batch.running())))
+        visited.append((batch.size, *map(batch.slots.sequences.index, batch.slots.running())))
         batch.begin(params, steps=8, waiting=False)
         for chunk in batch.end().chunks():
             logprobs[chunk.sequence] += chunk.logprobs
@@ -154,7 +154,7 @@ def places(limits):
     for each in several:
         one = sequence(each.context, int(each.key[1]), each.max_tokens)
         new, expected = [one], []
-        while new or alone.running():
+        while new or alone.slots.running():
             alone.admit(params, new, keep=False)
             alone.begin(params, steps=64, waiting=False)
             for chunk in alone.end().chunks():

@@ -91,7 +91,7 @@ def test_a_receiver_may_end_a_sequence_early_and_sees_each_call(driver):
     counts = [(len(x.tokens), x.finish) for x in chunks if x.sequence is second]
     assert counts == [(4, None), (2, Finish.LENGTH)]
     assert [len(x.tokens) for x in chunks if x.sequence is first] == [4]
-    assert not driver.batch.running()
+    assert not driver.batch.slots.running()
 
 
 def test_an_error_of_a_receiver_reaches_who_makes_the_step(driver):
@@ -110,4 +110,4 @@ def test_a_cancelled_submission_gets_nothing_and_loses_its_slots(driver):
     driver.cancel(submission)
     driver.step()
     assert len(chunks) == 1
-    assert not driver.batch.running()
+    assert not driver.batch.slots.running()

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from rl4p.base.errors import InputError, RunError
-from rl4p.base.types import Params, Sampling
+from rl4p.base.types import Finish, Params, Sampling
 from rl4p.distributed.counting import counted, newest
 from rl4p.engine.remote.pool import RequestBatch, ServerPool
 from rl4p.engine.remote.protocol import (
@@ -100,7 +100,6 @@ class SharedServers:
         self.close()
 
     def start(self, work: Coroutine[Any, Any, Result]) -> "Future[Result]":
-        """Starts work in the loop."""
         return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     @contextmanager
@@ -149,7 +148,6 @@ class SharedServers:
 
     @contextmanager
     def installation(self) -> Iterator[None]:
-        """Ends the installation that has begun, whatever happens."""
         try:
             yield
         finally:
@@ -168,7 +166,6 @@ class SharedServers:
         self.installed = weights
 
     def sleep(self) -> None:
-        """Makes the servers give their memory back, until the next installation of weights."""
         with self.exclusive():
             if self.installed is None:
                 return
@@ -287,7 +284,8 @@ class RemoteEngine:
             future = servers.start(servers.pool.complete(batch))
             try:
                 while stop is not None and not future.done():
-                    if stop(np.array(batch.finished, bool)):
+                    whole = [x and x.finish != Finish.ABORT for x in batch.completions]
+                    if stop(np.array(whole, bool)):
                         servers.loop.call_soon_threadsafe(servers.pool.stop, batch)
                         break
                     try:

@@ -64,11 +64,6 @@ class RequestBatch:
     def __post_init__(self) -> None:
         self.completions = [None] * len(self.requests)
 
-    @property
-    def finished(self) -> list[bool]:
-        """Returns which requests have a whole completion."""
-        return [x is not None and x.finish != Finish.ABORT for x in self.completions]
-
 
 class Stopping(Exception):
     """A batch was stopped while a request waited."""
@@ -212,7 +207,6 @@ class ServerPool:
         self.notify()
 
     def reasons(self) -> str:
-        """Returns each server with the reason why it was taken out last."""
         return "; ".join(f"{server.url} ({server.reason})" for server in self.servers)
 
     async def free(self, batch: RequestBatch) -> RemoteServer:
@@ -254,7 +248,6 @@ class ServerPool:
             )
 
     def notify(self) -> None:
-        """Wakes everything that waits for a change."""
         self.changed.set()
         self.changed = asyncio.Event()
 
@@ -302,7 +295,6 @@ class ServerPool:
             await self.sleep(batch, short_pause(failures, min(result.retry_after, LONGEST_PAUSE)))
 
     async def sleep(self, batch: RequestBatch, seconds: float) -> None:
-        """Sleeps, unless the batch is stopped."""
         deadline = Deadline(seconds)
         while not deadline.over and not batch.stopping:
             try:
@@ -374,12 +366,10 @@ class ServerPool:
     def requests_at(
         self, server: RemoteServer, batch: RequestBatch
     ) -> list[tuple[asyncio.Task, str]]:
-        """Returns the requests of a batch that a server is drawing, each with its name."""
         running = [(task, *self.running[task]) for task in server.running if task in self.running]
         return [(task, id) for task, other, id in running if other is batch]
 
     async def cancel(self, tasks: dict[RemoteServer, asyncio.Task]) -> None:
-        """Ends background tasks."""
         for task in tasks.values():
             task.cancel()
         await asyncio.gather(*tasks.values(), return_exceptions=True)
@@ -396,7 +386,6 @@ class ServerPool:
 
 
 def announce(server: RemoteServer) -> None:
-    """Writes to the log that a server is taken out, unless it already says so."""
     if not server.announced:
         log.warning("%s is taken out: %s.", server.url, server.reason)
         server.announced = True

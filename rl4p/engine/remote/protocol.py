@@ -165,7 +165,6 @@ def only_choice(value: Any) -> Any:
 
 
 def number(value: Any) -> float | None:
-    """Returns a number of a response, or None if it is none."""
     if isinstance(value, float | int) and not isinstance(value, bool):
         return float(value)
     return None

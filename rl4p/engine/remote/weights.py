@@ -138,7 +138,6 @@ class WeightsFolder:
         self.held = [exported for exported in self.held if exported.path in paths]
 
     def close(self) -> None:
-        """Deletes the folder and all that is in it."""
         atexit.unregister(self.close)
         self.held, self.newest, self.tokenizer = [], None, None
         shutil.rmtree(self.path, ignore_errors=True)
@@ -170,7 +169,6 @@ class Probe:
         self.tokens: list[int] = ids[:length]
 
     def expected(self, params: Params) -> np.ndarray:
-        """Returns what a server with these parameters should report, by `score`."""
         return self.score(self.policy, self.tokens, params)
 
     def problem(

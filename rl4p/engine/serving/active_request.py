@@ -132,7 +132,6 @@ class Choice:
         return tokens, finish
 
     def shown(self, tokens: Sequence[int], finish: Finish | None) -> Sequence[int]:
-        """Returns the tokens of the text, which an end token is no part of."""
         ends = finish is Finish.STOP and not self.options.keep_stop
         return tokens[:-1] if ends else tokens
 
@@ -151,7 +150,6 @@ class Choice:
         return Delta("".join(self.pieces[pieces:]), tokens)
 
     def versions(self, start: int = 0) -> list[dict[str, Any]]:
-        """Returns the weight version of each token from `start`, as spans."""
         return [
             {"version": version, "start": max(begin, start), "end": end}
             for version, begin, end in self.spans
@@ -160,7 +158,6 @@ class Choice:
 
 
 def empty_choices(count: int, detokenizer: Detokenizer, options: CompletionOptions) -> list[Choice]:
-    """Returns the choices of a request for no tokens."""
     choices = [Choice(detokenizer, options, stream=False) for _ in range(count)]
     for choice in choices:
         choice.finish = "length"
@@ -293,7 +290,6 @@ class ActiveRequest:
         self.count(count)
 
     def close(self, count: int) -> None:
-        """Counts so many sequences or scores no longer as open."""
         self.open -= count
         self.count(-count)
 
@@ -366,7 +362,6 @@ class ActiveRequest:
             raise HttpError(str(self.error), status=503)
 
     async def finished(self) -> list[Choice]:
-        """Returns the choices once all have ended."""
         while self.unfinished:
             await self.wait()
         return self.choices

@@ -44,7 +44,6 @@ class MessagesRequest(Body):
     stream: bool = False
 
     def for_chat(self) -> dict[str, Any]:
-        """Returns the request in the form of `/v1/chat/completions`."""
         kind = (self.tool_choice or {}).get("type", "auto")
         if kind not in ("auto", "none"):
             raise HttpError(f"tool_choice {kind} cannot be enforced.", param="tool_choice")
@@ -96,7 +95,6 @@ def messages_of(message: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 async def anthropic_messages(http: HttpRequest) -> JsonResponse | EventStream:
-    """Responds to a request for the next message of a conversation."""
     request = await http.body(MessagesRequest)
     response = await next_message(http, validate(ChatRequest, request.for_chat()))
     assert isinstance(response, JsonResponse)
@@ -105,7 +103,6 @@ async def anthropic_messages(http: HttpRequest) -> JsonResponse | EventStream:
 
 
 def body(chat: dict[str, Any]) -> dict[str, Any]:
-    """Returns the object of a message, from the object of a chat."""
     (choice,), usage = chat["choices"], chat["usage"]
     said = choice["message"]
     content: list[dict[str, Any]] = []
@@ -131,7 +128,6 @@ def body(chat: dict[str, Any]) -> dict[str, Any]:
 
 
 async def events(message: dict[str, Any]) -> AsyncIterator[bytes]:
-    """Yields the events of a message that is complete."""
     empty = {"content": [], "stop_reason": None}
     yield named_event("message_start", message=message | empty)
     for index, block in enumerate(message["content"]):

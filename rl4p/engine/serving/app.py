@@ -95,13 +95,11 @@ class HttpRequest:
     unsent: Callable[[], int] = lambda: 0
 
     async def body(self, model: type[B]) -> B:
-        """Returns the fields of the body."""
         if len(self.content) < MOST_DIRECT:
             return parse(model, self.content)
         return await asyncio.to_thread(parse, model, self.content)
 
     def query(self, model: type[B]) -> B:
-        """Returns the fields after the question mark of the URL."""
         pairs = dict(parse_qsl(self.query_string.decode("latin-1")))
         words = {"true": True, "false": False}
         return validate(model, {name: words.get(value, value) for name, value in pairs.items()})
@@ -181,7 +179,6 @@ class App:
         responses[known, status] = responses.get((known, status), 0) + 1
 
     async def content(self, receive: Receive, headers: dict[bytes, bytes]) -> bytes:
-        """Receives the body of a request."""
         length = headers.get(b"content-length", b"0")
         parts: list[bytes] = []
         size = 0
@@ -207,7 +204,6 @@ class App:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def models(self, request: HttpRequest) -> JsonResponse:
-        """Lists the one model."""
         server = self.server
         model = {
             "id": server.name,

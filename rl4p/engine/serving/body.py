@@ -46,7 +46,6 @@ DONE = b"data: [DONE]\n\n"
 
 
 def shortened(message: object) -> str:
-    """Returns the beginning of a message."""
     text = str(message)
     return text if len(text) <= LONGEST_MESSAGE else f"{text[:LONGEST_MESSAGE]}..."
 
@@ -69,7 +68,6 @@ class HttpError(Exception):
         self.code = code
 
     def body(self) -> dict[str, Any]:
-        """Returns the body of the response."""
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
         return {
             "error": {
@@ -106,12 +104,10 @@ class EventStream(NamedTuple):
 
 
 def encoded(value: Any) -> bytes:
-    """Returns the JSON of a value without spaces."""
     return json.dumps(value, separators=(",", ":")).encode()
 
 
 def event(value: Any) -> bytes:
-    """Returns a server-sent event with a JSON value."""
     return b"data: " + encoded(value) + b"\n\n"
 
 
@@ -151,7 +147,6 @@ def check_temperature(value: float) -> float:
 
 
 def as_tuple(value: Any) -> Any:
-    """Returns a list, or a string as the only element of a list, as a tuple."""
     return (value,) if type(value) is str else tuple(value) if type(value) is list else value
 
 
@@ -303,6 +298,5 @@ def validate(model: type[B], value: Any) -> B:
 
 
 def path_of(place: tuple[int | str, ...]) -> str:
-    """Returns the path of a field, such as `messages[1].role`."""
     parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
     return "".join(parts).removeprefix(".")

@@ -55,7 +55,6 @@ class ToolCall(NamedTuple):
     arguments: str
 
     def body(self) -> dict[str, Any]:
-        """Returns the call as a part of a message."""
         function = {"name": self.name, "arguments": self.arguments}
         return {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
 
@@ -134,12 +133,10 @@ class ToolCallParser:
 
 
 def as_json(call: ParsedCall) -> ToolCall:
-    """Returns a call with its arguments as JSON."""
     return ToolCall(call.name, json.dumps(call.arguments, ensure_ascii=False))
 
 
 def as_parts(value: Any) -> Any:
-    """Returns a content as a list of parts."""
     if isinstance(value, str):
         return [{"type": "text", "text": value}]
     if not isinstance(value, list):
@@ -148,7 +145,6 @@ def as_parts(value: Any) -> Any:
 
 
 def unchanged(value: Any, check: Any) -> Any:
-    """Checks a value, and returns it as it was sent."""
     check(value)
     return value
 
@@ -225,7 +221,6 @@ class Conversation(Body):
 
     @property
     def has_tools(self) -> bool:
-        """Whether the message may call tools."""
         return bool(self.tools) and self.tool_choice == "auto"
 
     async def encode(self, server: ServedModel) -> list[int]:
@@ -296,7 +291,6 @@ class ChatRequest(OpenAIRequest, Conversation):
 
 
 async def chat_completions(http: HttpRequest) -> JsonResponse | EventStream:
-    """Responds to a request for the next message of a conversation."""
     return await next_message(http, await http.body(ChatRequest))
 
 
@@ -339,7 +333,6 @@ class ChatResponse(OpenAIResponse):
         return self.head | {"choices": bodies, "usage": self.usage(choices)} | self.prompt(0)
 
     def first_chunks(self) -> bytes:
-        """Returns a chunk with the role for each choice."""
         first = {"delta": {"role": "assistant", "content": ""}}
         nothing = {"logprobs": None, "finish_reason": None}
         return b"".join(

@@ -148,13 +148,11 @@ class OpenAIRequest(SamplingFields):
 
     @property
     def usage(self) -> bool:
-        """Whether a stream ends with the numbers of tokens."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     def completion_options(
         self, server: ServedModel, max_tokens: int, alternatives: int | None
     ) -> CompletionOptions:
-        """Returns the options of each completion."""
         return self.options(
             server,
             "min_tokens",
@@ -233,11 +231,9 @@ class OpenAIResponse(ABC):
         """Returns the log-probabilities of the tokens from `start`."""
 
     def first_chunks(self) -> bytes:
-        """Returns the chunks before the first token."""
         return b""
 
     async def stream(self, http: HttpRequest, active: ActiveRequest) -> AsyncIterator[bytes]:
-        """Yields the events of a stream."""
         async with http.watched(active):
             if first := self.first_chunks():
                 yield first
@@ -284,7 +280,6 @@ class OpenAIResponse(ABC):
         return fields
 
     def usage(self, choices: Sequence[Choice]) -> dict[str, int]:
-        """Returns the numbers of tokens; each prompt counts once."""
         read, drawn = sum(map(len, self.prompts)), sum(len(each.tokens) for each in choices)
         return {"prompt_tokens": read, "completion_tokens": drawn, "total_tokens": read + drawn}
 
@@ -304,13 +299,11 @@ class CompletionRequest(OpenAIRequest):
 
     @property
     def prompts(self) -> Sequence[str | list[int]]:
-        """The prompts, also if there is only one."""
         one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
         return [self.prompt] if one else self.prompt  # pyright: ignore[reportReturnType]
 
 
 async def completions(http: HttpRequest) -> JsonResponse | EventStream:
-    """Responds to a request for completions."""
     return await complete(http, await http.body(CompletionRequest))
 
 
@@ -373,7 +366,6 @@ class CompletionResponse(OpenAIResponse):
         }
 
     def names(self, tokens: Iterable[int]) -> list[str]:
-        """Returns the names of tokens in log-probabilities."""
         if self.request.return_tokens_as_token_ids:
             return [f"token_id:{token}" for token in tokens]
         singles = self.server.detokenizer.singles

@@ -83,7 +83,6 @@ def text_of(item: dict[str, Any], name: str = "content") -> Any:
 
 
 async def openai_responses(http: HttpRequest) -> JsonResponse | EventStream:
-    """Responds to a request for a response."""
     request = await http.body(ResponsesRequest)
     tools = [
         {"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}}
@@ -105,7 +104,6 @@ async def openai_responses(http: HttpRequest) -> JsonResponse | EventStream:
 
 
 def body(chat: dict[str, Any]) -> dict[str, Any]:
-    """Returns the object of a response, from the object of a chat."""
     (choice,), usage = chat["choices"], chat["usage"]
     name, message, cut = chat["id"].partition("-")[2], choice["message"], choice["finish_reason"]
     status = "incomplete" if cut in ("length", "abort") else "completed"
@@ -140,7 +138,6 @@ def body(chat: dict[str, Any]) -> dict[str, Any]:
 
 
 async def events(response: dict[str, Any]) -> AsyncIterator[bytes]:
-    """Yields the events of a response that is complete."""
     numbers = count()
 
     def event(kind: str, **values: Any) -> bytes:

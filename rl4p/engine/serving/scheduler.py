@@ -90,7 +90,6 @@ class Suspended:
 
 
 def unsent_bytes(sequences: Iterable[TokenSequence]) -> dict[Submission, int]:
-    """Returns the unsent bytes of each submission."""
     return {owner: owner.unsent() for owner in {x.owner: None for x in sequences}}
 
 
@@ -119,7 +118,6 @@ class Scheduler(Driver):
         return super().counts() | {"suspended": float(len(self.suspended.since))}
 
     def close(self) -> None:
-        """Ends all sequences with `Finish.ABORT`, and the thread."""
         with self.changed:
             self.closing = True
             self.changed.notify_all()
@@ -127,7 +125,6 @@ class Scheduler(Driver):
 
     # The rest runs in the scheduler's thread.
     def run(self) -> None:
-        """Decodes until the scheduler is closed."""
         while True:
             commands, work = self.wait()
             try:
@@ -185,17 +182,17 @@ class Scheduler(Driver):
                     self.waiting += back
                     if stalled:
                         self.undelivered.append(partial(self.end_all, stalled, STALLED))
-                if not self.paused and (self.scores or self.waiting or self.batch.running()):
+                if not self.paused and (self.scores or self.waiting or self.batch.slots.running()):
                     break
                 if self.undelivered:
                     return [], None
                 self.changed.notify_all()  # `drain` waits for this
                 seconds = POLL_SECONDS if self.suspended.since else IDLE_SECONDS
                 idle = not self.changed.wait(seconds)
-                if idle and not (self.suspended.since or self.batch.running()):
+                if idle and not (self.suspended.since or self.batch.slots.running()):
                     self.batch.clear()
             if not self.drains:
-                running = self.batch.running()
+                running = self.batch.slots.running()
                 most = len(self.waiting) - (self.slots - len(running))
                 self.batch.remove(self.suspended.take(running, most))
             return [], self.take()

@@ -58,7 +58,6 @@ class ServedModel(ABC):
         return self.policy.decoder.config.max_positions
 
     def check_model(self, name: str | None) -> None:
-        """Refuses requests for another model."""
         if name not in (None, self.name):
             raise HttpError(
                 f"The model {name} is not served here: write {self.name}.",
@@ -95,7 +94,6 @@ class ServedModel(ABC):
         self.check_tokens(tokens, param)
 
     def check_tokens(self, tokens: Sequence[int], param: str) -> None:
-        """Refuses tokens that are not in the vocabulary."""
         most = self.policy.decoder.config.vocabulary - 1
         if tokens and max(tokens) > most:
             raise HttpError(f"{param} must be a list of token ids from 0 to {most}.", param=param)
@@ -241,7 +239,6 @@ def seeds_of(seed: int | None, prompts: int, n: int) -> list[list[int]]:
 
 
 def new_id() -> str:
-    """Returns a name that no other request has."""
     return f"{RANDOM.getrandbits(96):024x}"
 
 

@@ -62,7 +62,7 @@ class Connection(HttpToolsProtocol):
         if len(self.connections) > most_connections():
             others: Any = self.connections  # all of this class
             idle: Any = min(
-                (x for x in others if x is not self and x.idle and not x.closing),
+                (x for x in others if x is not self and x.idle and not x.transport.is_closing()),
                 key=lambda x: (x.cycle is not None, x.since),
                 default=None,
             )
@@ -78,12 +78,12 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        while data and not self.closing:
+        while data and not self.transport.is_closing():
             self.begun, size = False, HEAD_BYTES if self.in_head or self.idle else len(data)
             super().data_received(data[:size])
             if self.in_head and not self.begun:
                 self.head_bytes += min(size, len(data))
-                if self.head_bytes >= HEAD_BYTES and not self.closing:
+                if self.head_bytes >= HEAD_BYTES and not self.transport.is_closing():
                     self.refuse(431, f"The headers are longer than {HEAD_BYTES} bytes.")
             data = data[size:]
 
@@ -134,12 +134,7 @@ class Connection(HttpToolsProtocol):
     # Deadlines.
 
     @property
-    def closing(self) -> bool:
-        return self.transport.is_closing()
-
-    @property
     def idle(self) -> bool:
-        """Whether no request is being answered."""
         return self.cycle is None or self.cycle.response_complete
 
     def expect(self, seconds: float | None) -> None:
@@ -165,12 +160,10 @@ class Connection(HttpToolsProtocol):
             self.watch(STALLED_SECONDS)
 
     def drop(self) -> None:
-        """Closes the connection, unless a request is being answered."""
         if self.idle:
             self.transport.abort()
 
     def refuse(self, status: int, message: str) -> None:
-        """Answers with an error, and closes the connection."""
         head = b"content-type: text/plain\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
         self.transport.write(STATUS_LINE[status] + head % len(message) + message.encode())
         self.transport.close()
@@ -209,7 +202,6 @@ def listening(host: str, port: int) -> socket.socket:
 
 
 def address_of(bound: socket.socket, host: str) -> str:
-    """Returns the URL of a socket."""
     port = bound.getsockname()[1]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -226,7 +218,6 @@ class WebServer(uvicorn.Server):
 
 
 def configured(app: Any) -> WebServer:
-    """Returns a uvicorn server for an application."""
     config = uvicorn.Config(
         app,
         lifespan="off",

@@ -105,6 +105,14 @@ class Command:
 
         `out` and `errors` are the ends of pipes, which are closed here.
         """
+        names = (*PASSED_ON, *self.variables)
+        variables = {name: os.environ[name] for name in names if name in os.environ} | {
+            "OPENAI_BASE_URL": episode.base_url,
+            "OPENAI_API_KEY": episode.api_key,
+            "ANTHROPIC_BASE_URL": episode.base_url.removesuffix("/v1"),
+            "ANTHROPIC_API_KEY": episode.api_key,
+            "RL4P_SEED": str(episode.seed),
+        }
         try:
             process = await asyncio.create_subprocess_exec(
                 *self.command,
@@ -112,7 +120,7 @@ class Command:
                 stdout=out,
                 stderr=errors,
                 cwd=self.folder,
-                env=self.environment(episode),
+                env=variables,
                 start_new_session=True,
             )
         finally:
@@ -124,17 +132,6 @@ class Command:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
-
-    def environment(self, episode: AgentEpisode) -> dict[str, str]:
-        """Returns the environment variables of the program."""
-        names = (*PASSED_ON, *self.variables)
-        return {name: os.environ[name] for name in names if name in os.environ} | {
-            "OPENAI_BASE_URL": episode.base_url,
-            "OPENAI_API_KEY": episode.api_key,
-            "ANTHROPIC_BASE_URL": episode.base_url.removesuffix("/v1"),
-            "ANTHROPIC_API_KEY": episode.api_key,
-            "RL4P_SEED": str(episode.seed),
-        }
 
 
 class End(asyncio.Protocol):
