@@ -120,7 +120,7 @@ def complete_overrides(
         key = last.removesuffix(begun)
         if argument.endswith("bash"):
             key = key.partition("@")[2]  # for Bash an @ ends a word
-        options = [x for x in composer.catalogue.options(group) if x.startswith(begun)]
+        options = [x for x in composer.loader.get_group_options(group) if x.startswith(begun)]
         print(" ".join(f"{key}{option}" for option in options))
         return
     if own:  # Hydra reads the line itself, and knows no other words

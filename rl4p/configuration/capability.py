@@ -64,13 +64,7 @@ ON_THE_HUB = re.compile(r"(?!\.)[\w.-]+/(?!\.)[\w.-]+(@[\w.-]+)?")  # OWNER/NAME
 
 
 class Use(NamedTuple):
-    """A value that is a capability.
-
-    Attributes:
-      key: its key in the configuration.
-      value: the value.
-      capability: what it is used for.
-    """
+    """A value that is a capability."""
 
     key: str
     value: str
@@ -82,8 +76,6 @@ def uses(value: Any, trusted: Collection[str], key: str = "") -> Iterator[Use]:
 
     Args:
       value: plain containers, whose targets are trusted.
-      trusted: the trusted prefixes.
-      key: the key of `value`.
     """
     if isinstance(value, list):
         for i, element in enumerate(value):
@@ -145,22 +137,24 @@ def refuse_ungiven(
     """Refuses capabilities that come from a file which anyone may have written.
 
     Args:
-      listed: the capabilities of a configuration.
-      keys: the keys that the command line gives.
-      allowed: the values, addresses and folders that it allows.
+      allowed: the values, addresses and folders that it allows; RL4P_ALLOW allows more.
       conf: the folder of the package's own YAML files, whose values are trusted.
       config_dir: the folder with further YAML files, whose own files may be read.
 
     Raises:
       InputError: names the values, and the word that allows them.
     """
+    allowed = (*allowed, *os.environ.get(ALLOW_VARIABLE, "").split())
     typed = {(use.value, use.capability) for use in listed if use.key.partition("[")[0] in keys}
     others = [
         use
         for use in listed
         if (use.value, use.capability) not in typed
         and not any(covers(each, use) for each in allowed)
-        and not is_value_of(conf, use.value)
+        # nor alone at the end of a line of the package's own YAML files
+        and not re.search(
+            rf"(?m)[:-] [\"']?{re.escape(use.value)}[\"']?( +#.*)?$", text_of_yaml(conf)
+        )
         and not (use.capability is Capability.READ and harmless(use.value, config_dir))
     ]
     if not others:
@@ -199,28 +193,19 @@ def refuse_mistyped(listed: Sequence[Use]) -> None:
             raise InputError(write(problem, [word if "[" in key else override(key, word)]))
 
 
-def is_value_of(conf: Path, value: str) -> bool:
-    """Returns whether the package's own YAML files have a value, alone at the end of a line."""
-    line = rf"(?m)[:-] [\"']?{re.escape(value)}[\"']?( +#.*)?$"
-    return re.search(line, text_of_yaml(conf)) is not None
-
-
 def refuse_of_file(
     path: Path, listed: Sequence[Use], allowed: Sequence[str], keys: Collection[str] = ()
 ) -> None:
     """Refuses capabilities in a file of a run folder, unless this user's own commands wrote it.
 
     Args:
-      path: the file.
-      listed: its capabilities.
-      allowed: the values that the command line allows.
-      keys: the keys that it gives.
+      listed: the capabilities of the file.
+      allowed, keys: the values that the command line allows, and the keys that it gives.
 
     Raises:
       InputError: as in `refuse_ungiven`.
     """
     if not is_own(path):
-        allowed = (*allowed, *allowed_by_environment())
         refuse_ungiven(listed, keys, allowed, conf=CONF, config_dir=None)
 
 
@@ -247,41 +232,26 @@ def harmless(value: str, config_dir: str | None) -> bool:
     return config_dir is not None and path.resolve().is_relative_to(Path(config_dir).resolve())
 
 
-def allowed_by_environment() -> tuple[str, ...]:
-    """Returns the values in RL4P_ALLOW, which spaces divide."""
-    return tuple(os.environ.get(ALLOW_VARIABLE, "").split())
-
-
-def refuse_secrets(words: Sequence[str]) -> None:
-    """Refuses words of a command line with a secret in an address, before anything repeats them.
+def refuse_secrets(words: Sequence[str], tree: Any = None) -> None:
+    """Refuses an address with a secret: a word of a command line, or a value of a configuration.
 
     Raises:
       InputError: names the key alone.
     """
+    keys = []
     for word in words:
         if "//" in word and holds_secret(word):
             key = re.match(r"[+~-]*([\w.@/-]+)=", word)
-            raise secret_in_address(key[1] if key else "A word")
-
-
-def refuse_secrets_in(tree: Any) -> None:
-    """Refuses values of a configuration that are addresses with a secret.
-
-    Raises:
-      InputError: names the key alone.
-    """
-    for key, value in leaves(tree):
+            keys.append(key[1] if key else "A word")
+    for name, value in leaves(tree):
         is_address = isinstance(value, str) and "//" in value and not re.search(r"\s", value)
         if is_address and holds_secret(value):
-            raise secret_in_address(key)
-
-
-def secret_in_address(key: str) -> InputError:
-    """Returns the error for an address with a secret."""
-    return InputError(
-        f"{key} has a user name, a password or a token in an address, which would be saved with "
-        "the run: leave it out, and name an environment variable that has it with key_variable=NAME"
-        " (MLflow reads MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD and "
-        "MLFLOW_TRACKING_TOKEN, and object stores the variables of their libraries, such as "
-        "AWS_ACCESS_KEY_ID)."
-    )
+            keys.append(name)
+    if keys:
+        raise InputError(
+            f"{keys[0]} has a user name, a password or a token in an address, which would be saved "
+            "with the run: leave it out, and name an environment variable that has it with "
+            "key_variable=NAME (MLflow reads MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD "
+            "and MLFLOW_TRACKING_TOKEN, and object stores the variables of their libraries, such "
+            "as AWS_ACCESS_KEY_ID)."
+        )

@@ -7,11 +7,7 @@ from typing import cast
 from hydra import version
 from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import (
-    IntervalSweep,
-    Override,
-    ValueType,
-)
+from hydra.core.override_parser.types import IntervalSweep, Override, ValueType
 from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -22,8 +18,8 @@ from rl4p.base.errors import InputError
 from rl4p.configuration.hydra_internals import create_config_search_path
 from rl4p.configuration.loader import Loader
 from rl4p.configuration.override_errors import (
-    Catalogue,
     listed_options,
+    options_like,
     refuse_several_options,
     unreadable,
     value_of,
@@ -65,7 +61,6 @@ class Composer:
             search_path.prepend("command-line", folder, SearchPathQuery(provider="schema"))
         self.config_dir = config_dir
         self.loader = Loader(search_path, conf, words, config_dir)
-        self.catalogue = Catalogue(self.loader)
 
     def compose(self, lines: list[str], *, targets: bool = True) -> DictConfig:
         """Returns the checked configuration of one job, with its `hydra` node.
@@ -87,17 +82,21 @@ class Composer:
     def load(self, lines: list[str]) -> DictConfig:
         """Returns the configuration of one job unchecked; a swept key keeps its default."""
         try:
-            return self.load_with_hydra(lines)
-        except MissingConfigException as error:
-            raise self.missing(error) from error
+            return self.loader.load_configuration(
+                CONFIG, lines, RunMode.MULTIRUN, validate_sweep_overrides=False
+            )
+        except MissingConfigException as error:  # an option that its group does not have
+            if error.options is None:
+                raise InputError(one_line(error).partition(" Config search path")[0]) from error
+            path = str(error.missing_cfg_file)
+            cut = path.rpartition if path.startswith("hydra/") else path.partition
+            group, _, option = cut("/")
+            if (extra := PLUGINS.get(group, {}).get(option)) is not None:
+                need = f"{group}={option} needs a plugin: pip install 'rl4p[{extra}]'."
+                raise InputError(need) from error
+            raise wrong_option(self.loader, group, option) from error
         except COMPOSING_FAILED as error:
             raise self.explain(error, lines) from error
-
-    def load_with_hydra(self, lines: list[str]) -> DictConfig:
-        """Composes with Hydra and lets Hydra's exceptions through."""
-        return self.loader.load_configuration(
-            CONFIG, lines, RunMode.MULTIRUN, validate_sweep_overrides=False
-        )
 
     def parse(self, lines: list[str]) -> list[Override]:
         """Returns the overrides of a command line."""
@@ -107,7 +106,7 @@ class Composer:
             try:
                 overrides.append(parser.parse_override(line))
             except HydraException as error:
-                choices = self.catalogue.options_like(line)
+                choices = options_like(self.loader, line)
                 raise unreadable(lines, index, one_line(error), choices) from error
             refuse_several_options(overrides[-1], GROUPS)
             overrides[-1].config_loader = self.loader  # glob(...) reads the options from it
@@ -125,33 +124,24 @@ class Composer:
             if override is not None:
                 accepted.append(str(override.input_line))
             try:
-                config = self.load_with_hydra(accepted)
+                config = self.loader.load_configuration(
+                    CONFIG, accepted, RunMode.MULTIRUN, validate_sweep_overrides=False
+                )
             except COMPOSING_FAILED:
                 if override is None or config is None:
                     break
-                if listed := listed_options(self.catalogue, override, config, PLACES):
+                if listed := listed_options(self.loader, override, config, PLACES):
                     return listed
-                unknown = sets_a_value(override) and wrong_key(self.catalogue, override, config)
+                unknown = sets_a_value(override) and wrong_key(self.loader, override, config)
                 if override.is_add() and not unknown:
                     return InputError(f"{override.input_line[1:]} needs no +: it already exists.")
                 if override.key_or_group in PLACES and override.package is None:
                     return without_place(override.key_or_group, value_of(override))
                 if option_correction(override.key_or_group, value_of(override)) and not unknown:
-                    return wrong_option(self.catalogue, override.key_or_group, value_of(override))
+                    return wrong_option(self.loader, override.key_or_group, value_of(override))
                 refusal = InputError(f"{override.input_line} is refused: {one_line(error)}")
                 return unknown or refusal
         return InputError(one_line(error))
-
-    def missing(self, error: MissingConfigException) -> InputError:
-        """Returns the error for an option that its group does not have."""
-        if error.options is None:
-            return InputError(one_line(error).partition(" Config search path")[0])
-        path = str(error.missing_cfg_file)
-        cut = path.rpartition if path.startswith("hydra/") else path.partition
-        group, _, option = cut("/")
-        if (extra := PLUGINS.get(group, {}).get(option)) is not None:
-            return InputError(f"{group}={option} needs a plugin: pip install 'rl4p[{extra}]'.")
-        return wrong_option(self.catalogue, group, option)
 
 
 def sweep_jobs(overrides: list[Override]) -> Iterator[list[str]]:
@@ -175,14 +165,11 @@ def sweep_jobs(overrides: list[Override]) -> Iterator[list[str]]:
 
 
 def refused_jobs(
-    overrides: Sequence[Override],
-    jobs: Sequence[Sequence[str]],
-    errors: Mapping[int, InputError],
+    overrides: Sequence[Override], jobs: Sequence[Sequence[str]], errors: Mapping[int, InputError]
 ) -> InputError:
     """Returns one error for the jobs of a sweep that cannot run; it names the values to leave out.
 
     Args:
-      overrides: the overrides of the sweep.
       jobs: its jobs from `sweep_jobs`, which have the same keys in the same order.
       errors: the errors by the index of the job.
     """
@@ -215,13 +202,7 @@ def one_line(error: Exception) -> str:
 def compose(
     overrides: Sequence[str] = (), *, config_dir: str | None = None, conf: Path = CONF
 ) -> DictConfig:
-    """Returns the configuration that a job would get from these overrides, fully checked.
-
-    Args:
-      overrides: the overrides of the command line.
-      config_dir: a folder with further YAML files.
-      conf: the folder of the YAML files of the package.
-    """
+    """Returns the configuration that a job would get from these overrides, fully checked."""
     config = without_hydra(Composer(conf, config_dir, overrides).compose(list(overrides)))
     OmegaConf.set_struct(config, True)
     return config

@@ -16,17 +16,15 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.plugins.config_source import ConfigResult
+from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rl4p.base.errors import InputError
 from rl4p.configuration.capability import (
-    allowed_by_environment,
     refuse_mistyped,
     refuse_secrets,
-    refuse_secrets_in,
     refuse_ungiven,
     uses,
     uses_of_hydra,
@@ -38,16 +36,63 @@ from rl4p.configuration.hydra_internals import (
     FileConfigSource,
     omit_unused_choices,
 )
-from rl4p.configuration.interpolations import (
-    bounded_interpolations,
-    limit_interpolations,
-    permit_variables,
-)
-from rl4p.configuration.slices import SliceSource
+from rl4p.configuration.schema import without_hydra
+from rl4p.configuration.slices import CHIPS, GIB, HOST, slice_of, topology_of
 from rl4p.configuration.targets import resolved
 from rl4p.configuration.tree import leaves
 from rl4p.configuration.trust import TRUSTED, check_hydra, names_in, refuse_unsaid
-from rl4p.configuration.yaml_file import configuration_of, read_yaml, text_of
+from rl4p.configuration.yaml_file import (
+    bounded_interpolations,
+    configuration_of,
+    limit_interpolations,
+    permit_variables,
+    read_yaml,
+    text_of,
+)
+
+
+class SliceSource(ConfigSource):
+    """A source of configurations with one option for each slice of `rl4p.configuration.slices`."""
+
+    def __init__(self) -> None:
+        super().__init__(provider="slices", path="slices://rl4p.configuration.slices")
+
+    @staticmethod
+    def scheme() -> str:
+        return "slices"
+
+    def available(self) -> bool:
+        return True
+
+    def is_group(self, config_path: str) -> bool:
+        return config_path == "mesh"
+
+    def is_config(self, config_path: str) -> bool:
+        group, _, name = config_path.rpartition("/")
+        return group == "mesh" and topology_of(name.removesuffix(".yaml")) is not None
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        topology = topology_of(config_path.rpartition("/")[2].removesuffix(".yaml"))
+        assert topology is not None  # `is_config`
+        chips = slice_of(topology)
+        dp = tp = 1
+        if chips.chip.platform == "gpu":
+            dp = max(1, chips.count // HOST)  # parameters are gathered only from the same host
+        elif chips.chip.memory <= 32 * GIB:  # heads, feed-forward and vocabulary are divided too
+            tp = min(4, chips.count)
+        options = {"dp": dp, "fsdp": -1, "tp": tp, "topology": topology}
+        config = OmegaConf.create({"defaults": ["auto", "_self_"], **options})
+        return ConfigResult(
+            provider=self.provider, path=self.full_path(), config=config, header={"package": None}
+        )
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        """Returns one slice of each chip: all of them would fill the help."""
+        if config_path != "mesh" or results_filter == ObjectType.GROUP:
+            return []
+        return [
+            f"{name}_{max(n for n in chip.slices if n <= HOST)}" for name, chip in CHIPS.items()
+        ]
 
 
 class BoundedRepository(ConfigRepository):
@@ -75,24 +120,18 @@ class BoundedRepository(ConfigRepository):
             raise InputError(
                 f"{config_path} leads out of {source.path}: put the file itself there."
             )
-        key = (config_path, source.provider, source.path, text_of(path))
+        key = (config_path, source.provider, source.path, text := text_of(path))
         if key not in _results:
-            _results[key] = self.parse(*key, path)
+            config = configuration_of(text, path)
+            defaults = self._extract_defaults_list(config_path, config)
+            _results[key] = ConfigResult(
+                provider=source.provider,
+                path=f"file://{source.path}",
+                config=config,
+                header=FileConfigSource._get_header_dict(text[:512]),
+                defaults_list=self._create_defaults_list(config_path, defaults),
+            )
         return copy(_results[key])
-
-    def parse(
-        self, config_path: str, provider: str, folder: str, text: str, path: Path
-    ) -> ConfigResult:
-        """Returns the content of a file and its defaults list, as Hydra returns them."""
-        config = configuration_of(text, path)
-        defaults = self._extract_defaults_list(config_path, config)
-        return ConfigResult(
-            provider=provider,
-            path=f"file://{folder}",
-            config=config,
-            header=FileConfigSource._get_header_dict(text[:512]),
-            defaults_list=self._create_defaults_list(config_path, defaults),
-        )
 
     def __deepcopy__(self, _: dict) -> "BoundedRepository":
         """Shares the sources, which nothing changes: Hydra copies them for each composition."""
@@ -108,10 +147,8 @@ class Loader(ConfigLoaderImpl):
     """A loader that takes trust from a command line only.
 
     Args:
-      search_path: where the YAML files are.
       conf: the folder of the package's own files, whose root may trust packages too.
       words: the command line.
-      config_dir: the folder with further YAML files, if there is one.
     """
 
     def __init__(
@@ -204,7 +241,7 @@ class Loader(ConfigLoaderImpl):
             interpolations expand to too much.
         """
         check_hydra(config.hydra, self.trusted)
-        root = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+        root = without_hydra(config)
         try:
             tree: Any = OmegaConf.to_container(root, resolve=True)
         except OmegaConfBaseException:  # what cannot be resolved is refused before it is used
@@ -215,7 +252,7 @@ class Loader(ConfigLoaderImpl):
                     OmegaConf.to_container(node, resolve=True)
         hydra = OmegaConf.to_container(config.hydra, resolve=False)
         refuse_unsaid(tree | {"hydra": hydra}, self.given.keys(), self.trusted, self.allowed)
-        refuse_secrets_in(tree | {"hydra": hydra})
+        refuse_secrets((), tree | {"hydra": hydra})
         if "trusted_targets" in tree:
             config.trusted_targets = tree["trusted_targets"]  # as it was checked
         if "allow" in tree:
@@ -241,15 +278,14 @@ class Loader(ConfigLoaderImpl):
                 raise InputError(f"hydra.sweep.dir cannot be resolved: {reason}.") from error
             listed = list(uses_of_hydra(node, sweep_folder))
         else:
-            root = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
-            tree = resolved(root, complete=False)
+            tree = resolved(without_hydra(config), complete=False)
             tree = {key: value for key, value in tree.items() if not parts or key in parts}
             listed = list(uses(tree, (*TRUSTED, *self.trusted)))
             refuse_mistyped(listed)
         refuse_ungiven(
             listed,
             self.given.keys() | values_by_key(self.recorded).keys(),
-            (*self.allowed, *allowed_by_environment()),
+            self.allowed,
             conf=self.conf,
             config_dir=self.config_dir,
         )

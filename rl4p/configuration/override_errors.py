@@ -4,7 +4,7 @@ A word may not be KEY=VALUE, or its key or its option may not exist.
 """
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any, NoReturn
 
@@ -23,7 +23,7 @@ from rl4p.configuration.suggestions import (
     write,
 )
 from rl4p.configuration.targets import holds_node, is_node, unknown_key
-from rl4p.configuration.tree import join
+from rl4p.configuration.tree import join, leaves
 
 RECORD = "metrics.jsonl"  # its presence marks the folder of a run
 JOBS = "jobs.yaml"  # its presence marks the folder of a sweep
@@ -31,37 +31,25 @@ LATEST = "latest"  # a value of run and resume that is no folder
 MOST_CHOICES = 4  # more choices than this help nobody
 
 
-class Catalogue:
-    """The groups of a search path, their options, and the keys of each option."""
+def options_like(loader: ConfigLoaderImpl, name: str) -> list[list[str]]:
+    """Returns [GROUP=OPTION] for every option of rl4p of this name, whatever its case."""
+    return [
+        [f"{group}={option}"]
+        for group in loader.list_groups("")
+        if group != "hydra"
+        for option in loader.get_group_options(group)
+        if same(option, name)
+    ]
 
-    def __init__(self, loader: ConfigLoaderImpl):
-        self.loader = loader
 
-    def groups(self) -> list[str]:
-        """Returns the names of all groups of rl4p."""
-        return [group for group in self.loader.list_groups("") if group != "hydra"]
-
-    def options(self, group: str) -> list[str]:
-        """Returns the options of a group; [] if there is no such group."""
-        return self.loader.get_group_options(group)
-
-    def options_like(self, name: str) -> list[list[str]]:
-        """Returns [GROUP=OPTION] for every option of this name, whatever its case."""
-        return [
-            [f"{group}={option}"]
-            for group in self.groups()
-            for option in self.options(group)
-            if same(option, name)
-        ]
-
-    def options_with(self, group: str, key: str) -> list[str]:
-        """Returns the options of a group whose own YAML has a key, such as `path` or `a.b`."""
-        options = []
-        for option in self.options(group):
-            result = self.loader.repository.load_config(f"{group}/{option}")
-            if result is not None and has(result.config, key):
-                options.append(option)
-        return options
+def options_with(loader: ConfigLoaderImpl, group: str, key: str) -> list[str]:
+    """Returns the options of a group whose own YAML has a key, such as `path` or `a.b`."""
+    options = []
+    for option in loader.get_group_options(group):
+        result = loader.repository.load_config(f"{group}/{option}")
+        if result is not None and has(result.config, key):
+            options.append(option)
+    return options
 
 
 def has(node: Any, key: str) -> bool:
@@ -78,9 +66,9 @@ def same(name: str, other: str) -> bool:
     return name.casefold() == other.casefold().replace("-", "_")
 
 
-def wrong_option(catalogue: Catalogue, group: str, option: str) -> InputError:
+def wrong_option(loader: ConfigLoaderImpl, group: str, option: str) -> InputError:
     """Returns the error for an option that its group does not have."""
-    problem, options = f"{group}={option} does not exist", catalogue.options(group)
+    problem, options = f"{group}={option} does not exist", loader.get_group_options(group)
     names = [*options, *slice_names()] if group == "mesh" else options
     path = PurePath(option)
     a_file = path.suffix in (".yaml", ".yml")
@@ -96,13 +84,15 @@ def wrong_option(catalogue: Catalogue, group: str, option: str) -> InputError:
             f"{problem}: put a file of your own at FOLDER/{group}/{path.name} and add "
             f"--config-dir FOLDER {group}={name}"
         )
-    if "/" not in group and (elsewhere := catalogue.options_like(option)):
+    if "/" not in group and (elsewhere := options_like(loader, option)):
         return InputError(write(f"{problem}, but another group has it", *elsewhere))
     hint = did_you_mean(option, names, f"{group}={{}}")
     return InputError(f"{problem}{hint} (options: {', '.join(options)})")
 
 
-def wrong_key(catalogue: Catalogue, override: Override, config: DictConfig) -> InputError | None:
+def wrong_key(
+    loader: ConfigLoaderImpl, override: Override, config: DictConfig
+) -> InputError | None:
     """Returns the error for an override whose key does not exist; None if the key exists.
 
     Args:
@@ -127,17 +117,17 @@ def wrong_key(catalogue: Catalogue, override: Override, config: DictConfig) -> I
         added = [f"+{key}={value}"]
         if key != f"{path}._target_":
             added = [f"+{path}._target_=package.module.Class", *added]
-            if parent.endswith("terms") and value in catalogue.options("term"):
+            if parent.endswith("terms") and value in loader.get_group_options("term"):
                 added = [f"+term@{path}={value}"]
         return InputError(write(f"{unknown_key(path, names, owner)}; to add it", added))
     problem = f"{path} is not an option of {owner}"
     correction = option_correction("data", value) if key == "data.path" else None
     if known := correction or key_correction(key, value, whole=True):
-        return InputError(settled(catalogue, known).after(problem))
-    if choices := with_another_option(catalogue, key, value, config.hydra.runtime.choices):
+        return InputError(settled(loader, known).after(problem))
+    if choices := with_another_option(loader, key, value, config.hydra.runtime.choices):
         return InputError(write(problem, *choices))
     if "." not in parent and (known := key_correction(key, value)):  # deeper names are local
-        return InputError(settled(catalogue, known).after(problem))
+        return InputError(settled(loader, known).after(problem))
     near = did_you_mean(name, names)
     places = [] if near else [[f"{place}={value}"] for place in same_key_elsewhere(key, config)]
     if 0 < len(places) <= MOST_CHOICES:
@@ -150,13 +140,13 @@ def value_of(override: Override) -> str:
     return str(override.input_line).partition("=")[2]
 
 
-def settled(catalogue: Catalogue, correction: Suggestion) -> Suggestion:
+def settled(loader: ConfigLoaderImpl, correction: Suggestion) -> Suggestion:
     """Returns the correction with GROUP=OPTION of the group that has the option."""
     overrides = []
     for word in correction.overrides:
         group, _, option = word.partition("=")
-        options = catalogue.options(group)
-        elsewhere = catalogue.options_like(option)
+        options = loader.get_group_options(group)
+        elsewhere = options_like(loader, option)
         if options and elsewhere and option not in options:
             word = next((o for [o] in elsewhere if o.startswith(f"{group}=")), elsewhere[0][0])
         overrides.append(word)
@@ -164,7 +154,7 @@ def settled(catalogue: Catalogue, correction: Suggestion) -> Suggestion:
 
 
 def with_another_option(
-    catalogue: Catalogue, key: str, value: str, choices: Mapping[str, Any]
+    loader: ConfigLoaderImpl, key: str, value: str, choices: Mapping[str, Any]
 ) -> list[list[str]]:
     """Returns the overrides that choose an option which has the key, then set the key.
 
@@ -174,13 +164,13 @@ def with_another_option(
     first, _, rest = key.partition(".")
     if not rest:
         return []
-    if first in catalogue.groups():
-        options = catalogue.options_with(first, rest)
+    if first != "hydra" and first in loader.list_groups(""):
+        options = options_with(loader, first, rest)
         others = [option for option in options if option != choices.get(first)][:MOST_CHOICES]
         return [[f"{first}={option}", f"{key}={value}"] for option in others]
     return [
         [chosen, f"{chosen.partition('=')[0]}.{rest}={value}"]
-        for [chosen] in catalogue.options_like(first)
+        for [chosen] in options_like(loader, first)
         if not chosen.startswith("experiment=")
     ]
 
@@ -192,27 +182,18 @@ def same_key_elsewhere(key: str, config: DictConfig) -> list[str]:
     """
     parts = key.split(".")
     tree = OmegaConf.to_container(config, resolve=False)
-    places = [place for place in keys_below(tree) if place.rpartition(".")[2] == parts[-1]]
-    return [place for place in places if contains(place.split("."), parts)] or places
-
-
-def contains(names: list[str], parts: list[str]) -> bool:
-    """Returns whether the parts are among the names in the same order."""
-    rest = iter(names)
-    return all(part in rest for part in parts)
-
-
-def keys_below(value: Any, key: str = "") -> Iterator[str]:
-    """Yields the dotted keys of all values except Hydra's own."""
-    for name, child in value.items():
-        if isinstance(child, Mapping) and child and name != "hydra":
-            yield from keys_below(child, join(key, name))
-        elif name not in ("hydra", "_target_"):
-            yield join(key, name)
+    ours = [place.split(".") for place, _ in leaves(tree, lists=False)]
+    places = [x for x in ours if x[-1] == parts[-1] and not {"hydra", "_target_"} & {*x}]
+    containing = []
+    for names in places:
+        rest = iter(names)
+        if all(part in rest for part in parts):  # in the same order
+            containing.append(names)
+    return [".".join(names) for names in containing or places]
 
 
 def listed_options(
-    catalogue: Catalogue, override: Override, config: DictConfig, places: Mapping[str, str]
+    loader: ConfigLoaderImpl, override: Override, config: DictConfig, places: Mapping[str, str]
 ) -> InputError | None:
     """Returns the error for a list of options where each has a name, such as reward.terms=[format].
 
@@ -227,8 +208,8 @@ def listed_options(
     [group], here = groups, list(OmegaConf.select(config, key) or ())
     names = [str(name) for name in names]
     problem = f"{override.input_line} is a list, but each of {key} has a name"
-    if unknown := [name for name in names if name not in (*here, *catalogue.options(group))]:
-        options = catalogue.options(group)
+    if unknown := [name for name in names if name not in (*here, *loader.get_group_options(group))]:
+        options = loader.get_group_options(group)
         hint = did_you_mean(unknown[0], options) or f" (options: {', '.join(options)})"
         return InputError(f"{problem}, and {unknown[0]} is none of the options of {group}{hint}")
     words = [f"+{group}@{key}.{name}={name}" for name in names if name not in here]
@@ -247,8 +228,6 @@ def refuse_arguments(
     """Raises an `InputError` for a message of argparse.
 
     Args:
-      argv: the arguments of the command line.
-      message: the message of argparse.
       keys: the keys to write for flags of other names.
     """
     _, _, refused = message.partition("unrecognized arguments: ")
@@ -265,7 +244,6 @@ def unknown_flags(
 
     Args:
       flags: the unknown flags as they were written.
-      arguments: all arguments of the command line.
       keys: the keys to write for flags of other names.
     """
     overrides = []
@@ -289,9 +267,6 @@ def unreadable(
     """Returns the error for one override that Hydra cannot read.
 
     Args:
-      lines: all overrides of the command line.
-      index: the index of the override.
-      reason: the message of Hydra's parser.
       options: the choices [GROUP=OPTION] whose option has the name of the line.
     """
     line = lines[index]
@@ -300,7 +275,19 @@ def unreadable(
         return InputError(write("KEY=VALUE must not contain spaces", joined))
     key, equals, value = line.partition("=")
     if not equals:
-        return bare_word(line, options)
+        bare = f"{line} is not KEY=VALUE"
+        if line.lower() in ("help", "h", "?"):
+            return InputError(write(bare, ["--help"]))
+        if line.lower() in ("multirun", "sweep"):
+            return InputError(write(bare, ["-m"]))
+        if line == LATEST or any((Path(line) / name).exists() for name in (RECORD, JOBS)):
+            return InputError(write(bare, [override("resume", line)]))
+        if options:
+            return InputError(write(bare, *options))
+        key, colon, value = line.partition(":")
+        if colon and re.fullmatch(KEY, key) and value:
+            return InputError(write(bare, [readable(key, value.strip())]))
+        return InputError(f"{bare}: --help lists the keys.")
     if value.startswith("~/"):
         expanded = override(key, str(Path(value).expanduser()))
         return InputError(write(f"{problem}, and the shell does not expand ~ in it", [expanded]))
@@ -332,22 +319,6 @@ def without_spaces(lines: Sequence[str], index: int) -> list[str] | None:
     else:
         return None
     return ["-m", word] if "," in word else [word]
-
-
-def bare_word(word: str, options: Sequence[Sequence[str]]) -> InputError:
-    """Returns the error for a word without an equal sign; `options` are choices of this name."""
-    if word.lower() in ("help", "h", "?"):
-        return InputError(write(f"{word} is not KEY=VALUE", ["--help"]))
-    if word.lower() in ("multirun", "sweep"):
-        return InputError(write(f"{word} is not KEY=VALUE", ["-m"]))
-    if word == LATEST or any((Path(word) / name).exists() for name in (RECORD, JOBS)):
-        return InputError(write(f"{word} is not KEY=VALUE", [override("resume", word)]))
-    if options:
-        return InputError(write(f"{word} is not KEY=VALUE", *options))
-    key, colon, value = word.partition(":")
-    if colon and re.fullmatch(KEY, key) and value:
-        return InputError(write(f"{word} is not KEY=VALUE", [readable(key, value.strip())]))
-    return InputError(f"{word} is not KEY=VALUE: --help lists the keys.")
 
 
 def refuse_several_options(override: Override, groups: Collection[str]) -> None:

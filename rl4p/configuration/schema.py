@@ -181,7 +181,6 @@ def check(config: DictConfig, *, targets: bool = True) -> None:
     """Checks a composed configuration and raises an `InputError` for its first error.
 
     Args:
-      config: the configuration, with its `hydra` node.
       targets: whether to import the targets and check their arguments, which can be slow.
     """
     tree = resolved(without_hydra(config), complete=targets)

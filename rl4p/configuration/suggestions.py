@@ -44,10 +44,7 @@ KEYS = (
         "prompts_per_step={}",
         "a step has prompts_per_step x group_size sequences",
     ),
-    Key(
-        "num_generations num_samples n_samples num_return_sequences rollout_n n",
-        "group_size={}",
-    ),
+    Key("num_generations num_samples n_samples num_return_sequences rollout_n n", "group_size={}"),
     Key(
         "micro_batch_size per_device_train_batch_size gradient_accumulation_steps",
         "update.tokens_per_microbatch=2048",
@@ -101,10 +98,7 @@ KEYS = (
     Key("lam gae_lambda", "advantage=gae critic=shared advantage.lambda_policy={}"),
     Key("vf_coef value_loss_coef", "advantage=gae critic=shared critic.coefficient={}"),
     # The phases and parts.
-    Key(
-        "algorithm algo adv_estimator advantage_estimator estimator",
-        "advantage={}",
-    ),
+    Key("algorithm algo adv_estimator advantage_estimator estimator", "advantage={}"),
     Key("loss loss_type policy_loss", "update={}"),
     Key("optim", "optimizer={}"),
     Key("dataset task env", "data={}"),
@@ -119,10 +113,7 @@ KEYS = (
         "data=jsonl data.path={}",
         "data=csv, gsm8k, huggingface and parquet have it too",
     ),
-    Key(
-        "reward_fn reward_func reward_funcs reward_function",
-        "+reward.terms.mine._target_={}",
-    ),
+    Key("reward_fn reward_func reward_funcs reward_function", "+reward.terms.mine._target_={}"),
     Key(
         "reference.path ref_model ref_model_path ref_model_name_or_path reference_model",
         "+model@reference.model=pretrained reference.model.path={}",
@@ -170,12 +161,7 @@ OPTIONS = (
     Option("debug", FALSE, "debug=off"),
     Option("optimizer", "(?i)adam", "optimizer=adamw"),
     Option("rollout", "(?i)vllm|sglang|hf", "rollout=continuous", "rl4p samples by itself"),
-    Option(
-        "mesh",
-        r"(?i)(gpus?|cuda|tpus?|cpus?|rocm|all)(:\d+)?|\d+",
-        "mesh=auto",
-        USES_ALL,
-    ),
+    Option("mesh", r"(?i)(gpus?|cuda|tpus?|cpus?|rocm|all)(:\d+)?|\d+", "mesh=auto", USES_ALL),
     Option("model", r".*[/~].*", "model=pretrained model.path={}"),
     Option("data", r".*\.jsonl?", "data=jsonl data.path={}"),
     Option("data", r".*\.csv", "data=csv data.path={}"),
@@ -215,8 +201,6 @@ def key_correction(key: str, value: str, *, whole: bool = False) -> Suggestion |
     """Returns the correction of a key that does not exist; None if the table does not know it.
 
     Args:
-      key: the dotted key.
-      value: its value as it was written.
       whole: whether to look up the whole key only; otherwise its last name counts too.
     """
     for name in (key,) if whole else (key, key.rpartition(".")[2]):

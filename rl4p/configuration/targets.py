@@ -22,7 +22,6 @@ from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import SchemaError
 
 from rl4p.base.errors import InputError
-from rl4p.configuration.interpolations import bounded_interpolations
 from rl4p.configuration.suggestions import (
     SECTIONS,
     did_you_mean,
@@ -34,6 +33,7 @@ from rl4p.configuration.suggestions import (
 )
 from rl4p.configuration.tree import join
 from rl4p.configuration.trust import TRUSTED, check_trust, names_in, require_trust
+from rl4p.configuration.yaml_file import bounded_interpolations
 
 # Words for values that YAML writes differently, with the value and its YAML.
 WORDS = {
@@ -116,9 +116,6 @@ def check_nodes(key: str, value: Any, trusted: Collection[str], choices: Mapping
     """Imports every target at and below a key, and checks its arguments.
 
     Args:
-      key: the key of `value` in the configuration.
-      value: plain containers.
-      trusted: the trusted prefixes.
       choices: the chosen option of each group, for error messages.
     """
     if isinstance(value, list):
@@ -271,7 +268,8 @@ def build(value: Any, trusted: Collection[str], key: str, *, later: bool = False
     target, factories = None, set()
     if is_node(value):
         target = locate(value["_target_"], trusted, join(key, "_target_"))
-        factories = factories_of(target)
+        hints = type_hints(target).items()  # of a function: its node builds the object later
+        factories = {name for name, hint in hints if typing.get_origin(hint) is Callable}
     children = {
         name: build(child, trusted, join(key, name), later=name in factories)
         for name, child in value.items()
@@ -285,12 +283,6 @@ def build(value: Any, trusted: Collection[str], key: str, *, later: bool = False
         return target(**children)
     except ValueError as error:
         raise InputError(f"{key}: {error}") from error
-
-
-def factories_of(target: Any) -> set[str]:
-    """Returns the arguments that are annotated as functions: for a node, they build its object."""
-    hints = type_hints(target).items()
-    return {name for name, hint in hints if typing.get_origin(hint) is Callable}
 
 
 def with_tuples(value: Any) -> Any:

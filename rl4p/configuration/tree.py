@@ -13,8 +13,6 @@ def leaves(value: Any, key: str = "", *, lists: bool = True) -> Iterator[tuple[s
     """Yields the values in a tree with their keys; an empty mapping or list is a value.
 
     Args:
-      value: a tree of mappings and lists.
-      key: the key of the tree.
       lists: whether to yield the elements of a list; otherwise a list is a value.
     """
     if isinstance(value, Mapping) and value:

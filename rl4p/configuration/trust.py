@@ -135,12 +135,6 @@ def refuse_unsaid(
 ) -> None:
     """Refuses values that are trusted only as words of a command line.
 
-    Args:
-      tree: a resolved configuration.
-      words: the keys that the command line sets.
-      trusted: the packages that the command line trusts.
-      allowed: the values that the command line allows (`capability.py`).
-
     Raises:
       InputError: a file gives such a value.
     """
@@ -179,10 +173,6 @@ def check_hydra(hydra: DictConfig, trusted: Collection[str]) -> None:
 
     Resolves the nodes that Hydra builds in place, so that Hydra builds what was checked.
 
-    Args:
-      hydra: the `hydra` node of a composed configuration.
-      trusted: the packages that the command line trusts.
-
     Raises:
       InputError: the node names such code or such a file.
     """
@@ -212,22 +202,14 @@ def check_hydra(hydra: DictConfig, trusted: Collection[str]) -> None:
 
 
 def refuse_interpolations(value: Any, key: str) -> None:
-    """Refuses values that change when they are resolved again.
-
-    Raises:
-      InputError: a value holds an interpolation.
-    """
+    """Refuses values that change when they are resolved again."""
     for name, leaf in leaves(value, key):
         if isinstance(leaf, str) and "${" in leaf:
             raise InputError(f"{name} must be written out, not {leaf!r}.")
 
 
 def check_logging(value: Any, key: str) -> None:
-    """Checks a configuration of Python's logging.
-
-    Raises:
-      InputError: it names other classes than `IN_LOGGING`, or another file than the log of the run.
-    """
+    """Checks a configuration of Python's logging."""
     for name, selector in selectors(value, key):
         if selector not in IN_LOGGING:
             require_trust(selector, (), name)

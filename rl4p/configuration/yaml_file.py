@@ -1,5 +1,10 @@
 """YAML files that may come from anyone: their size is bounded, and the user's own are signed.
 
+A few lines of `${a}${a}` can expand to more than fits in memory, so interpolations are bounded too.
+OmegaConf resolves one whenever a value is read: whatever reads such files calls
+`limit_interpolations` first. From then on, ``${oc.env:NAME}`` reads only variables that a command
+line names in this way: a file cannot read the environment.
+
 A run folder may come from anyone, and no file in it can prove who wrote it, except by a secret that
 is not in it. The key of the signatures is a file of the user, outside of every run folder:
 $XDG_STATE_HOME/rl4p/key, which is ~/.local/state/rl4p/key by default. A signature is a comment in
@@ -11,18 +16,20 @@ import os
 import re
 import secrets
 import stat
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from io import StringIO
 from pathlib import Path
 from typing import Any, ClassVar
 
 import yaml
-from omegaconf import DictConfig, ListConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import Container, DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
+from omegaconf.resolvers import oc
 from yaml import YAMLError
 
 from rl4p.base.errors import InputError
-from rl4p.configuration.interpolations import limit_interpolations
 
 MOST_BYTES = 2**20
 MOST_VALUES = 10_000  # after every alias is replaced by a copy of what it names
@@ -107,7 +114,6 @@ def read_yaml(path: Path, *, times: int = 1) -> Any:
     """Returns the content of a file as plain values.
 
     Args:
-      path: the file.
       times: the factor by which the limits of bytes and values are raised, for a file that holds
         many configurations.
 
@@ -136,10 +142,6 @@ def read_mapping(path: Path) -> dict[str, Any]:
 def text_of(path: Path, *, times: int = 1) -> str:
     """Returns the text of a YAML file, after a check of how much it describes.
 
-    Args:
-      path: the file.
-      times: as in `read_yaml`.
-
     Raises:
       InputError, OSError, ValueError, yaml.YAMLError: as in `read_yaml`.
     """
@@ -154,11 +156,7 @@ def text_of(path: Path, *, times: int = 1) -> str:
 
 
 def check_size(text: str, path: Path, *, most_values: int = MOST_VALUES) -> None:
-    """Refuses the text of a file that describes many values or levels. It needs no recursion.
-
-    Raises:
-      InputError, yaml.YAMLError: the text describes too much, or is not YAML.
-    """
+    """Refuses the text of a file that describes many values or levels. It needs no recursion."""
     total, known = 0, {}  # the number of values, also by the anchor that names them
     levels: list[tuple[str | None, int]] = []  # anchors of open collections, and values before them
     for event in yaml.parse(Text(text, path), LOADER):
@@ -183,6 +181,79 @@ def check_size(text: str, path: Path, *, most_values: int = MOST_VALUES) -> None
             )
 
 
+MOST_CHARACTERS = 2**20  # in the values of all interpolations together
+COST = 100  # characters added for each interpolation, since an empty value takes time too
+
+_seen: ContextVar[list[int] | None] = ContextVar("seen", default=None)  # characters so far
+_resolve = Container.resolve_parse_tree
+_variables: frozenset[str] = frozenset()  # that the command line reads
+_NONE: Any = object()
+
+
+def limit_interpolations() -> None:
+    """Limits how much text each value expands to that is read from now on, in this process.
+
+    Repeated calls have no effect. OmegaConf offers no setting for this, so that the call replaces
+    the method by which it resolves interpolations.
+    """
+    Container.resolve_parse_tree = _bounded
+    OmegaConf.register_new_resolver("oc.env", _environment, replace=True)
+
+
+def permit_variables(words: Sequence[str]) -> None:
+    """Permits ``${oc.env:NAME}`` only for the names that words of a command line read so."""
+    global _variables
+    names = re.findall(r"oc\.env:\s*['\"]?([A-Za-z_]\w*)", " ".join(words))
+    _variables = frozenset(names)
+
+
+def _environment(name: str, default: Any = _NONE) -> Any:
+    """Returns an environment variable, for ``${oc.env:NAME}`` and ``${oc.env:NAME,DEFAULT}``."""
+    if name not in _variables:
+        raise InputError(
+            f"a file reads the environment variable {name!s:.100}, and anyone may have written it: "
+            f"write the key with ${{oc.env:{name!s:.100}}} on the command line if you trust it"
+        )
+    return oc.env(name) if default is _NONE else oc.env(name, default)
+
+
+@contextmanager
+def bounded_interpolations() -> Iterator[None]:
+    """Limits how much text the interpolations resolved in a `with` block expand to, all together.
+
+    Outside of a block the same limit applies to each value that is read.
+
+    Raises:
+      InputError: they expand to more, even if code in the block caught OmegaConf's error.
+    """
+    limit_interpolations()
+    token = _seen.set(seen := [0])
+    try:
+        yield
+    finally:
+        _seen.reset(token)
+        if seen[0] > MOST_CHARACTERS:
+            raise InputError(
+                f"The interpolations expand to more than {MOST_CHARACTERS:,} characters: write "
+                "their values out."
+            ) from None
+
+
+def _bounded(self: Container, *args: Any, **options: Any) -> Any:
+    """Resolves an interpolation as OmegaConf does, and counts the characters of its value."""
+    if (seen := _seen.get()) is None:  # the value that is read, and not one within it
+        try:
+            with bounded_interpolations():
+                return _bounded(self, *args, **options)
+        except InputError as error:
+            raise InterpolationResolutionError(str(error)) from None
+    value = _resolve(self, *args, **options)
+    seen[0] += COST + len(str(value))
+    if seen[0] > MOST_CHARACTERS:
+        raise InterpolationResolutionError("too many characters")
+    return value
+
+
 MARK = "# signature: "
 BYTES = 32
 
@@ -199,27 +270,22 @@ def own_key() -> bytes | None:
     A key that other users can read or write is no secret, so that it is not used.
     """
     try:
-        path = key_file()
-        if not path.exists():
-            make(path)
+        if not (path := key_file()).exists():
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            new = path.with_name(f"key.{os.getpid()}")
+            try:
+                descriptor = os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(secrets.token_bytes(BYTES))
+                with suppress(FileExistsError):  # another process was the first
+                    path.hardlink_to(new)
+            finally:
+                new.unlink(missing_ok=True)
         status, key = path.stat(), path.read_bytes()
     except (OSError, RuntimeError):  # RuntimeError: the user has no home
         return None
     private = status.st_uid == os.getuid() and not stat.S_IMODE(status.st_mode) & 0o077
     return key if private and len(key) == BYTES else None
-
-
-def make(path: Path) -> None:
-    """Writes a new key, unless another process did so first."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    new = path.with_name(f"key.{os.getpid()}")
-    try:
-        with os.fdopen(os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
-            file.write(secrets.token_bytes(BYTES))
-        with suppress(FileExistsError):
-            path.hardlink_to(new)
-    finally:
-        new.unlink(missing_ok=True)
 
 
 def signed(name: str, text: str) -> str:

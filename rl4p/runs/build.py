@@ -199,6 +199,10 @@ def build(config: DictConfig) -> Experiment:
         term=config.evaluation.term,
         transforms=transforms,
     )
+    hooks = {name: instantiate(node) for name, node in config.hooks.items()}
+    for name, hook in hooks.items():
+        if not isinstance(hook, OpensHook):
+            require(hook, Hook, f"hooks.{name}")
     return Experiment(
         recorded={f"model.{name}": str(value) for name, value in recorded.items()},
         config=OmegaConf.to_container(config, resolve=True),  # type: ignore[arg-type]
@@ -206,41 +210,21 @@ def build(config: DictConfig) -> Experiment:
         state=state,
         prompts=prompts,
         evaluation=evaluation,
-        hooks=tuple(build_hook(config.hooks[x], f"hooks.{x}") for x in config.hooks),
+        hooks=tuple(hooks.values()),
         sizes=describe(config, loop, state, prompts, evaluation, (dropped, test_dropped)),
         idle_options=tuple(idle_options(phases)),
     )
 
 
 def required(node: DictConfig, contract: type, key: str) -> Any:
-    """Instantiates a part of the configuration, which must have the members of its protocol.
-
-    Raises:
-      InputError: it lacks one; names the class and the member.
-    """
+    """Instantiates a part of the configuration, which must have the members of its protocol."""
     part = instantiate(node)
     require(part, contract, key)
     return part
 
 
-def build_hook(node: DictConfig, key: str) -> Hook | OpensHook:
-    """Returns a hook, or its options.
-
-    Raises:
-      InputError: it lacks a member of its protocol.
-    """
-    hook = instantiate(node)
-    if not isinstance(hook, OpensHook):
-        require(hook, Hook, key)
-    return hook
-
-
 def build_transforms(config: DictConfig, phases: Phases) -> dict[str, Transform]:
-    """Returns the transforms by name, in the order of the configuration.
-
-    Raises:
-      InputError: one is not callable, would change nothing, or drops every group of this size.
-    """
+    """Returns the transforms by name, in the order of the configuration."""
     transforms = {
         name: required(node, Transform, f"transforms.{name}")
         for name, node in config.transforms.items()
@@ -263,12 +247,7 @@ def build_transforms(config: DictConfig, phases: Phases) -> dict[str, Transform]
 
 
 def training_encoder(config: DictConfig, policy: Policy, phases: Phases, data: DataSet) -> Encode:
-    """Returns the encoder of the questions to train on, with the responses that the rollout takes.
-
-    Raises:
-      InputError: the groups of a rollout of pairs have not two samples, or the data set has
-        examples, whose answers would be trained.
-    """
+    """Returns the encoder of the questions to train on, with the responses of the rollout."""
     traits = RolloutTraits.read(phases.rollout)
     if traits.samples:
         return encoder(config, policy)

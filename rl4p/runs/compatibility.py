@@ -8,7 +8,6 @@ valid. The rules read the traits of the phases (`protocols/traits.py`).
 """
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 from omegaconf import DictConfig
@@ -39,16 +38,12 @@ def refuse_what_cannot_act(phases: Phases) -> None:
       InputError: a rule is broken; the message is the sentence of the first one.
     """
     for rule in (
-        samples_of_another_model,
-        distributions_that_the_trainer_does_not_score,
-        advantages_that_nothing_reads,
-        advantages_of_one_sign_in_pairs,
-        turns_in_single_responses,
-        divergence_in_a_reward_that_nothing_reads,
+        samples_that_train_nothing,
+        advantages_that_the_update_does_not_use,
+        rewards_that_the_advantage_does_not_read,
         demonstrations_in_the_place_of_samples,
         pairs_that_are_not_compared,
-        packed_rows_that_are_read_as_sequences,
-        importance_that_counts_twice,
+        corrections_beside_the_update,
     ):
         if sentence := rule(phases):
             raise InputError(sentence)
@@ -76,10 +71,8 @@ def refuse_offloading_on_a_cpu(config: DictConfig, mesh: Mesh, optimizer: Optimi
     Raises:
       InputError: an option would have no effect.
     """
-    options = {
-        "optimizer": OptimizerTraits.read(optimizer).offload,
-        "reference": config.reference.offload,
-    }
+    of_optimizer = OptimizerTraits.read(optimizer).offload
+    options = {"optimizer": of_optimizer, "reference": config.reference.offload}
     for name, offload in options.items():
         if offload and mesh.platform == "cpu":
             raise InputError(
@@ -102,10 +95,10 @@ def choice(group: str, phase: Any) -> str:
     return f"{group}={name}"
 
 
-def samples_of_another_model(phases: Phases) -> str | None:
-    """Refuses a rollout that does not sample from the policy that is trained."""
+def samples_that_train_nothing(phases: Phases) -> str | None:
+    """Refuses samples of another model, or of a distribution that the trainer does not compute."""
     if RolloutTraits.read(phases.rollout).trains:
-        return None
+        return phases.rollout.why_untrained() if isinstance(phases.rollout, Sampler) else None
     rollout = choice("rollout", phases.rollout)
     return (
         f"{rollout} has no log-probabilities of the policy, so nothing can be trained with it: use "
@@ -113,67 +106,45 @@ def samples_of_another_model(phases: Phases) -> str | None:
     )
 
 
-def distributions_that_the_trainer_does_not_score(phases: Phases) -> str | None:
-    """Refuses to train on samples whose distribution depends on earlier tokens or on the task."""
-    rollout = phases.rollout
-    return rollout.why_untrained() if isinstance(rollout, Sampler) else None
-
-
-def advantages_that_nothing_reads(phases: Phases) -> str | None:
-    """Refuses an advantage if the update does not use advantages."""
-    if UpdateTraits.read(phases.update).reads_advantages:
-        return None
-    advantage, update = phases.advantage, choice("update", phases.update)
-    traits = AdvantageTraits.read(advantage)
-    if not traits.uniform:
+def advantages_that_the_update_does_not_use(phases: Phases) -> str | None:
+    """Refuses advantages if nothing reads them, and those of one sign if the update needs both."""
+    traits, compared = AdvantageTraits.read(phases.advantage), UpdateTraits.read(phases.update)
+    if not compared.reads_advantages:
+        without = f"{choice('update', phases.update)} does not use advantages, so"
+        if not traits.uniform:
+            return (
+                f"{without} {choice('advantage', phases.advantage)} would have no effect: choose "
+                "advantage=constant."
+            )
+        if traits.value != 1.0 or traits.clip:
+            return (
+                f"{without} advantage.value and advantage.clip would have no effect: leave them "
+                "out."
+            )
+    if compared.whole_groups and traits.one_sign:
         return (
-            f"{update} does not use advantages, so {choice('advantage', advantage)} would have no "
-            "effect: choose advantage=constant."
-        )
-    if traits.value != 1.0 or traits.clip:
-        return (
-            f"{update} does not use advantages, so advantage.value and advantage.clip would have "
-            "no effect: leave them out."
+            f"{choice('update', phases.update)} compares the good samples of a group with the bad "
+            f"ones, but {choice('advantage', phases.advantage)} marks none of them as bad: choose "
+            "advantage=preference."
         )
     return None
 
 
-def advantages_of_one_sign_in_pairs(phases: Phases) -> str | None:
-    """Refuses an update that compares good and bad samples if all advantages have one sign."""
-    if not UpdateTraits.read(phases.update).whole_groups:
-        return None
-    if not AdvantageTraits.read(phases.advantage).one_sign:
-        return None
-    return (
-        f"{choice('update', phases.update)} compares the good samples of a group with the bad ones,"
-        f" but {choice('advantage', phases.advantage)} marks none of them as bad: choose "
-        "advantage=preference."
-    )
-
-
-def turns_in_single_responses(phases: Phases) -> str | None:
-    """Refuses an advantage that differs by turns if every row has a single response."""
-    if RolloutTraits.read(phases.rollout).many_turns:
-        return None
-    if not AdvantageTraits.read(phases.advantage).reads_turns:
-        return None
-    return (
-        f"{choice('advantage', phases.advantage)} gives credit by turn, but "
-        f"{choice('rollout', phases.rollout)} has a single turn: choose rollout=environment, or "
-        "leave the options of turns out (advantage=grpo, reinforce or gae)."
-    )
-
-
-def divergence_in_a_reward_that_nothing_reads(phases: Phases) -> str | None:
-    """Refuses a KL penalty in the reward if the advantage does not use the total reward."""
-    if not (phases.kl.active and phases.kl.placement == "in_reward"):
-        return None
-    if AdvantageTraits.read(phases.advantage).reads_total:
-        return None
-    return (
-        f"{choice('advantage', phases.advantage)} does not use the total reward, so "
-        "kl.placement=in_reward would have no effect: set kl.placement=in_loss."
-    )
+def rewards_that_the_advantage_does_not_read(phases: Phases) -> str | None:
+    """Refuses credit by turn for rows of one turn, and a KL penalty in an unread total reward."""
+    traits = AdvantageTraits.read(phases.advantage)
+    if traits.reads_turns and not RolloutTraits.read(phases.rollout).many_turns:
+        return (
+            f"{choice('advantage', phases.advantage)} gives credit by turn, but "
+            f"{choice('rollout', phases.rollout)} has a single turn: choose rollout=environment, "
+            "or leave the options of turns out (advantage=grpo, reinforce or gae)."
+        )
+    if phases.kl.active and phases.kl.placement == "in_reward" and not traits.reads_total:
+        return (
+            f"{choice('advantage', phases.advantage)} does not use the total reward, so "
+            "kl.placement=in_reward would have no effect: set kl.placement=in_loss."
+        )
+    return None
 
 
 def demonstrations_in_the_place_of_samples(phases: Phases) -> str | None:
@@ -244,35 +215,23 @@ def pairs_that_are_not_compared(phases: Phases) -> str | None:
     )
 
 
-def packed_rows_that_are_read_as_sequences(phases: Phases) -> str | None:
-    """Refuses packed rows with phases that may read a row of the loss as one sequence."""
-    if not UpdateTraits.read(phases.update).pack:
-        return None
-    active = {
-        "correction": CorrectionTraits.read(phases.correction).active,
-        "critic": phases.critic.active,
-    }
-    for group in active:
-        if active[group]:
-            phase = choice(group, phases.by_name[group])
-            return (
-                f"update.pack=true puts several sequences into a row, but {phase} "
-                f"reads a row as one sequence: choose {group}=none, or leave update.pack out."
-            )
+def corrections_beside_the_update(phases: Phases) -> str | None:
+    """Refuses packed rows that are read as one sequence, and a weight that the loss has already."""
+    update, correction = UpdateTraits.read(phases.update), CorrectionTraits.read(phases.correction)
+    active = {"correction": correction.active, "critic": phases.critic.active}
+    if update.pack and (group := next((name for name, is_on in active.items() if is_on), None)):
+        return (
+            "update.pack=true puts several sequences into a row, but "
+            f"{choice(group, phases.by_name[group])} reads a row as one sequence: choose "
+            f"{group}=none, or leave update.pack out."
+        )
+    if update.old_policy == "behaviour" and correction.weighs:
+        return (
+            f"{choice('update', phases.update)} with old_policy=behaviour contains the whole "
+            f"importance weight, so {choice('correction', phases.correction)} would weigh with it "
+            "again: choose correction=none, or update.old_policy=proximal."
+        )
     return None
-
-
-def importance_that_counts_twice(phases: Phases) -> str | None:
-    """Refuses a correction that weighs by the ratio which the loss contains already."""
-    if UpdateTraits.read(phases.update).old_policy != "behaviour":
-        return None
-    if not CorrectionTraits.read(phases.correction).weighs:
-        return None
-    return (
-        f"{choice('update', phases.update)} with old_policy=behaviour contains the whole "
-        f"importance weight, so {choice('correction', phases.correction)} would weigh with it "
-        "again: choose correction=none, or update.old_policy=proximal."
-    )
 
 
 def idle_options(phases: Phases) -> list[str]:
@@ -282,25 +241,19 @@ def idle_options(phases: Phases) -> list[str]:
     """
     own = [phase for phase in phases.by_name.values() if isinstance(phase, NamesIdleOptions)]
     named = [sentence for phase in own for sentence in phase.idle_options()]
-    return [*named, *weights_of_normalised_terms(phases)]
-
-
-def weights_of_normalised_terms(phases: Phases) -> Iterator[str]:
-    """Yields a warning for each weight of a reward term that `advantage=gdpo` does not read."""
-    if not isinstance(phases.advantage, GDPO):
-        return
+    if not isinstance(phases.advantage, GDPO):  # which does not read the weights of reward terms
+        return named
     reward = RewardTraits.read(phases.reward)
     tables = {"reward.terms": reward.terms or {}}
-    for task, own in (reward.tasks or {}).items():
-        tables[f"reward.tasks.{task}.terms"] = RewardTraits.read(own).terms or {}
-    for table, terms in tables.items():
-        for name, term in terms.items():
-            weight = TermTraits.read(term).weight
-            if weight != TermTraits.read(type(term)).weight:
-                yield (
-                    f"{table}.{name}.weight={weight:g} changes only the total reward, because "
-                    f"advantage=gdpo normalises each term: set advantage.weights.{name}."
-                )
+    for task, of_task in (reward.tasks or {}).items():
+        tables[f"reward.tasks.{task}.terms"] = RewardTraits.read(of_task).terms or {}
+    return named + [
+        f"{table}.{name}.weight={weight:g} changes only the total reward, because "
+        f"advantage=gdpo normalises each term: set advantage.weights.{name}."
+        for table, terms in tables.items()
+        for name, term in terms.items()
+        if (weight := TermTraits.read(term).weight) != TermTraits.read(type(term)).weight
+    ]
 
 
 def refuse_idle_roots(config: DictConfig, phases: Phases) -> None:

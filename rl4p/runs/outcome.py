@@ -104,11 +104,7 @@ def early_stop(config: DictConfig, best: Best | None) -> EarlyStop:
 
 
 def seconds_of(before: str) -> float:
-    """Returns the seconds of a duration, as HH:MM:SS or DAYS-HH:MM:SS.
-
-    Raises:
-      InputError: it is not a duration, or one of 0 seconds.
-    """
+    """Returns the seconds of a duration, as HH:MM:SS or DAYS-HH:MM:SS."""
     match = DURATION.fullmatch(before)
     if match is None:
         raise InputError(
@@ -149,7 +145,6 @@ class RunOutcome:
 
     def begin(self, state: TrainState, *, resumed: bool) -> None:
         self.record.reserve()
-        self.record.remove_summary()  # while the run goes on, it has not finished
         self.state, self.step, self.begun = state, int(state.step), True
         self.resumed_from = self.step if resumed else None
 
@@ -165,12 +160,7 @@ class RunOutcome:
         self.times.append({name: metrics[f"time/{name}"] for name in present})
 
     def summary(self, status: str, started: float, compiled: Compilation) -> dict[str, Any]:
-        """Returns the content of summary.json.
-
-        Args:
-          started: the time of `clock` at which the run began.
-          compiled: the compilation in this process since then.
-        """
+        """Returns the content of summary.json."""
         ended = clock()
         whole = {"total": ended - started, "compile": compiled_within(started, ended)}
         rows = self.record.metrics()

@@ -37,21 +37,20 @@ EVALUATIONS = {
 def in_words(*names: str) -> str:
     """Returns a metric, or the mean of several, in words; other names stay as they are."""
     parts = [re.fullmatch(r"eval/(.+)/([^/]+)", name) for name in names]
-    measures = {measure_in_words(part[2]) if part else None for part in parts}
+    measures: set[str | None] = set()
+    for part in parts:
+        texts = [
+            match.expand(words)
+            for pattern, words in EVALUATIONS.items()
+            if part and (match := re.fullmatch(pattern, part[2]))
+        ]
+        measures.add(texts[0] if texts else None)
     if None in measures or len(measures) > 1:
         return WORDS.get(names[0], names[0]) if len(names) == 1 else f"mean of {', '.join(names)}"
     (measure,) = measures
     if len(names) > 1:
         return f"mean {measure} on {len(names)} held-out tasks"
     return f"{measure} on held-out {parts[0][1] if parts[0] else ''}"
-
-
-def measure_in_words(measure: str) -> str | None:
-    """Returns the last part of the name of an evaluation's metric in words; None if unknown."""
-    for pattern, words in EVALUATIONS.items():
-        if (match := re.fullmatch(pattern, measure)) is not None:
-            return match.expand(words)
-    return None
 
 
 def title(words: str) -> str:
@@ -146,7 +145,7 @@ def formats(figure: "Figure", suffixes: Sequence[str] = ("pdf", "svg")) -> dict[
     return contents
 
 
-REWARD = "reward/mean"
+REWARD, REJECTED = "reward/mean", "collector/rejected_share"
 
 
 def plot_learning_curve(rows: list[dict[str, Any]], path: Path) -> None:
@@ -183,7 +182,11 @@ def plot_collector(rows: list[dict[str, Any]], path: Path) -> None:
 
     A panel without any metric is left out, and the plot without metrics of a collector or a source.
     """
-    rows = [with_share_of_rejected(row) for row in rows if "time/step" in row]
+    rows = [row for row in rows if "time/step" in row]
+    for i, row in enumerate(rows):  # the share of the sampled groups that filters rejected
+        if (rejected := row.get("collector/rejected")) is not None:
+            sampled = row.get("collector/sampled", rejected)
+            rows[i] = row | {REJECTED: rejected / max(sampled, 1)}
     stale = sorted(
         {name for row in rows for name in row if name.startswith("staleness/share_")},
         key=lambda name: int(name.rpartition("_")[2]),
@@ -220,14 +223,3 @@ def plot_collector(rows: list[dict[str, Any]], path: Path) -> None:
         legend(panel, fewest=1, loc="center left", bbox_to_anchor=(1.0, 0.5))
     axes[-1].set_xlabel("step")
     save(figure, path)
-
-
-REJECTED = "collector/rejected_share"
-
-
-def with_share_of_rejected(row: dict[str, Any]) -> dict[str, Any]:
-    """Returns a row of metrics with the share of the sampled groups that filters rejected."""
-    rejected = row.get("collector/rejected")
-    if rejected is None:
-        return row
-    return row | {REJECTED: rejected / max(row.get("collector/sampled", rejected), 1)}

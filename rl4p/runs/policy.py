@@ -1,7 +1,7 @@
 """The models of a run: its policy, the weights of another run, the reference and the teacher."""
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -95,43 +95,33 @@ class RunModel:
     average: bool = False
 
     @property
-    def folder(self) -> Path:
-        return run_folder(self.of_run, key="model.run")
-
-    @property
-    def of_run(self) -> str:
-        """The folder or the address of the run."""
-        return self.run.rstrip("/").rsplit("/", 2)[0] if self.of_a_checkpoint else self.run
-
-    @property
-    def of_a_checkpoint(self) -> bool:
-        path = Path(self.run)
-        return path.parent.name == "checkpoints" and path.name.isdecimal()
+    def place(self) -> tuple[str, Path, Choice]:
+        """The folder or address of the run, its folder here, and the choice of a checkpoint."""
+        run, choice, path = self.run, self.checkpoint, Path(self.run)
+        if path.parent.name == "checkpoints" and path.name.isdecimal():
+            run, choice = run.rstrip("/").rsplit("/", 2)[0], int(path.name)
+        return run, run_folder(run, key="model.run"), None if choice == "newest" else choice
 
     def recorded(self) -> dict[str, Any]:
         """Returns the options with which this model is found again after the run has gone on."""
-        given: Any = int(Path(self.run).name) if self.of_a_checkpoint else self.checkpoint
-        choice = None if given == "newest" else given
-        step = agreed(chosen_step(self.folder / "checkpoints", choice) if first() else None)
-        run = self.of_run if is_address(self.run) else str(self.folder)
-        return {"run": run, "checkpoint": step}
-
-    def saved(self) -> Any:
-        """Returns the configuration of the run's model and its seed."""
-        return saved_config(self.folder, ("model", "seed"), (), ())
+        run, folder, choice = self.place
+        step = agreed(chosen_step(folder / "checkpoints", choice) if first() else None)
+        return {"run": run if is_address(self.run) else str(folder), "checkpoint": step}
 
     def build(self, mesh: Mesh, key: Array) -> tuple[Policy, Params]:
         """Returns the policy and the parameters of the checkpoint; `key` has no effect."""
-        config, of_run = self.saved(), replace(self, **self.recorded())
+        folder = self.place[1]
+        config = saved_config(folder, ("model", "seed"), (), ())
+        step = self.recorded()["checkpoint"]
         policy, params = instantiate(config.model).build(mesh, jax.random.key(config.seed))
         like = like_of(params)
         del params  # frees the memory before the checkpoint is loaded
-        step: Any = of_run.checkpoint
-        return policy, restore_params(self.folder, like, step=step, average=self.average)[1]
+        return policy, restore_params(folder, like, step=step, average=self.average)[1]
 
     def abstract(self, mesh: Mesh) -> tuple[Policy, Params]:
         """Returns the policy and the shapes of its parameters, without weights."""
-        return instantiate(self.saved().model).abstract(mesh)
+        config = saved_config(self.place[1], ("model", "seed"), (), ())
+        return instantiate(config.model).abstract(mesh)
 
 
 def build_reference(
@@ -211,11 +201,7 @@ def build_teacher(config: DictConfig, policy: Policy, key: Array) -> tuple[Decod
 
 
 def build_beside(node: DictConfig, name: str, policy: Policy, key: Array) -> tuple[Policy, Params]:
-    """Builds a model that scores the tokens of the policy.
-
-    Raises:
-      InputError: it has another vocabulary, or fewer rows in its embedding.
-    """
+    """Builds a model that scores the tokens of the policy."""
     other, params = instantiate(node).build(policy.mesh, key)
     if other.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
         raise InputError(f"The {name} must have the policy's tokenizer: their vocabularies differ.")

@@ -154,8 +154,19 @@ class ProgressBar:
         with self.tolerance.of(NAME):
             self.show(info)
         with self.tolerance.of("Printing samples"):
-            if self.samples_every and info.step % self.samples_every == 0:
-                self.print_sample(info)
+            if not self.samples_every or info.step % self.samples_every:
+                return
+            prompt, response = info.episodes[0].prompt, info.episodes[0].response
+            reward = float(info.rewards.total_B[0])
+            self.print_line(
+                Text.assemble(  # the model's text is never markup
+                    (f"step {info.step}/{self.steps}  sample: ", "dim"),
+                    (shorten(prompt.question), "bold"),
+                    "  ->  ",
+                    shorten(response),
+                    (f"  reward {reward:.2f}, answer {shorten(prompt.answer)}", "dim"),
+                )
+            )
 
     def show(self, info: StepInfo) -> None:
         """Shows the metrics of a step."""
@@ -185,28 +196,9 @@ class ProgressBar:
         if named:
             self.pass_at_1 = "  ".join(named) + "  "
 
-    def print_sample(self, info: StepInfo) -> None:
-        """Prints the first sample of a step as a record. The model's text is never markup."""
-        prompt, response = info.episodes[0].prompt, info.episodes[0].response
-        reward = float(info.rewards.total_B[0])
-        self.print_line(
-            Text.assemble(
-                (f"step {info.step}/{self.steps}  sample: ", "dim"),
-                (shorten(prompt.question), "bold"),
-                "  ->  ",
-                shorten(response),
-                (f"  reward {reward:.2f}, answer {shorten(prompt.answer)}", "dim"),
-            )
-        )
-
 
 def activity_words(part: str, since: float) -> str:
-    """Returns what a run does, how much of it is done, and for how long it goes on.
-
-    Args:
-      part: the part of the run, or the hook.
-      since: when it began.
-    """
+    """Returns what a run does, how much of it is done, and for how long it goes on."""
     now, words = clock(), [WORDS.get(part, part)]
     for phase in COUNTED.get(part, ()):
         if (count := newest(phase)) is None or not count.total:
@@ -253,23 +245,6 @@ def print_summary(folder: Path, summary: Mapping[str, Any]) -> None:
     )
     files = [name for name in FILES if (folder / name).exists()]
     out.print(f"{folder}: {', '.join(files)}", soft_wrap=True)
-    for line in idle_lines(summary):
-        out.print(line, style="bold", soft_wrap=True)
-
-
-def evaluation_rows(summary: Mapping[str, Any]) -> list[list[str]]:
-    """Returns pass@k, avg@n and losses of a summary: the name, the first, last and best value."""
-    evaluation, rows = summary["evaluation"], []
-    for name in evaluation["last"]:
-        if re.search(r"/((pass|avg)_at_\d+|loss|perplexity|preference_accuracy)$", name):
-            values = (evaluation[when].get(name) for when in ("first", "last", "best"))
-            texts = ("-" if v is None else f"{v:.3f}" for v in values)
-            rows.append([name.removeprefix("eval/"), *texts])
-    return rows
-
-
-def idle_lines(summary: Mapping[str, Any]) -> list[str]:
-    """Returns a line on the steps that were skipped, and one if most steps had no gradient."""
     steps, idle = summary["step"], summary["idle_steps"]
     lines = []
     if idle["skipped"]:
@@ -282,7 +257,19 @@ def idle_lines(summary: Mapping[str, Any]) -> list[str]:
             f"{idle['zero_gradient']} of {steps} steps changed nothing: their gradients were 0 "
             "(update/grad_norm)."
         )
-    return lines
+    for line in lines:
+        out.print(line, style="bold", soft_wrap=True)
+
+
+def evaluation_rows(summary: Mapping[str, Any]) -> list[list[str]]:
+    """Returns pass@k, avg@n and losses of a summary: the name, the first, last and best value."""
+    evaluation, rows = summary["evaluation"], []
+    for name in evaluation["last"]:
+        if re.search(r"/((pass|avg)_at_\d+|loss|perplexity|preference_accuracy)$", name):
+            values = (evaluation[when].get(name) for when in ("first", "last", "best"))
+            texts = ("-" if v is None else f"{v:.3f}" for v in values)
+            rows.append([name.removeprefix("eval/"), *texts])
+    return rows
 
 
 def time_table(summary: Mapping[str, Any]) -> Table:

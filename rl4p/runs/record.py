@@ -148,6 +148,7 @@ OF_A_START = ("resume", "trusted_targets", "allow", "tracker", "checkpoint", "sa
 OF_A_START += ("plan", "mesh", "hydra")
 RESERVE = ".reserve"  # a file in the place of the summary, while the run goes on
 ROOM = 2**15  # bytes; more than a summary has
+CHANGES = "changes.jsonl"
 
 
 @dataclass(frozen=True)
@@ -173,7 +174,8 @@ class Record:
 
     def describe(self, config: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
         """Writes the resolved configuration and the environment of the run."""
-        replace_file(self.folder / "config.yaml", signed("config.yaml", _yaml(config)))
+        text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
+        replace_file(self.folder / "config.yaml", signed("config.yaml", text))
         replace_file(self.folder / "environment.json", _document(environment))
 
     def log_changes(self, step: int, config: Mapping[str, Any]) -> None:
@@ -190,15 +192,11 @@ class Record:
             if old and old.get(key) != new.get(key) and key.partition(".")[0] not in OF_A_START
         ]
         if rows:
-            append_lines(self.changes_file, rows)
-
-    @property
-    def changes_file(self) -> Path:
-        return self.folder / "changes.jsonl"
+            append_lines(self.folder / CHANGES, rows)
 
     def changes(self) -> list[dict[str, Any]]:
         """Returns what resuming changed, in order."""
-        return [row for row, _ in _rows(self.changes_file)]
+        return [row for row, _ in _rows(self.folder / CHANGES)]
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Appends the line of a step. `float` must accept the values."""
@@ -274,16 +272,16 @@ class Record:
                 os.truncate(path, end)  # one system call, so it is atomic even if the run is killed
 
     def reserve(self) -> None:
-        """Keeps room on the disk for the summary, so that a run that fills the disk has one too."""
+        """Removes the summary of an earlier start, and keeps room on the disk for that of this one.
+
+        A run that is killed then has none, and a run that fills the disk has one.
+        """
         replace_file(self.folder / RESERVE, b"0" * ROOM)
+        remove(self.folder / "summary.json")
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         remove(self.folder / RESERVE)
         replace_file(self.folder / "summary.json", _document(summary))
-
-    def remove_summary(self) -> None:
-        """Removes the summary of an earlier start, which a killed run would otherwise keep."""
-        remove(self.folder / "summary.json")
 
     def summary(self) -> dict[str, Any] | None:
         """Returns the summary; None if the run has not ended, or was killed."""
@@ -334,10 +332,6 @@ def _rows(path: Path, offset: int = 0) -> Iterator[tuple[dict[str, Any], int]]:
                 f'{path}, line {number} is not a JSON object with the key "step".'
             ) from error
         yield row, end
-
-
-def _yaml(value: Mapping[str, Any]) -> str:
-    return yaml.safe_dump(dict(value), sort_keys=False, allow_unicode=True)
 
 
 def _document(value: Mapping[str, Any]) -> str:

@@ -25,9 +25,7 @@ class RemainingTime:
     A step lasts from the end of the last one, its hooks included. Compilation is left out.
 
     Attributes:
-      steps: the number of steps of the run.
       evaluation_every: the number of steps between evaluations; 0 evaluates after the last only.
-      sweep: the other jobs of the sweep that the run belongs to, or None.
     """
 
     def __init__(
@@ -39,11 +37,7 @@ class RemainingTime:
         self.evaluations: list[float] = []
 
     def begin(self, metrics: Mapping[str, float]) -> None:
-        """Begins the first step.
-
-        Args:
-          metrics: the last known metrics of the run.
-        """
+        """Begins the first step."""
         self.last = clock()
         self.add_evaluation(metrics)
 
@@ -87,11 +81,7 @@ class SweepJobs:
     """The other jobs of the sweep that a run belongs to, as their results say.
 
     Args:
-      folder: the folder of the sweep.
-      jobs: the folders of all jobs.
-      own: the folder of this job.
       steps: the number of steps after which a job has finished.
-      parallel: how many jobs run at the same time.
     """
 
     def __init__(
@@ -108,25 +98,19 @@ class SweepJobs:
           whole: the seconds of this job from its start to its end, as far as they are known.
         """
         if clock() - self.read_at > SECONDS_BETWEEN_READINGS:
-            self.read()
+            self.read_at, unfinished, ended = clock(), 0, []
+            for folder in self.others:
+                summary = document(folder / SUMMARY)
+                if summary.get("status") == "finished" and summary.get("step", 0) >= self.steps:
+                    ended.append(summary["seconds"])
+                else:
+                    unfinished += not (folder / FAILURE).exists()
+            # Jobs of one process compile once: while few have ended, compilation is left out.
+            few = len(ended) < 3
+            times = [each["total"] - few * each["compile"] for each in ended]
+            self.typical = statistics.median(times) if times else 0.0
+            self.waiting = max(0, unfinished - (self.parallel - 1))
         return self.waiting * (self.typical or whole) / self.parallel
-
-    def read(self) -> None:
-        """Reads how many jobs wait, and the median time of the jobs that have ended.
-
-        Jobs of one process compile once: while few have ended, compilation is left out.
-        """
-        self.read_at, unfinished, ended = clock(), 0, []
-        for folder in self.others:
-            summary = document(folder / SUMMARY)
-            if summary.get("status") == "finished" and summary.get("step", 0) >= self.steps:
-                ended.append(summary["seconds"])
-            else:
-                unfinished += not (folder / FAILURE).exists()
-        few = len(ended) < 3
-        times = [each["total"] - few * each["compile"] for each in ended]
-        self.typical = statistics.median(times) if times else 0.0
-        self.waiting = max(0, unfinished - (self.parallel - 1))
 
 
 def jobs_of_sweep(own: Path, steps: int) -> SweepJobs | None:

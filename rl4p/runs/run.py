@@ -26,12 +26,7 @@ from rl4p.distributed.processes import (
 )
 from rl4p.loop.evaluation import Evaluation
 from rl4p.loop.loop import run_hooks, train
-from rl4p.loop.stopwatch import (
-    clock,
-    compilation,
-    doing,
-    keep_programs,
-)
+from rl4p.loop.stopwatch import clock, compilation, doing, keep_programs
 from rl4p.protocols.hook import Hook, OpensHook, TrackedRun
 from rl4p.runs.best import best_of
 from rl4p.runs.build import Experiment, build
@@ -75,7 +70,6 @@ def run(
     """Runs or resumes an experiment and returns its summary.
 
     Args:
-      config: the resolved configuration.
       check: what `plan.check` calls before the run, to refuse one that does not fit.
       estimate: returns sentences about the memory and the time of a large run.
 
@@ -124,24 +118,7 @@ def run(
             with tolerance.of("The estimate of memory and time"):
                 for sentence in estimate(config, experiment.evaluation):
                     terminal.print(sentence)
-        unusual = unusual_options(experiment.loop, experiment.state.params, experiment.prompts)
-        for sentence in (*experiment.idle_options, *unusual) if first() else ():
-            log.warning("%s", sentence)
-        for key, value in experiment.recorded.items() if first() else ():
-            record_value(folder, key, value)
-        if first() and config.resume is not None:
-            newest = max(steps_of(folder / "checkpoints"), default=0)
-            record.log_changes(newest, experiment.config)
-        record.describe(
-            experiment.config,
-            surroundings(experiment.loop.policy.mesh)
-            | {
-                "kind": TRAINING,
-                "overrides": list(HydraConfig.get().overrides.task),
-                "data_sets": data_sets(experiment.config, TRAINING, experiment.prompts)
-                + data_sets(experiment.config, EVALUATION, experiment.evaluation.prompts),
-            },
-        )
+        describe(experiment, folder, record, resumed=config.resume is not None)
         trackers = {type(tracker).__name__: tracker} | ({} if mirror is None else {KEY: mirror})
         tracked = SeveralRuns(trackers, folder)
         stateful = experiment.loop.stateful | {"evaluation": experiment.evaluation}
@@ -224,13 +201,28 @@ def run(
         return summary
 
 
-def refuse_what_only_a_plan_reads(config: DictConfig) -> None:
-    """Refuses the options of `rl4p.plan` that a run would ignore.
+def describe(experiment: Experiment, folder: Path, record: Record, *, resumed: bool) -> None:
+    """Warns of options, and records the configuration, what it was resolved to, and the machine."""
+    unusual = unusual_options(experiment.loop, experiment.state.params, experiment.prompts)
+    if first():
+        for sentence in (*experiment.idle_options, *unusual):
+            log.warning("%s", sentence)
+        for key, value in experiment.recorded.items():
+            record_value(folder, key, value)
+        if resumed:
+            newest = max(steps_of(folder / "checkpoints"), default=0)
+            record.log_changes(newest, experiment.config)
+    of_evaluation = data_sets(experiment.config, EVALUATION, experiment.evaluation.prompts)
+    environment = surroundings(experiment.loop.policy.mesh) | {
+        "kind": TRAINING,
+        "overrides": list(HydraConfig.get().overrides.task),
+        "data_sets": data_sets(experiment.config, TRAINING, experiment.prompts) + of_evaluation,
+    }
+    record.describe(experiment.config, environment)
 
-    Raises:
-      InputError: an option of a plan has no effect on a run, or `plan.memory_gib` is set without
-        `plan.check`, the only option of a run that reads it.
-    """
+
+def refuse_what_only_a_plan_reads(config: DictConfig) -> None:
+    """Refuses the options of `rl4p.plan` that a run would ignore."""
     plan = config.plan
     of_a_plan = {"estimate": False, "search": False, "all_widths": False, "effort": -1.0}
     changed = [f"plan.{name}={plan[name]}" for name, no in of_a_plan.items() if plan[name] != no]
@@ -242,11 +234,7 @@ def refuse_what_only_a_plan_reads(config: DictConfig) -> None:
 
 @contextmanager
 def at_the_end(status: str) -> Iterator[None]:
-    """Makes the errors of writing the results warnings if the run has failed before.
-
-    Raises:
-      RunError: the results of a run that has not failed cannot be written.
-    """
+    """Makes the errors of writing the results warnings if the run has failed before."""
     try:
         yield
     except (RunError, OSError) as error:
@@ -382,7 +370,7 @@ def first_state(
 
 
 def may_start_again(record: Record, checkpoints: Checkpoints) -> bool:
-    """Returns whether a run was killed or failed before its first checkpoint. It starts again.
+    """Returns whether a run was killed or failed before its first checkpoint: it starts again.
 
     An older run without a checkpoint has lost it. Its record must be kept, so it does not restart.
     """

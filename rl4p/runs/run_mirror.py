@@ -50,7 +50,6 @@ class RunMirror:
     """A `Tracker` that mirrors a run folder in an object store.
 
     Attributes:
-      url: the address of the mirror.
       sent: whether the store has the whole folder, once the run has ended.
       slowest: the seconds of the slowest checkpoint that was sent.
     """
@@ -101,10 +100,6 @@ def run_mirror(config: DictConfig, folder: Path) -> RunMirror | None:
 
     A job of a sweep gets its own address, which its folder records.
 
-    Args:
-      config: the configuration of the run.
-      folder: the folder of the run.
-
     Raises:
       InputError: the store has another run at the address, or a later state of this one.
       RunError: the store cannot be read.
@@ -121,11 +116,7 @@ def run_mirror(config: DictConfig, folder: Path) -> RunMirror | None:
 
 
 def refuse_others(store: ObjectStore, folder: Path, *, resumed: bool) -> None:
-    """Refuses an address where something else would be replaced.
-
-    Raises:
-      InputError: the objects there are not of this run, or newer than its folder.
-    """
+    """Refuses an address where something else would be replaced."""
     objects = store.objects()
     if objects and START not in objects:
         raise InputError(
@@ -149,8 +140,6 @@ class StoreMirror(Mirror):
         """Reads what the store has.
 
         Args:
-          store: the objects of the mirror.
-          folder: the folder of the run.
           start: identifies this start of the run.
           timed: gets the seconds of the slowest checkpoint.
         """
@@ -176,8 +165,13 @@ class StoreMirror(Mirror):
         # A long record without a checkpoint would not resume.
         if any(self._steps.values()) or not local:
             self.send_record()
-        for step in self.unsent():
-            self.send_checkpoint(step)
+        for step in reversed(steps_of(self._folder / CHECKPOINTS)):  # the newest first
+            try:
+                digests = (self._folder / CHECKPOINTS / str(step) / DIGESTS).read_bytes()
+            except FileNotFoundError:  # the run has just deleted it
+                continue
+            if digests != self._steps.get(step):
+                self.send_checkpoint(step)
         local = steps_of(self._folder / CHECKPOINTS)
         newest = max((step for step in local if self._steps.get(step)), default=-1)
         self.delete([step for step in self._steps if step < newest and step not in local])
@@ -186,17 +180,25 @@ class StoreMirror(Mirror):
         self.send_metrics()
 
     def check_start(self) -> None:
-        """Checks that no other start has taken over the mirror.
-
-        Raises:
-          RunError: one has.
-        """
+        """Checks that no other start has taken over the mirror."""
         if (self._store.read(START) or b"").decode() != self._start:
             raise RunError(f"another start of the run writes to {self._store.url}")
 
     def send_record(self) -> None:
-        """Sends the files that have changed, and deletes those that the folder has no more."""
-        files = files_of(self._folder)
+        """Sends the files that have changed, and deletes those that the folder has no more.
+
+        `.hydra` comes first, without which a record is no run. Other hidden files are not sent, and
+        checkpoints are sent apart.
+        """
+        files = [
+            path.relative_to(self._folder).as_posix()
+            for part in sorted(self._folder.iterdir())
+            if part.name != CHECKPOINTS and (part.name == ".hydra" or part.name[0] != ".")
+            for path in (sorted(part.rglob("*")) if part.is_dir() else [part])
+            if path.is_file()
+            and not path.is_symlink()
+            and not any(name[0] == "." for name in path.relative_to(part).parts)
+        ]
         for name in files:
             with suppress(FileNotFoundError):  # deleted meanwhile
                 status = (self._folder / name).stat()
@@ -212,15 +214,6 @@ class StoreMirror(Mirror):
         self._store.delete(gone)
         for name in gone:
             del self._sent[name]
-
-    def unsent(self) -> list[int]:
-        """Returns the steps of the folder that the store lacks or has otherwise, newest first."""
-        folder = self._folder / CHECKPOINTS
-        return [
-            step
-            for step in reversed(steps_of(folder))
-            if digests_in(folder / str(step)) not in (None, self._steps.get(step))
-        ]
 
     def send_checkpoint(self, step: int) -> None:
         """Sends a checkpoint of the folder, unless the run deletes it before this begins."""
@@ -250,30 +243,6 @@ class StoreMirror(Mirror):
             self._steps.pop(step, None)
             of_step.delete([DIGESTS])
             of_step.delete(of_step.objects())
-
-
-def files_of(folder: Path) -> list[str]:
-    """Returns the files of a run that are mirrored, and belong to no checkpoint.
-
-    `.hydra` comes first, without which a record is no run. Other hidden files are not mirrored.
-    """
-    return [
-        path.relative_to(folder).as_posix()
-        for part in sorted(folder.iterdir())
-        if part.name != CHECKPOINTS and (part.name == ".hydra" or part.name[0] != ".")
-        for path in (sorted(part.rglob("*")) if part.is_dir() else [part])
-        if path.is_file()
-        and not path.is_symlink()
-        and not any(name[0] == "." for name in path.relative_to(part).parts)
-    ]
-
-
-def digests_in(step: Path) -> bytes | None:
-    """Returns the digests of a checkpoint; None if the run has just deleted it."""
-    try:
-        return (step / DIGESTS).read_bytes()
-    except FileNotFoundError:
-        return None
 
 
 def linked(step: Path, links: Path) -> bool:

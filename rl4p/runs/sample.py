@@ -180,11 +180,7 @@ TURN: dict[str, tuple[Any, str]] = {
 
 
 def check_turn(turn: Any) -> None:
-    """Refuses what is no turn.
-
-    Raises:
-      ValueError: it has no text, an unknown key, or a value of a wrong type.
-    """
+    """Refuses what is no turn."""
     if not isinstance(turn, Mapping) or "text" not in turn:
         raise ValueError("a turn is an object with a text")
     for key, value in turn.items():
@@ -250,9 +246,6 @@ class SampleFile:
 
     A line is appended as soon as its response exists. An incomplete last line is removed. A second
     file has the settings that the responses depend on, and only one process uses both at a time.
-
-    Attributes:
-      samples: the samples in the file.
     """
 
     def __init__(self, path: Path, settings_path: Path, out: Path) -> None:

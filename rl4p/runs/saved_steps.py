@@ -31,15 +31,12 @@ def write_digests(folder: Path) -> None:
     )
     digests = digests_of(folder, names)
     lines = "".join(f"{digests[name]}  {name}\n" for name in names)
-    (folder / DIGESTS).write_text(f"{OWN}{sha256(lines)}\n{lines}")
+    own = hashlib.sha256(lines.encode()).hexdigest()
+    (folder / DIGESTS).write_text(f"{OWN}{own}\n{lines}")
 
 
 def digests_of(folder: Path, names: Sequence[str]) -> dict[str, str]:
-    """Returns the SHA-256 of files in a folder, by name.
-
-    Raises:
-      OSError: a file is absent or cannot be read.
-    """
+    """Returns the SHA-256 of files in a folder, by name."""
 
     def of(name: str) -> str:
         with (folder / name).open("rb") as file:
@@ -54,10 +51,6 @@ def names_in(digests: str) -> list[str]:
     return [name for _, name in LINE.findall(digests)]
 
 
-def sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 def damage(step: Path) -> str | None:
     """Returns what is wrong with the folder of a step, or None; the words name the file.
 
@@ -68,26 +61,21 @@ def damage(step: Path) -> str | None:
     try:
         own, _, lines = (step / DIGESTS).read_bytes().decode().partition("\n")
         saved = {name: digest for digest, name in LINE.findall(lines)}
-        if own != f"{OWN}{sha256(lines)}":
+        if own != f"{OWN}{hashlib.sha256(lines.encode()).hexdigest()}":
             return f"its file {DIGESTS} has changed since it was saved"
     except (OSError, ValueError) as error:
         return f"its file {DIGESTS} cannot be read ({error})"
     fetch_absent(step, saved)
-    absent = [name for name in saved if not (step / name).is_file()]
-    if absent:
-        return f"its file {absent[0]} is missing{also(absent)}"
-    try:
-        digests = digests_of(step, list(saved))
-    except OSError as error:
-        return f"its file {error.filename} cannot be read ({error.strerror})"
-    changed = [name for name in saved if digests[name] != saved[name]]
-    return (
-        f"its file {changed[0]} has changed since it was saved{also(changed)}" if changed else None
-    )
-
-
-def also(names: Sequence[str]) -> str:
-    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+    what, wrong = "is missing", [name for name in saved if not (step / name).is_file()]
+    if not wrong:
+        try:
+            digests = digests_of(step, list(saved))
+        except OSError as error:
+            return f"its file {error.filename} cannot be read ({error.strerror})"
+        what = "has changed since it was saved"
+        wrong = [name for name in saved if digests[name] != saved[name]]
+    more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+    return f"its file {wrong[0]} {what}{more}" if wrong else None
 
 
 def newest_undamaged(folder: Path) -> tuple[int | None, dict[int, str]]:

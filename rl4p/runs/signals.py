@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, TextIO
 
 from rl4p.base.console import VisibleConsole
@@ -60,8 +60,8 @@ class StopRequest:
         if threading.current_thread() is threading.main_thread():
             self.before = {
                 number: signal.signal(number, self.receive)
-                for number in SIGNALS
-                if not ignored(number)
+                for number in SIGNALS  # nohup has the end of a terminal ignored
+                if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
             }
             self.pipe = os.pipe()
             os.set_blocking(self.pipe[1], False)
@@ -83,13 +83,10 @@ class StopRequest:
                 signals += 1
                 if number == signal.SIGTERM and end is None:
                     end = time.monotonic() + self.seconds
-                if signals > 1 and not self.handled():
+                # During a compilation, the handler of the second signal is not called soon.
+                if signals > 1 and not self.passed_on.wait(HANDLED_SECONDS):
                     return self.end(1)
         return None
-
-    def handled(self) -> bool:
-        """Returns whether the second signal is handled soon, as not during a compilation."""
-        return self.passed_on.wait(HANDLED_SECONDS)
 
     def end(self, exit_code: int) -> None:
         """Prints the last words and ends the process, unless the work has just ended."""
@@ -130,12 +127,7 @@ class StopRequest:
             signal.signal(number, handler)  # type: ignore[arg-type]
         self.before = {}
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.answered()
         self.restore()
         for name in ("stdout", "stderr"):
@@ -178,11 +170,6 @@ def until_closed() -> Iterator[None]:
         if error.errno != errno.EIO:
             raise
         leave_terminal()
-
-
-def ignored(number: signal.Signals) -> bool:
-    """Returns whether a signal shall have no effect: nohup has the end of a terminal ignored."""
-    return number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN
 
 
 def discard_output() -> None:

@@ -62,7 +62,6 @@ class Sweep:
     """A new or a resumed sweep.
 
     Attributes:
-      folder: its folder.
       jobs: all its jobs; empty for a search, which chooses its jobs while it runs.
       given: the overrides of the command line.
       left: the overrides of the jobs to run by their folders, if the sweep is resumed; None runs
@@ -129,10 +128,11 @@ def read_jobs(folder: Path) -> list[SweepJob]:
             f"resume={folder} cannot continue this sweep: its {JOBS} is absent or broken. Continue "
             f"its jobs one by one, for example with resume={folder / '0'}."
         ) from error
-    if outside := next((job for job in jobs if not is_inside(folder / job.folder, folder)), None):
-        raise InputError(
-            f"resume={folder}: its {JOBS} names {outside.folder}, which leads out of it."
-        )
+    for job in jobs:
+        if folder.resolve() not in (folder / job.folder).resolve().parents:  # links are followed
+            raise InputError(
+                f"resume={folder}: its {JOBS} names {job.folder}, which leads out of it."
+            )
     if not jobs:
         raise InputError(
             f"resume={folder} cannot continue the jobs of a search, which chooses them by their "
@@ -141,16 +141,10 @@ def read_jobs(folder: Path) -> list[SweepJob]:
     return jobs
 
 
-def is_inside(path: Path, folder: Path) -> bool:
-    """Returns whether a path is within a folder, and not the folder itself; links are followed."""
-    return folder.resolve() in path.resolve().parents
-
-
 def state(folder: Path, steps: int | None = None) -> State:
     """Returns the state of the job in a folder.
 
     Args:
-      folder: the folder of the job.
       steps: the steps that it should have; None reads them from its configuration.
     """
     if is_in_use(folder):
@@ -206,14 +200,9 @@ def ended_jobs(sweep: Sweep) -> list[SweepJob]:
     """Returns the jobs of the sweep; the jobs of a search are the ones that have a folder."""
     if sweep.jobs:
         return list(sweep.jobs)
-    starts = sorted(sweep.folder.glob("*/.hydra/overrides.yaml"), key=lambda path: natural(path))
-    return named([(path.parents[1].name, read_yaml(path)) for path in starts])
-
-
-def natural(path: Path) -> tuple[int, str]:
-    """Returns the key that sorts the folders 2 and 10 as numbers."""
-    name = path.parents[1].name
-    return int(name) if name.isdecimal() else 0, name
+    starts = {path.parents[1].name: path for path in sweep.folder.glob("*/.hydra/overrides.yaml")}
+    names = sorted(starts, key=lambda name: (int(name) if name.isdecimal() else 0, name))
+    return named([(name, read_yaml(starts[name])) for name in names])
 
 
 def print_report(sweep: Sweep, states: Mapping[SweepJob, State]) -> None:

@@ -21,11 +21,6 @@ def unusual_options(loop: Loop, params: Params, prompts: Sequence[Prompt]) -> li
 
     The learning rate and the format of answers are compared for sampled responses only. Supervised
     training has higher rates, and its answers show their format.
-
-    Args:
-      loop: the parts of the run.
-      params: the parameters that are trained.
-      prompts: the prompts to train on.
     """
     policy = loop.policy
     if not is_large(policy, params):

@@ -215,8 +215,8 @@ def names_by_task(composer: Composer, given: str | None, tasks: Sequence[str]) -
       InputError: `given` is the name of neither a reward nor a data set, or a task differs from
         the name of a reward only in case or sign.
     """
-    named = sorted(name for name in composer.catalogue.options("reward") if name != "router")
-    known = {*named, *composer.catalogue.options("data")}
+    named = sorted(name for name in composer.loader.get_group_options("reward") if name != "router")
+    known = {*named, *composer.loader.get_group_options("data")}
     if given is not None and given not in known:
         near = next((name for name in sorted(known) if same(name, given)), given)
         hint = did_you_mean(near, sorted(known), "task={}")

@@ -9,9 +9,9 @@ from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseExceptio
 
 from rl4p.base.errors import InputError
 from rl4p.command.resume import config_of_run
-from rl4p.configuration import interpolations
+from rl4p.configuration import yaml_file
 from rl4p.configuration.composition import Composer
-from rl4p.configuration.interpolations import COST, MOST_CHARACTERS, bounded_interpolations
+from rl4p.configuration.yaml_file import COST, MOST_CHARACTERS, bounded_interpolations
 from tests.support.hostile_files import cases, recorded, write
 
 
@@ -33,7 +33,7 @@ BOMBS = {
 @pytest.fixture
 def low_limit(monkeypatch):
     """Lowers the limit, which bombs of this size exceed soon then."""
-    monkeypatch.setattr(interpolations, "MOST_CHARACTERS", 2**16)
+    monkeypatch.setattr(yaml_file, "MOST_CHARACTERS", 2**16)
 
 
 @pytest.mark.usefixtures("low_limit")

@@ -3,7 +3,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from rl4p.configuration.composition import Composer
 from rl4p.configuration.override_errors import (
-    Catalogue,
+    options_like,
+    options_with,
     same_key_elsewhere,
     settled,
     several_values,
@@ -22,21 +23,21 @@ def composer():
 
 
 @pytest.fixture(scope="module")
-def catalogue(composer) -> Catalogue:
-    return composer.catalogue
+def loader(composer):
+    return composer.loader
 
 
-def test_a_catalogue_knows_groups_options_and_their_keys(catalogue):
-    assert {"advantage", "update", "experiment", "sweep"} <= set(catalogue.groups())
-    assert "hydra" not in catalogue.groups()
-    assert catalogue.options("source") == ["curriculum", "easy_pool", "mixture", "replay", "stream"]
-    assert {"arithmetic", "gsm8k", "jsonl"} <= set(catalogue.options("data"))
-    assert catalogue.options("nonsense") == []
-    assert catalogue.options_with("data", "carelessness") == ["arithmetic"]
-    assert "countdown" in catalogue.options_with("reward", "terms.format.pattern")
-    assert catalogue.options_with("reward", "terms.format.patern") == []
-    assert {"gsm8k", "jsonl"} <= set(catalogue.options_with("data", "path"))
-    assert catalogue.options_like("Dr-GRPO") == [["advantage=dr_grpo"]]
+def test_a_loader_knows_groups_options_and_their_keys(loader):
+    assert {"advantage", "update", "experiment", "sweep"} <= set(loader.list_groups(""))
+    names = ["curriculum", "easy_pool", "mixture", "replay", "stream"]
+    assert loader.get_group_options("source") == names
+    assert {"arithmetic", "gsm8k", "jsonl"} <= set(loader.get_group_options("data"))
+    assert loader.get_group_options("nonsense") == []
+    assert options_with(loader, "data", "carelessness") == ["arithmetic"]
+    assert "countdown" in options_with(loader, "reward", "terms.format.pattern")
+    assert options_with(loader, "reward", "terms.format.patern") == []
+    assert {"gsm8k", "jsonl"} <= set(options_with(loader, "data", "path"))
+    assert options_like(loader, "Dr-GRPO") == [["advantage=dr_grpo"]]
 
 
 @pytest.mark.parametrize(
@@ -49,15 +50,15 @@ def test_a_catalogue_knows_groups_options_and_their_keys(catalogue):
         ("hydra/launcher", "grpo", "(options: "),
     ],
 )
-def test_a_wrong_option_names_a_right_one(catalogue, group, option, end):
-    assert end in str(wrong_option(catalogue, group, option))
+def test_a_wrong_option_names_a_right_one(loader, group, option, end):
+    assert end in str(wrong_option(loader, group, option))
 
 
 def test_a_right_key_is_not_refused(composer):
     config = composer.load([])
     for line in ("optimizer.learning_rate=1", "reward.terms.correct.weight=2", "seed=1"):
         (override,) = composer.parse([line])
-        assert wrong_key(composer.catalogue, override, config) is None
+        assert wrong_key(composer.loader, override, config) is None
 
 
 @pytest.mark.parametrize(
@@ -77,7 +78,7 @@ def test_a_right_key_is_not_refused(composer):
 )
 def test_a_wrong_key_names_a_right_one(composer, line, end):
     (override,) = composer.parse([line])
-    assert end in str(wrong_key(composer.catalogue, override, composer.load([])))
+    assert end in str(wrong_key(composer.loader, override, composer.load([])))
 
 
 def test_many_places_are_not_listed(composer):
@@ -85,7 +86,7 @@ def test_many_places_are_not_listed(composer):
     assert len(same_key_elsewhere("dtype", config)) == 1
     many = composer.load(["+hooks={a:{every:1},b:{every:1},c:{every:1}}"])
     (override,) = composer.parse(["every=5"])
-    assert "write" not in str(wrong_key(composer.catalogue, override, many))
+    assert "write" not in str(wrong_key(composer.loader, override, many))
 
 
 def test_a_key_inside_another_comes_before_its_namesakes(composer):
@@ -94,23 +95,23 @@ def test_a_key_inside_another_comes_before_its_namesakes(composer):
     assert len(same_key_elsewhere("weight", config)) == 2
 
 
-def test_an_option_is_moved_to_the_group_that_has_it(catalogue):
-    assert settled(catalogue, Suggestion(["advantage=gspo"])).overrides == ["update=gspo"]
-    assert settled(catalogue, Suggestion(["advantage=GRPO"])).overrides == ["advantage=grpo"]
-    assert settled(catalogue, Suggestion(["advantage=mine"])).overrides == ["advantage=mine"]
-    assert settled(catalogue, Suggestion(["seed=1"])).overrides == ["seed=1"]
+def test_an_option_is_moved_to_the_group_that_has_it(loader):
+    assert settled(loader, Suggestion(["advantage=gspo"])).overrides == ["update=gspo"]
+    assert settled(loader, Suggestion(["advantage=GRPO"])).overrides == ["advantage=grpo"]
+    assert settled(loader, Suggestion(["advantage=mine"])).overrides == ["advantage=mine"]
+    assert settled(loader, Suggestion(["seed=1"])).overrides == ["seed=1"]
 
 
-def test_another_option_has_the_key(catalogue):
-    assert with_another_option(catalogue, "critic.clip", "1", {}) == [
+def test_another_option_has_the_key(loader):
+    assert with_another_option(loader, "critic.clip", "1", {}) == [
         ["critic=separate", "critic.clip=1"],
         ["critic=shared", "critic.clip=1"],
     ]
-    assert with_another_option(catalogue, "critic.clip", "1", {"critic": "shared"}) == [
+    assert with_another_option(loader, "critic.clip", "1", {"critic": "shared"}) == [
         ["critic=separate", "critic.clip=1"]
     ]
-    assert with_another_option(catalogue, "dpo.beta", "1", {}) == [["update=dpo", "update.beta=1"]]
-    assert with_another_option(catalogue, "seed", "1", {}) == []
+    assert with_another_option(loader, "dpo.beta", "1", {}) == [["update=dpo", "update.beta=1"]]
+    assert with_another_option(loader, "seed", "1", {}) == []
 
 
 def message(*lines, index=0, options=()):

@@ -6,9 +6,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from rl4p.base.errors import InputError
 from rl4p.configuration.composition import Composer
-from rl4p.configuration.interpolations import permit_variables
 from rl4p.configuration.schema import check
 from rl4p.configuration.trust import check_hydra
+from rl4p.configuration.yaml_file import permit_variables
 
 
 @pytest.fixture(scope="module")

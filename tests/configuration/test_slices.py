@@ -4,11 +4,11 @@ import pytest
 
 from rl4p.base.errors import InputError
 from rl4p.configuration import compose, instantiate
+from rl4p.configuration.loader import SliceSource
 from rl4p.configuration.slices import (
     CHIPS,
     chip_of,
     least_hops,
-    options,
     slice_names,
     slice_of,
     topology_of,
@@ -48,7 +48,7 @@ def test_an_axis_of_a_slice_may_be_changed():
 
 def test_the_axes_of_every_slice_take_all_its_devices():
     for name in slice_names():
-        mesh = options(name)
+        mesh = SliceSource().load_config(f"mesh/{name}").config
         assert mesh["fsdp"] == -1, name
         assert slice_of(mesh["topology"]).count % (mesh["dp"] * mesh["tp"]) == 0, name
 
