@@ -23,15 +23,7 @@ ON_TERMINAL, ON_PAGE = 20, 400  # samples, unless `limit` says otherwise
 
 @dataclass(frozen=True, kw_only=True)
 class SamplesOptions(SampleFilter):
-    """The words of the command.
-
-    Attributes:
-      run: the folders of runs or evaluations; several are shown side by side.
-      file: a file of responses.
-      out: the file of a page to write; None shows the samples on the terminal.
-      term: the reward term that decides what is right; None is the `evaluation.term` of the run.
-      tokens: whether to print the numbers of each token on the terminal.
-    """
+    """The words of the command, as --help explains them."""
 
     run: commands.SEVERAL = ()
     file: str | None = None

@@ -19,7 +19,6 @@ from rl4p.tools.browser.beside import render
 from rl4p.tools.browser.samples import (
     SHADES,
     grades_of,
-    rendered_prompt,
     shade,
     tokens_of,
     turn_lines,
@@ -31,12 +30,10 @@ HERE = Path(__file__).parent
 
 
 def page(samples: Sequence[Sample], heading: str, note: str, term: str) -> str:
-    """Returns the page.
+    """Returns the page, which shows the samples in their order at first.
 
     Args:
-      samples: in the order in which the page shows them first.
-      heading: the title.
-      note: a line below the title.
+      note: a line below the heading.
       term: the reward term that decides whether an answer is right.
     """
     script = (HERE / "page.js").read_text("utf-8")
@@ -64,7 +61,7 @@ def data_of(sample: Sample) -> dict[str, Any]:
         "task": sample.task,
         "number": sample.sample,
         "prompt": sample.prompt,
-        "rendered": rendered_prompt(sample),
+        "rendered": (sample.tokens or {}).get("prompt"),  # in its chat template
         "response": sample.response,
         "answer": sample.answer,
         "status": sample.status,

@@ -63,31 +63,18 @@ def shade(logprob: float | None) -> int | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Token:
-    """A token of a response; None is absent.
-
-    Attributes:
-      in_loss: whether the update learned from it.
-    """
+    """A token of a response; None is absent."""
 
     text: str
     id: int | None = None
     logprob: float | None = None
-    in_loss: bool | None = None
+    in_loss: bool | None = None  # whether the update learned from it
     advantage: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampleFilter:
-    """A choice of samples. None chooses all.
-
-    Attributes:
-      task: the task of the prompt.
-      right: whether the answer is right.
-      step: the step.
-      search: a text in the prompt, the response, the answer or the id; case does not matter.
-      longest: the number of samples to choose, those with the longest responses, longest first.
-      limit: the most samples, from the newest.
-    """
+    """A choice of samples, as the help of `rl4p.samples` explains it. None chooses all."""
 
     task: str | None = None
     right: bool | None = None
@@ -104,7 +91,9 @@ class SampleFilter:
         """Returns the chosen samples without `limit`, the newest step first."""
         chosen = sorted(filter(self.has, samples), key=lambda sample: -(sample.step or 0))
         if self.longest is not None:
-            chosen = sorted(chosen, key=lambda sample: -size(sample))[: self.longest]
+            # In tokens, or in characters if their number is absent.
+            chosen.sort(key=lambda x: -(len(x.response) if x.length is None else x.length))
+            chosen = chosen[: self.longest]
         return chosen
 
     def has(self, sample: Sample) -> bool:
@@ -118,11 +107,6 @@ class SampleFilter:
                 or any(self.search.casefold() in text.casefold() for text in texts if text)
             )
         )
-
-
-def size(sample: Sample) -> int:
-    """Returns the length of a response in tokens, or in characters if that is absent."""
-    return len(sample.response) if sample.length is None else sample.length
 
 
 def samples_in(path: Path, term: str | None) -> tuple[list[Sample], str]:
@@ -167,12 +151,6 @@ def grades_of(sample: Sample) -> dict[str, float]:
     return {name: grade for name, grade in sample.terms.items() if grade is not None}
 
 
-def rendered_prompt(sample: Sample) -> str | None:
-    """Returns the prompt in its chat template."""
-    prompt = (sample.tokens or {}).get("prompt")
-    return None if prompt is None else str(prompt)
-
-
 def tokens_of(sample: Sample) -> list[Token]:
     """Returns the tokens of a sample; a list that is absent is absent in each token.
 
@@ -181,16 +159,17 @@ def tokens_of(sample: Sample) -> list[Token]:
     """
     tokens: Mapping[str, Any] = sample.tokens or {}
     texts = tokens.get("texts") or []
-
-    def column(name: str) -> Sequence[Any]:
-        return tokens.get(name) or [None] * len(texts)
-
-    mask = [None if inside is None else inside == "1" for inside in column("mask")]
+    names = ("ids", "logprobs", "mask", "advantages")
+    columns = [tokens.get(name) or [None] * len(texts) for name in names]
     return [
-        Token(text=str(text), id=id, logprob=number(p), in_loss=inside, advantage=number(advantage))
-        for text, id, p, inside, advantage in zip(
-            texts, column("ids"), column("logprobs"), mask, column("advantages"), strict=True
+        Token(
+            text=str(text),
+            id=id,
+            logprob=number(p),
+            in_loss=None if inside is None else inside == "1",
+            advantage=number(advantage),
         )
+        for text, id, p, inside, advantage in zip(texts, *columns, strict=True)
     ]
 
 

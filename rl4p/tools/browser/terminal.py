@@ -14,7 +14,6 @@ from rl4p.tools.browser.samples import (
     SHADES,
     Token,
     grades_of,
-    rendered_prompt,
     shade,
     tokens_of,
     turn_lines,
@@ -74,8 +73,8 @@ def title(sample: Sample) -> str:
 def body(sample: Sample) -> Text:
     """Returns the prompt and the response, its tokens shaded by their probability."""
     text = Text(no_wrap=False)
-    rendered = rendered_prompt(sample)
-    text.append(visible(sample.prompt if rendered is None else rendered), style="dim")
+    rendered = (sample.tokens or {}).get("prompt")  # in its chat template
+    text.append(visible(str(sample.prompt if rendered is None else rendered)), style="dim")
     text.append("\n")
     if not sample.tokens:
         text.append(visible(sample.response))

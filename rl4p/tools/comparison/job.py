@@ -35,12 +35,7 @@ BEST = "optimization_results.yaml"  # which the Optuna sweeper writes
 
 @dataclass(frozen=True, kw_only=True)
 class Store:
-    """A tracking store of MLflow.
-
-    Attributes:
-      name: the tracker of the store.
-      uri: its address.
-    """
+    """A tracking store of MLflow, as keys of `tracker`."""
 
     name: Literal["mlflow"] = "mlflow"
     uri: str
@@ -48,16 +43,7 @@ class Store:
 
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions:
-    """The words of the command.
-
-    Attributes:
-      run: the folders of runs or of sweeps.
-      experiment: an MLflow experiment, instead of folders.
-      tracker: the store of the experiment; None is MLFLOW_TRACKING_URI.
-      metric: the metric to compare.
-      value: the number of a run that counts: `last`, `last_K` or `area`.
-      out: the folder for the files.
-    """
+    """The words of the command, as --help explains them."""
 
     run: commands.SEVERAL = ()
     experiment: str | None = None
@@ -128,9 +114,7 @@ def compare(
 
     Args:
       left_out: other runs, which the comparison names.
-      out: the folder for the files, which is created.
-      metric: the metric to compare; None is pass@1 on the held-out prompts.
-      value: the number of a run that counts.
+      metric: None is pass@1 on the held-out prompts.
 
     Raises:
       InputError: there is no finished run, none has the metric, or a file in `out` is of something
@@ -151,7 +135,7 @@ def compare(
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(f"Cannot create {out}: {error.strerror}.") from error
-    replace_file(comparison.page, page(comparison))
+    replace_file(out / "index.html", page(comparison))
     content = document(comparison) | {"files": sorted(files)}
     replace_file(listing, json.dumps(content, indent=2) + "\n")
     for name, text in files.items():

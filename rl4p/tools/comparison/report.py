@@ -149,7 +149,7 @@ def print_comparison(comparison: Comparison) -> None:
         out.print(sentence)
     for run in comparison.left_out:
         out.print(f"  {run.name}: {run.reason}")
-    out.print(str(comparison.page), soft_wrap=True)
+    out.print(str(comparison.folder / "index.html"), soft_wrap=True)
 
 
 def markdown(comparison: Comparison) -> str:

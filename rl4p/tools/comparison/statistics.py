@@ -67,7 +67,7 @@ def interval(
     deviation = _deviation(values, resolution, _rounding(values))
     if deviation is None:
         return None
-    half = deviation * _at(_ratios(len(values)), level)
+    half = deviation * float(_ratios(len(values))[min(int(level * DRAWS), DRAWS - 1)])
     centre, (least, largest) = iqm(values), bounds
     return max(centre - half, least), min(centre + half, largest)
 
@@ -128,7 +128,7 @@ def difference(
         if not paired:
             halves = np.hypot(scale * halves, deviations[1] * _ratios(len(terms[1])))
             scale = 1.0
-        half = scale * _at(halves, 1 - ERROR_RATE)
+        half = scale * float(halves[min(int((1 - ERROR_RATE) * DRAWS), DRAWS - 1)])
         bounds = estimate - half, estimate + half
         wider = len(halves) - int(np.searchsorted(halves, abs(estimate) / scale))
         p_value = (wider + 1) / (len(halves) + 1)
@@ -182,11 +182,6 @@ def _deviation(values: Array, resolution: float, rounding: float) -> float | Non
     if np.ptp(values) <= rounding:
         return resolution / np.sqrt(12) or None
     return float(values.std(ddof=1))
-
-
-def _at(ordered: Array, level: float) -> float:
-    """Returns a quantile of sorted values."""
-    return float(ordered[min(int(level * len(ordered)), len(ordered) - 1)])
 
 
 @cache
@@ -261,10 +256,6 @@ class Comparison:
     left_out: tuple[LeftOut, ...]
     folder: Path
 
-    @property
-    def page(self) -> Path:
-        return self.folder / "index.html"
-
     def to_best(self, index: int) -> tuple[Difference, bool] | None:
         """Returns the difference of a group to the first one, and whether it is supported.
 
@@ -289,9 +280,7 @@ def analysed(
     Args:
       runs: finished runs; an equal run that comes later replaces an earlier one.
       left_out: other runs, which the comparison names.
-      folder: the folder for the files of the comparison.
       metric: the name of the metric; higher values count as better. None is pass@1.
-      value: the number of a run that counts.
 
     Raises:
       InputError: no run has finished, or none has recorded the metric.

@@ -35,7 +35,6 @@ def write_lm_eval(
 
     Args:
       report: the content of evaluation.json.
-      samples: the responses.
       seconds: the time of the evaluation.
     """
     place = folder / FOLDER

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rl4p.loop.accuracy import METHOD, Estimate, Score, Tally
+from rl4p.loop.accuracy import METHOD, Score, Tally
 from rl4p.loop.evaluation import Evaluation
 from rl4p.runs.pictures import COLOURS, GREY, MARKERS, legend, panels, plain, save
 from rl4p.runs.progress import shorten
@@ -87,27 +87,21 @@ def results(scores: Mapping[str, Score], samples: Sequence[Sample]) -> dict[str,
 
     `interval` belongs to the greedy pass@1.
     """
-
-    def values(estimates: Mapping[int, Estimate]) -> dict[str, float]:
-        return {str(k): each.value for k, each in estimates.items()}
-
-    def bounds(estimates: Mapping[int, Estimate]) -> dict[str, list[float]]:
-        return {str(k): [each.low, each.high] for k, each in estimates.items()}
-
     by_task: dict[str, list[Sample]] = {task: [] for task in scores}
     for each in samples:
         by_task[str(each.task)].append(each)
     found = {}
     for task, score in scores.items():
-        average = {} if score.average is None else {score.samples: score.average}
         greedy, own = score.pass_at_1, by_task[task]
-        found[task] = {
+        row: dict[str, Any] = {
             "pass_at_1": greedy.value,
             "interval": [greedy.low, greedy.high],
-            "pass_at_k": values(score.pass_at_k),
-            "pass_at_k_interval": bounds(score.pass_at_k),
-            "avg_at_k": values(average),
-            "avg_at_k_interval": bounds(average),
+        }
+        average = {} if score.average is None else {score.samples: score.average}
+        for name, estimates in (("pass_at_k", score.pass_at_k), ("avg_at_k", average)):
+            row[name] = {str(k): each.value for k, each in estimates.items()}
+            row[f"{name}_interval"] = {str(k): [x.low, x.high] for k, x in estimates.items()}
+        found[task] = row | {
             "prompts": score.prompts,
             "samples": score.samples,
             "invalid": score.invalid,

@@ -13,7 +13,6 @@ from rl4p.base.errors import InputError
 from rl4p.tools.browser.samples import (
     SHADES,
     SampleFilter,
-    rendered_prompt,
     samples_in,
     shade,
     tokens_of,
@@ -80,7 +79,7 @@ def test_a_full_line(shown, full):
     sample = shown(full)
     assert (sample.step, sample.sample, sample.task, sample.correct) == (20, 1, "arithmetic", True)
     assert (sample.reward, sample.advantage, sample.length) == (1.5, 0.7071, 4)
-    assert rendered_prompt(sample) == "<|user|>1+2<|end|><|assistant|>"
+    assert sample.tokens["prompt"] == "<|user|>1+2<|end|><|assistant|>"
     tokens = tokens_of(sample)
     last = tokens[-1]
     assert (last.text, last.id, last.logprob, last.in_loss) == ("<|end|>", 8, -6.0, False)
@@ -92,7 +91,7 @@ def test_what_a_line_lacks_is_absent(shown, short):
     sample = shown(short)
     absent = (sample.task, sample.sample, sample.status, sample.length, sample.advantage)
     assert absent == (None,) * 5
-    assert rendered_prompt(sample) is None
+    assert sample.tokens is None
     assert tokens_of(sample) == []
     assert (sample.correct, sample.reward) == (False, 0.0)
 

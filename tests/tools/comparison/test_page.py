@@ -19,7 +19,9 @@ HOSTILE = (
 
 def written(folder):
     comparison = compare(*read_folders([folder]), folder / "compare")
-    return comparison.page.read_text(), Elements(comparison.page.read_text())
+    return (comparison.folder / "index.html").read_text(), Elements(
+        (comparison.folder / "index.html").read_text()
+    )
 
 
 def test_the_page_has_groups_curves_settings_and_samples(sweep):

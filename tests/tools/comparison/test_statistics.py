@@ -368,7 +368,7 @@ def test_groups_are_in_the_order_of_their_interquartile_means_and_every_two_are_
     assert found.results[0].values == {0: 0.9, 1: 0.8, 2: 0.7}
     assert found.results[0].mean == pytest.approx(0.8)
     assert found.results[0].iqm == pytest.approx(0.8)
-    assert found.page == Path("out/index.html")
+    assert found.folder == Path("out")
     assert {(each.better, each.worse) for each in found.compared} == {(0, 1), (0, 2), (1, 2)}
     assert found.to_best(0) is None
     difference, supported = found.to_best(2)

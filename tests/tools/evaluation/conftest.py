@@ -7,6 +7,9 @@ import pytest
 from rl4p.command.evaluation import read
 from rl4p.evaluate import main
 from rl4p.tools.evaluation.job import build_evaluated
+from tests.support import runs
+
+command, train = runs.command, runs.train
 
 # With samples, an average, a task beside the data, and a grader that random responses satisfy.
 TRAINED = (

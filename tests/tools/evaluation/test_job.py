@@ -223,7 +223,8 @@ def test_the_files_are_the_contract_for_scripts(run, whole):
     assert found["graders"]["term"] == "capital"
     assert found["sampling"] == {
         "rollout": "rl4p.rollout.continuous.Continuous", "temperature": 1.0, "top_k": 0,
-        "top_p": 1.0, "samples": 4, "seed": 0,
+        "top_p": 1.0, "samples": 4, "seed": 0, "min_p": 0.0, "least_tokens": 0,
+        "repetition_penalty": 1.0, "presence_penalty": 0.0, "stop": [], "tasks": {},
     }  # fmt: skip
     assert len(rows) == 13 * 5
     assert (whole / "plots" / "evaluation.png").read_bytes().startswith(b"\x89PNG")
