@@ -162,9 +162,6 @@ class Mesh(ProcessOptions):
         """Returns the sizes of the axes for `devices` devices, `local` of one process.
 
         `cp` is among them only if it is more than 1: a program without it does not depend on it.
-
-        Raises:
-          InputError: the sizes are invalid or do not fit the number of devices.
         """
         axes = self.configured_sizes()
         host = max(1, local // math.prod(max(1, axes[axis]) for axis in ("cp", "tp")))
@@ -290,13 +287,7 @@ class OwnMesh(Mesh):
 
 
 def sizes_of(shape: str) -> dict[str, int]:
-    """Returns the axis sizes in "1,-1,1" (dp, fsdp, tp) or "dp:2,fsdp:-1" (the rest are 1).
-
-    Four sizes without names are dp, fsdp, cp and tp.
-
-    Raises:
-      InputError: the text has no such form.
-    """
+    """Returns the axis sizes in "1,-1,1" (dp, fsdp, tp), "1,2,4,1" or "dp:2,fsdp:-1" (others 1)."""
     parts = [part.strip() for part in shape.split(",")]
     named = [part.partition(":")[::2] for part in parts]
     if all(":" not in part for part in parts) and len(parts) in (3, 4):

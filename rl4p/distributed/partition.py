@@ -80,11 +80,7 @@ DECLARED: dict[str, Parameter] = {
 
 
 def declared(path: tuple[Any, ...]) -> Parameter:
-    """Returns the declaration of the parameter at a path of the parameter tree.
-
-    Raises:
-      InputError: the parameter is not in the table.
-    """
+    """Returns the declaration of the parameter at a path; raises InputError if there is none."""
     *_, owner, parent, name = ["", "", "", *names(path)]
     if name in PACKED and (kernel := DECLARED.get(f"{owner}/{parent}")):
         return Parameter(kernel.axes, narrowed=False)

@@ -152,8 +152,7 @@ def anywhere(holds: bool) -> bool:
 def reporting_errors() -> Iterator[None]:
     """Reports an error to the other processes at once, before anything waits for them.
 
-    Raises:
-      RunError: the error is a consequence of another process's failure; names that process.
+    If it is a consequence of another process's failure, a RunError that names that one is raised.
     """
     try:
         yield

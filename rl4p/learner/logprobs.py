@@ -173,14 +173,11 @@ def score_tokens(
     trajectories: Trajectories,
     temperature: Array | None = None,
 ) -> dict[str, Array]:
-    """Scores the response tokens in microbatches, without a gradient.
+    """Scores the response tokens in microbatches, without a gradient: float32 [B, T] by name.
 
     Args:
       params: the merged parameters; those in the memory of the host are copied to the devices.
       temperature: a scalar in place of `options.sampling.temperature` (`sampling_logprobs`).
-
-    Returns:
-      The scores by name, float32 [B, T].
     """
     params = on_device(params)
     mesh, replicated = options.mesh, (params, temperature)

@@ -100,12 +100,10 @@ def group_statistics(
     difference_B = jnp.where(valid_B, clean_B - mean_B, 0.0)
     squares_B = group_total(jnp.square(difference_B), group_ids_B, groups)
     std_B = jnp.sqrt(squares_B / jnp.maximum(count_B - ddof, 1))
-    highest_B = jax.ops.segment_max(
-        jnp.where(valid_B, clean_B, -jnp.inf), group_ids_B, num_segments=groups
-    )[group_ids_B]
-    lowest_B = jax.ops.segment_min(
-        jnp.where(valid_B, clean_B, jnp.inf), group_ids_B, num_segments=groups
-    )[group_ids_B]
+    highest_B, lowest_B = (
+        extreme(jnp.where(valid_B, clean_B, other), group_ids_B, num_segments=groups)[group_ids_B]
+        for extreme, other in ((jax.ops.segment_max, -jnp.inf), (jax.ops.segment_min, jnp.inf))
+    )
     equal_B, some_B = ~(highest_B > lowest_B), count_B > 0
     return GroupStatistics(
         count_B=count_B,

@@ -14,13 +14,7 @@ KINDS = {"b": "bool", "i": "int", "f": "float"}
 
 
 def refuse(key: str, phase: Any, expected: str, got: str) -> NoReturn:
-    """Raises the error of a phase whose result is wrong.
-
-    Args:
-      key: the configuration key of the phase.
-      expected: what the phase must return.
-      got: what it is instead.
-    """
+    """Raises RunError: the phase under `key` must return `expected`, and `got` is in its place."""
     kind = type(phase)
     raise RunError(f"{key} ({kind.__module__}.{kind.__qualname__}) must return {expected}, {got}.")
 
@@ -28,15 +22,7 @@ def refuse(key: str, phase: Any, expected: str, got: str) -> NoReturn:
 def check_array(
     key: str, phase: Any, field: str, value: Any, shape: tuple[int, ...], kinds: str = "f"
 ) -> None:
-    """Checks the shape and the kind of the dtype of an array.
-
-    Args:
-      field: the name of the array in the result.
-      kinds: the allowed kinds: b, i and f.
-
-    Raises:
-      RunError: it is no array, or another one.
-    """
+    """Raises RunError unless a value is an array of this shape and of one of the kinds b, i, f."""
     names = " or ".join(KINDS[kind] for kind in kinds)
     expected = f"{field} as an array of {names} with the shape {shape}"
     if not hasattr(value, "shape") or not hasattr(value, "dtype"):
@@ -48,25 +34,14 @@ def check_array(
 
 
 def check_pair(key: str, phase: Any, result: Any, names: str) -> tuple[Any, Any]:
-    """Returns a result that is a tuple of two.
-
-    Args:
-      names: the names of the two, for the message.
-
-    Raises:
-      RunError: it is not.
-    """
+    """Returns a result that is a tuple of two (`names`, for the message); raises RunError else."""
     if not isinstance(result, tuple) or len(result) != 2:
         refuse(key, phase, names, f"not {described(result)}")
     return result
 
 
 def check_names(key: str, phase: Any, field: str, value: Any) -> dict[str, Any]:
-    """Returns a result that is a dictionary of arrays by name.
-
-    Raises:
-      RunError: it is not.
-    """
+    """Returns a result that is a dictionary of arrays by name; raises RunError if it is not."""
     if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
         refuse(key, phase, f"{field} as a dictionary of arrays by name", f"not {described(value)}")
     return value
@@ -82,9 +57,6 @@ def kind_of(dtype: Any) -> str:
 
 def described(value: Any) -> str:
     """Returns a short description of a value, for messages."""
-    if value is None:
-        return "None"
     if isinstance(value, tuple):
         return f"a tuple of {len(value)}"
-    kind = type(value)
-    return f"a {kind.__qualname__}"
+    return "None" if value is None else f"a {type(value).__qualname__}"

@@ -185,27 +185,13 @@ class AttentionInputs(NamedTuple):
     segment_ids_BS: Array  # of keys
 
 
-class Views(NamedTuple):
-    """The views of the kinds of layers that a decoder has; they share the arrays that are equal."""
-
-    kinds: tuple[LayerKind, ...]
-    inputs: tuple[AttentionInputs, ...]
-
-    def for_layer(self, kind: LayerKind) -> AttentionInputs:
-        return self.inputs[self.kinds.index(kind)]
-
-    def traced_layer(self, index: Array | None) -> AttentionInputs:
-        """Returns the view of the kind at a traced index, as in a scan over layers.
-
-        The index may be None if there is one kind.
-        """
-        view, *others = self.inputs
-        for i, other in enumerate(others, 1):
-            pairs = zip(other, view, strict=True)
-            view = AttentionInputs(
-                *(a if a is b else jnp.where(index == i, a, b) for a, b in pairs)
-            )
-        return view
+def traced_view(seen: dict[LayerKind, AttentionInputs], index: Array | None) -> AttentionInputs:
+    """Returns the view at a traced index, as in a scan over layers; None if there is one view."""
+    view, *others = seen.values()
+    for i, other in enumerate(others, 1):
+        pairs = zip(other, view, strict=True)
+        view = AttentionInputs(*(a if a is b else jnp.where(index == i, a, b) for a, b in pairs))
+    return view
 
 
 def visible(
@@ -234,10 +220,10 @@ def views(
     segment_ids_BT: Array,
     key_positions_BS: Array,
     key_segments_BS: Array,
-) -> Views:
-    """Returns a view for each kind of layer that the decoder has."""
+) -> dict[LayerKind, AttentionInputs]:
+    """Returns a view for each kind of layer that the decoder has; they share equal arrays."""
     places = (positions_BT, segment_ids_BT, key_positions_BS, key_segments_BS)
-    kinds = tuple(sorted(set(c.kinds)))
+    kinds = sorted(set(c.kinds))
     masks = {
         slides: visible(*places, window=c.window if slides else None)
         for slides in sorted({kind.slides for kind in kinds})
@@ -247,12 +233,12 @@ def views(
     if c.local_rope_theta is not None:
         local = rotations(positions_BT, c.head_width, c.local_rope_theta, None)
 
-    inputs = []
+    seen = {}
     for kind in kinds:
         turns = none if kind.unrotated else local if kind.slides else whole
-        view = AttentionInputs(*turns, masks[kind.slides], segment_ids_BT, key_segments_BS)
-        inputs.append(view)
-    return Views(kinds, tuple(inputs))
+        inputs = masks[kind.slides], segment_ids_BT, key_segments_BS
+        seen[kind] = AttentionInputs(*turns, *inputs)
+    return seen
 
 
 def softcapped(x: Array, cap: float | None) -> Array:

@@ -102,11 +102,7 @@ KEYS = ", ".join(get_args(Key))
 
 
 def chat_template(given: str) -> ChatTemplate:
-    """Returns the template that `model.chat_template` names: a key, or a file with Jinja.
-
-    Raises:
-      InputError: it is neither.
-    """
+    """Returns the template that `model.chat_template` names: a key, or a file with Jinja."""
     if given in TEMPLATES:
         return TEMPLATES[given]
     path = local_copy(given).expanduser()
@@ -135,7 +131,6 @@ def date_of(tokenizer: "PreTrainedTokenizerFast", given: str | None, key: str) -
     """Returns the date for the chat template: the given one, or today; None if it has no date.
 
     Args:
-      tokenizer: the tokenizer with the template.
       given: a date, or a date and a time, in ISO 8601; the time of a date is 00:00.
       key: the option with the date, for error messages.
 

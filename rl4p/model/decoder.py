@@ -16,7 +16,7 @@ from rl4p.base.types import Array, Params
 from rl4p.distributed import collectives
 from rl4p.distributed.mesh import Mesh
 from rl4p.distributed.partition import GATHERED, gather, gathered_axes
-from rl4p.model.attention import AttentionInputs, Kernel, softcapped, views
+from rl4p.model.attention import AttentionInputs, Kernel, softcapped, traced_view, views
 from rl4p.model.cache import Cache, Prefix, Writer
 from rl4p.model.decoder_config import DecoderConfig
 from rl4p.model.layer import Layer, RMSNorm
@@ -161,7 +161,7 @@ class Decoder:
         def run_layer(x_BTD: Array, scanned: tuple[Params, Any, Any]) -> tuple[Array, Any]:
             layer, kind, cache = scanned
             layer = gather(layer, self.dtype)
-            view = seen.traced_layer(kind)
+            view = traced_view(seen, kind)
             x_BTD, cache = self.layer.apply({"params": layer}, x_BTD, view, cache)
             return x_BTD, cache if keep else None
 
@@ -171,9 +171,8 @@ class Decoder:
         if self.remat != "none" or gathered_axes():
             # A loop already keeps the compiler from merging the recomputation with the original.
             run_layer = jax.checkpoint(run_layer, prevent_cse=self.unroll, policy=saved)
-        kinds_L = None
-        if len(seen.kinds) > 1:
-            kinds_L = jnp.asarray([seen.kinds.index(kind) for kind in c.kinds])
+        kinds = list(seen)
+        kinds_L = jnp.asarray([*map(kinds.index, c.kinds)]) if len(kinds) > 1 else None
         caches = None if before is None else before.layers
         scanned = params["layers"], kinds_L, caches
         x_BTD = self.embed(params, collectives.own(tokens_BT))
@@ -241,7 +240,7 @@ class Decoder:
             params["layers"], self.config.kinds, cache.layers, strict=True
         ):
             x_BTD, layer_cache = self.layer.apply(
-                {"params": layer}, x_BTD, seen.for_layer(kind), layer_cache, put
+                {"params": layer}, x_BTD, seen[kind], layer_cache, put
             )
             written.append(layer_cache)
         cache = Cache(

@@ -55,11 +55,7 @@ def refuse_adapter(folder: Path) -> None:
 
 
 def check_files(folder: Path) -> None:
-    """Checks that the files of a folder are one model, and names the files that are not read.
-
-    Raises:
-      InputError: the folder has an adapter, or weights of two models.
-    """
+    """Raises InputError for an adapter or two models; names the files that are not read."""
     refuse_adapter(folder)
     names = file_names(folder)
     shards: set[str] = set()
@@ -104,10 +100,6 @@ def model_folder(path: str, *, weights: bool = True) -> Path:
 
     Files from the hub stay in its cache (HF_HOME), which is used without a network. An address in
     an object store is fetched too. `weights=False` fetches all files but the weights.
-
-    Raises:
-      InputError: the path is none of these, or cannot be fetched.
-      RunError: an object store cannot be read.
     """
     files = FILES if weights else FILES[:-1]
     if is_address(path):

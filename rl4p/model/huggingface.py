@@ -60,8 +60,7 @@ def read_config(folder: Path) -> DecoderConfig:
     """Returns the decoder configuration that config.json describes.
 
     Raises:
-      InputError: the file or a key is missing, or the decoder does not support an option, or the
-        folder is not one model (`check_files`).
+      InputError: the decoder does not support it, or the folder is not one model (`check_files`).
     """
     check_files(folder)
     if not (folder / "config.json").is_file():
@@ -325,7 +324,6 @@ def write_policy(
 
     Args:
       folder: the folder to write, which must be absent or empty.
-      policy, trained: the policy and its trained parameters.
       dtype, shard_bytes: see `write_model`.
       adapter: whether to write only the adapters, for PEFT, instead of merging them.
 

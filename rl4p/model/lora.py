@@ -71,11 +71,7 @@ class LoRA:
         return self.alpha / max(self.rank, 1)
 
     def init(self, key: Array, base: Params) -> Params:
-        """Returns new adapters for the projections of `base`, as a separate tree.
-
-        Raises:
-          InputError: `targets` matches no projection.
-        """
+        """Returns new adapters for the projections of `base`, as a separate tree."""
         kernels = {
             name: base["layers"][name]["kernel"]
             for name in PROJECTIONS

@@ -28,7 +28,6 @@ def model_tensors(
     """Returns all tensors of the files; each is made from the parameters when it is written.
 
     Args:
-      decoder: the decoder of the parameters.
       params: parameters on any devices, with stacked layers or with one tree per layer; adapters
         are merged into their kernels, and a critic is left out.
       dtype_of: a function from the path of a parameter and the parameter to its dtype in the files.
@@ -164,7 +163,6 @@ def check_fit(
     """Checks the tensors of the files against the decoder's parameters before reading them.
 
     Args:
-      folder, stored: the folder, and the tensors of its files.
       tensors: the tensors of the decoder, with their paths in `shapes`.
       shapes: the parameters, or their shapes.
       tied: whether the embedding is the token head, so that files may repeat it as the head.

@@ -53,11 +53,7 @@ class Policy:
 
     @cached_property
     def sampling_mesh(self) -> Mesh:
-        """The mesh that samples (`Mesh.sampling_mesh`).
-
-        Raises:
-          InputError: `mesh.sampling_tp` does not divide a dimension of the policy.
-        """
+        """The mesh that samples (`Mesh.sampling_mesh`), if it divides the policy."""
         config = self.decoder.config
         self.mesh.check_divides_sampling(config.dimensions)
         return self.mesh.sampling_mesh(config.heads, config.num_kv_heads)

@@ -80,11 +80,7 @@ def quantize_nf4(kernel: np.ndarray) -> NF4Kernel:
 
 
 def quantized_shapes(shapes: Params) -> Params:
-    """Returns the shapes of parameters whose projections are held in 4 bits, the rest in bfloat16.
-
-    Raises:
-      InputError: a projection has a number of inputs that is no multiple of 64.
-    """
+    """Returns the shapes of parameters with projections in 4 bits and the rest in bfloat16."""
 
     def of(path: tuple, x: Any) -> Any:
         if path[0].key != "layers" or path[-1].key != "kernel":  # not a projection

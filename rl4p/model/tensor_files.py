@@ -83,11 +83,7 @@ def check_file(path: Path) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Returns the object in a JSON file.
-
-    Raises:
-      InputError: the file is not regular, too large, not JSON or not an object.
-    """
+    """Returns the object in a JSON file; raises InputError if there is none."""
     check_file(path)
     try:
         content = json.loads(path.read_bytes())
@@ -104,8 +100,7 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     """Returns the tensors of a folder by name, from one file or from the files in its index.
 
     Raises:
-      InputError: a file is missing or broken, or its tensors differ from those in the index; names
-        the first such tensors.
+      InputError: a file is missing or broken, or its tensors differ from those in the index.
     """
     if not (folder / INDEX).is_file():
         if not (folder / SINGLE).is_file():

@@ -39,10 +39,7 @@ _used: WeakSet[Any] = WeakSet()  # the tokenizers that have been tried with conv
 
 
 def try_loading(folder: Path, chat_template: str | None = None) -> None:
-    """Tries the tokenizer of a folder.
-
-    Args:
-      chat_template: a chat template in place of the one in the folder; None takes that one.
+    """Tries the tokenizer of a folder, with a chat template in place of its own unless it is None.
 
     Raises:
       InputError: a short text takes it too much time or memory.
@@ -58,14 +55,9 @@ def try_loading(folder: Path, chat_template: str | None = None) -> None:
 
 
 def try_first_use(tokenizer: Any, cases: Sequence[Case]) -> None:
-    """Tries the first conversations that a tokenizer gets.
+    """Tries the first conversations that a tokenizer of `load_tokenizer` gets, as `try_loading`.
 
-    Args:
-      tokenizer: the tokenizer, as `load_tokenizer` returned it; others are trusted.
-      cases: the conversations: "messages", "tools" and "options" of `apply_chat_template`.
-
-    Raises:
-      InputError: as in `try_loading`.
+    A case has "messages", "tools" and "options" of `apply_chat_template`.
     """
     folder = Path(tokenizer.name_or_path)
     if tokenizer not in _used and (folder / "tokenizer.json").is_file():

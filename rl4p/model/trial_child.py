@@ -12,12 +12,7 @@ import sys
 
 
 def limit(memory: int, seconds: int) -> None:
-    """Limits the memory and the processor time of this process beyond what it has used.
-
-    Args:
-      memory: bytes; only Linux has this limit.
-      seconds: seconds of processor time.
-    """
+    """Limits this process, beyond what it has used: bytes (on Linux) and seconds of a processor."""
     if sys.platform == "linux":
         with open("/proc/self/statm") as file:  # noqa: PTH123 - nothing more is imported
             used = int(file.read().split()[0]) * resource.getpagesize()

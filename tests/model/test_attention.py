@@ -21,6 +21,7 @@ from rl4p.model.attention import (
     cudnn,
     softcapped,
     splash,
+    traced_view,
     views,
     visible,
 )
@@ -390,7 +391,7 @@ def test_layers_that_slide_have_a_window_and_a_rope_of_their_own():
     """Full layers of Gemma 3 are scaled by 8 with base 500; sliding layers have base 50."""
     config = decoder_config("gemma3")
     seen = views(config, *ROW, *ROW)
-    whole, sliding = seen.for_layer(WHOLE), seen.for_layer(SLIDING)
+    whole, sliding = seen[WHOLE], seen[SLIDING]
     assert int(whole.mask_BTS[0, -1].sum()) == 12
     assert int(sliding.mask_BTS[0, -1].sum()) == config.window == 9
     half = config.head_width // 2
@@ -402,17 +403,17 @@ def test_layers_that_slide_have_a_window_and_a_rope_of_their_own():
 
 def test_layers_share_what_is_alike():
     seen = views(decoder_config("gemma2"), *ROW, *ROW)
-    whole, sliding = seen.for_layer(WHOLE), seen.for_layer(SLIDING)
+    whole, sliding = seen[WHOLE], seen[SLIDING]
     assert whole.cos is sliding.cos
     assert whole.mask_BTS is not sliding.mask_BTS
-    assert views(decoder_config("qwen3"), *ROW, *ROW).kinds == (WHOLE,)
-    assert views(decoder_config("mistral"), *ROW, *ROW).kinds == (SLIDING,)
+    assert [*views(decoder_config("qwen3"), *ROW, *ROW)] == [WHOLE]
+    assert [*views(decoder_config("mistral"), *ROW, *ROW)] == [SLIDING]
 
 
 def test_a_layer_without_rope_does_not_rotate():
     seen = views(decoder_config("smollm3"), *ROW, *ROW)
-    assert seen.kinds == (WHOLE, UNROTATED)
-    whole, unrotated = map(seen.for_layer, seen.kinds)
+    assert [*seen] == [WHOLE, UNROTATED]
+    whole, unrotated = seen.values()
     assert whole.mask_BTS is unrotated.mask_BTS
     assert np.abs(whole.sin).max() > 0.5
     np.testing.assert_array_equal(unrotated.cos, 1)
@@ -422,13 +423,6 @@ def test_a_layer_without_rope_does_not_rotate():
 @pytest.mark.parametrize("case", ["gemma3", "smollm3", "smollm3_window", "qwen3"])
 def test_the_view_of_a_layer_is_chosen_on_the_device(case):
     seen = views(decoder_config(case), *ROW, *ROW)
-    for index, kind in enumerate(seen.kinds):
-        for ours, expected in zip(
-            seen.traced_layer(jnp.asarray(index)), seen.for_layer(kind), strict=True
-        ):
+    for index, view in enumerate(seen.values()):
+        for ours, expected in zip(traced_view(seen, jnp.asarray(index)), view, strict=True):
             np.testing.assert_array_equal(ours, expected)
-
-
-def test_a_view_that_no_layer_has_is_not_there():
-    with pytest.raises(ValueError, match="not in tuple"):
-        views(decoder_config("qwen3"), *ROW, *ROW).for_layer(SLIDING)

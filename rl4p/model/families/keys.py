@@ -105,7 +105,6 @@ class Keys:
         may have both if they say the same.
 
         Args:
-          theta: the family's default base.
           head_width: the head width of a family that may rotate a part of each head; None if the
             family rotates whole heads.
           rotated: that family's default part.
