@@ -49,8 +49,8 @@ from rl4p.model.decoder import Decoder, DecoderConfig
 from rl4p.model.policy import Policy
 from rl4p.model.tokenizer import byte_tokenizer
 from rl4p.protocols.engine import Completion
-from rl4p.rollout.answers import answers
 from rl4p.rollout.continuous import Continuous
+from rl4p.rollout.sampler import answers
 from rl4p.update.ppo import PPO
 
 UNIFORM = WORKLOADS["uniform"]

@@ -27,8 +27,7 @@ from rl4p.loop.stopwatch import Stopwatch
 from rl4p.model.policy import Policy
 from rl4p.protocols.engine import Engine, HoldsEpisodes, Request, opened
 from rl4p.protocols.hook import StepInfo
-from rl4p.rollout.answers import answers
-from rl4p.rollout.sampler import response_keys
+from rl4p.rollout.sampler import answers, response_keys
 
 
 @dataclass(frozen=True, kw_only=True)

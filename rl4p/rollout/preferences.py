@@ -8,7 +8,7 @@ from rl4p.base.errors import InputError
 from rl4p.base.types import Array, Episode, Params, Prompt, Sampling, Trajectories
 from rl4p.configuration.bounds import Positive
 from rl4p.model.policy import Policy
-from rl4p.rollout.answers import answers, given_completion
+from rl4p.rollout.sampler import answers, given_completion
 
 
 @dataclass(frozen=True, kw_only=True)

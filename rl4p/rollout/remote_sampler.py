@@ -31,8 +31,7 @@ from rl4p.model.policy import Policy
 from rl4p.protocols.engine import Request
 from rl4p.protocols.traits import RolloutTraits
 from rl4p.rollout.annealing import Linear
-from rl4p.rollout.answers import answers
-from rl4p.rollout.sampler import sequence_keys
+from rl4p.rollout.sampler import answers, sequence_keys
 
 
 class Opened:

@@ -15,7 +15,7 @@ from rl4p.learner.gradient_step import forward_backward
 from rl4p.learner.kl import Fixed
 from rl4p.learner.optimizer import SGD
 from rl4p.learner.packing import Packing
-from rl4p.rollout.answers import answers
+from rl4p.rollout.sampler import answers
 from rl4p.update.dpo import DPO
 from rl4p.update.gspo import GSPO
 from rl4p.update.ppo import PPO

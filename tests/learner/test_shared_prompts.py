@@ -14,7 +14,7 @@ from rl4p.learner.logprobs import ScoreOptions, score_tokens
 from rl4p.learner.shared_prompts import SharedPrompts, keys_of_equal_cost, pays
 from rl4p.model.attention import SHARED_PROMPT
 from rl4p.model.lora import LoRA
-from rl4p.rollout.answers import answers
+from rl4p.rollout.sampler import answers
 from rl4p.update.ppo import PPO
 
 pytestmark = pytest.mark.slow  # continuous integration runs this file

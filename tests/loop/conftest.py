@@ -9,7 +9,7 @@ from rl4p.base.types import Episode, Finish, Rewards
 from rl4p.loop.groups import divided
 from rl4p.loop.source import Stream
 from rl4p.protocols.engine import Completion
-from rl4p.rollout.answers import answers_on_host
+from rl4p.rollout.sampler import answers_on_host
 from rl4p.runs.checkpoint import with_arrays, without_arrays
 
 

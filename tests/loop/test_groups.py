@@ -12,7 +12,7 @@ from rl4p.loop.checks import check_trajectories
 from rl4p.loop.filter import AnySuccess, Deviation
 from rl4p.loop.groups import check_filters, divided, joined, newest_only
 from rl4p.protocols.engine import Completion
-from rl4p.rollout.answers import answers_on_host
+from rl4p.rollout.sampler import answers_on_host
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from rl4p.learner.optimizer import AdamW
 from rl4p.loop.collector.asynchronous import Asynchronous
 from rl4p.loop.collector.dynamic_sampling import DynamicSampling
 from rl4p.loop.collector.lagged import Lagged
-from rl4p.loop.collector.synchronous import OpenSynchronous, Synchronous
+from rl4p.loop.collector.synchronous import Synchronous
 from rl4p.loop.filter import LeastReward
 from rl4p.loop.source import PromptStream
 from rl4p.reward.answers import Correct
@@ -98,8 +98,7 @@ def test_the_weights_of_the_last_sync_outlive_updates_and_restarts(opened, state
 
 
 def synced_of(collector):
-    synchronous = isinstance(collector, OpenSynchronous)
-    return (collector.weights if synchronous else collector.synced).state()
+    return collector.weights.state()
 
 
 def test_tokens_between_two_syncs_are_not_too_old_for_an_asynchronous_collector(opened):

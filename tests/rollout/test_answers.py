@@ -5,8 +5,8 @@ import numpy as np
 
 from rl4p.base.types import Finish
 from rl4p.loop.checks import check_trajectories
-from rl4p.rollout.answers import Decoded, answers, training_traces
 from rl4p.rollout.recorder import FinishedEpisode, rows_on_host
+from rl4p.rollout.sampler import Decoded, answers, training_traces
 from tests.support.episodes import segment
 
 

@@ -18,6 +18,7 @@ from rl4p.base.types import Array, Group, TrainState
 from rl4p.configuration.bounds import FINITE, AboveZero, Natural, Positive
 from rl4p.distributed.processes import to_host
 from rl4p.loop.cache import SuccessCache
+from rl4p.loop.collector.synchronous import OpenSynchronous
 from rl4p.loop.groups import check_filters, divided, joined, newest_only
 from rl4p.loop.metrics import drawn_shares, staleness_shares
 from rl4p.loop.pending_groups import (
@@ -30,13 +31,12 @@ from rl4p.loop.pending_groups import (
 )
 from rl4p.loop.prompts import take
 from rl4p.loop.stopwatch import WORK, WorkingTime, clock, doing, waited_for
-from rl4p.loop.synced_weights import SyncedWeights
 from rl4p.model.policy import Policy
 from rl4p.protocols.collection import Collected, CollectorPhases, Filter, OpenSource
 from rl4p.protocols.engine import Completion, Engine, HoldsEpisodes, OpensEngine, opened
 from rl4p.protocols.traits import RolloutTraits
-from rl4p.rollout.answers import answers_on_host
 from rl4p.rollout.episodes import seed_of
+from rl4p.rollout.sampler import answers_on_host
 
 SECONDS_FOR_STALLED = 1.0  # that a thread has to end
 BACKGROUND = ("sampling", "grading")  # the work of the threads
@@ -141,29 +141,17 @@ class Asynchronous:
         return OpenAsynchronous(self, phases, policy, source, prompts_per_step, group_size)
 
 
-class OpenAsynchronous:
+class OpenAsynchronous(OpenSynchronous):
     """An `OpenCollector` with a thread that samples and one that grades.
 
     The main thread alone takes prompts, rejects groups and hands them out. `condition` guards all.
     """
 
-    def __init__(
-        self,
-        options: Asynchronous,
-        phases: CollectorPhases,
-        policy: Policy,
-        source: OpenSource,
-        prompts_per_step: int,
-        group_size: int,
-    ) -> None:
-        self.options = options
-        self.phases = phases
-        self.policy = policy
-        self.source = source
-        self.prompts_per_step = prompts_per_step
-        self.group_size = group_size
-        self.synced = SyncedWeights(phases.rollout)
-        limits = limits_of(options, prompts_per_step, group_size, source, self.synced.every)
+    def __init__(self, options: Asynchronous, phases: CollectorPhases, *others: Any) -> None:
+        super().__init__(phases, *others)
+        policy, source, group_size = self.policy, self.source, self.group_size
+        self.options, self.every = options, RolloutTraits.read(phases.rollout).sync_every
+        limits = limits_of(options, self.prompts_per_step, group_size, source, self.every)
         self.pending = PendingGroups(limits=limits)
         self.cache = options.cache and options.cache.open(phases)
         check_filters(options.filters, group_size)
@@ -185,11 +173,11 @@ class OpenAsynchronous:
         rejected: list[Group] = []
         with self.condition, doing("trainer_waits", began):
             self.key = jnp.copy(state.key)  # the update donates the key of the state
-            version, params = self.synced(state)
+            version, params = self.weights(state)
             if self.engine.version != version:
                 # The engine gets parameters of its own: the update donates the state's.
                 apart = self.policy.mesh.rollout_devices
-                if self.synced.every == 1 and self.options.copies(not apart):
+                if self.every == 1 and self.options.copies(not apart):
                     params = jax.tree.map(jnp.copy, params)
                 self.engine.publish(params, version)
                 if self.options.on_new_weights != "finish":
@@ -384,14 +372,14 @@ class OpenAsynchronous:
             return {
                 "pending": self.pending.state(),
                 "cache": {} if self.cache is None else self.cache.state(),
-                "weights": self.synced.state(),
+                "weights": self.weights.state(),
             }
 
     def restore(self, state: dict[str, Any]) -> None:
         self.pending.restore(state["pending"], self.source.find)
         if self.cache is not None:
             self.cache.restore(state["cache"])
-        self.synced.restore(state["weights"])
+        self.weights.restore(state["weights"])
 
     def close(self) -> None:
         """Ends the threads, after the call of the engine that is under way."""

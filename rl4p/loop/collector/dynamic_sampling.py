@@ -13,12 +13,12 @@ from rl4p.base.types import Group, Params, Prompt, TrainState
 from rl4p.configuration.bounds import FINITE, Positive
 from rl4p.distributed.processes import to_host
 from rl4p.loop.cache import SuccessCache
+from rl4p.loop.collector.synchronous import OpenSynchronous
 from rl4p.loop.groups import check_filters, divided, joined
 from rl4p.loop.metrics import drawn_shares, rollout_metrics
 from rl4p.loop.phases import graded as grade
 from rl4p.loop.prompts import Quota
 from rl4p.loop.stopwatch import Stopwatch
-from rl4p.loop.synced_weights import SyncedWeights
 from rl4p.model.policy import Policy
 from rl4p.protocols.collection import Collected, CollectorPhases, Filter, OpenSource
 
@@ -70,32 +70,19 @@ class DynamicSampling:
         return OpenDynamicSampling(self, phases, policy, source, prompts_per_step, group_size)
 
 
-class OpenDynamicSampling:
+class OpenDynamicSampling(OpenSynchronous):
     """An `OpenCollector` that keeps the prompts whose groups were not needed."""
 
-    def __init__(
-        self,
-        options: DynamicSampling,
-        phases: CollectorPhases,
-        policy: Policy,
-        source: OpenSource,
-        prompts_per_step: int,
-        group_size: int,
-    ) -> None:
+    def __init__(self, options: DynamicSampling, phases: CollectorPhases, *others: Any) -> None:
+        super().__init__(phases, *others)
         self.options = options
-        self.phases = phases
-        self.policy = policy
-        self.source = source
-        self.prompts_per_step = prompts_per_step
-        self.group_size = group_size
         self.cache = options.cache and options.cache.open(phases)
-        check_filters(options.filters, group_size)
+        check_filters(options.filters, self.group_size)
         self.waiting: list[Prompt] = []
-        self.synced = SyncedWeights(phases.rollout)
 
     def collect(self, state: TrainState) -> Collected:
         options, watch, memory = self.options, Stopwatch(), state.memory
-        quota, weights = Quota(self.source, self.prompts_per_step), self.synced(state)
+        quota, weights = Quota(self.source, self.prompts_per_step), self.weights(state)
         accepted: list[Group] = []
         rejected: list[Group] = []
         graded: list[Group] = []  # the same, without what the cache has changed
@@ -182,7 +169,7 @@ class OpenDynamicSampling:
         return {
             "waiting": [[prompt.id, prompt.drawn_by] for prompt in self.waiting],
             "cache": {} if self.cache is None else self.cache.state(),
-            "weights": self.synced.state(),
+            "weights": self.weights.state(),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -191,7 +178,4 @@ class OpenDynamicSampling:
         ]
         if self.cache is not None:
             self.cache.restore(state["cache"])
-        self.synced.restore(state["weights"])
-
-    def close(self) -> None:
-        pass
+        self.weights.restore(state["weights"])

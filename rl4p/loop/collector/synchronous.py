@@ -29,8 +29,7 @@ class Synchronous:
         prompts_per_step: int,
         group_size: int,
     ) -> "OpenSynchronous":
-        weights = SyncedWeights(phases.rollout)
-        return OpenSynchronous(phases, policy, source, prompts_per_step, group_size, weights)
+        return OpenSynchronous(phases, policy, source, prompts_per_step, group_size)
 
 
 class OpenSynchronous:
@@ -43,11 +42,11 @@ class OpenSynchronous:
         source: OpenSource,
         prompts_per_step: int,
         group_size: int,
-        weights: SyncedWeights | LaggedWeights,
+        weights: LaggedWeights | None = None,
     ) -> None:
         self.phases, self.policy, self.source = phases, policy, source
         self.prompts_per_step, self.group_size = prompts_per_step, group_size
-        self.weights = weights
+        self.weights = weights or SyncedWeights(phases.rollout)
 
     def collect(self, state: TrainState) -> Collected:
         watch, step = Stopwatch(), int(state.step)

@@ -30,15 +30,26 @@ class Debugging:
     """
 
     def __init__(self, grader: RewardTerm) -> None:
-        self.grader, self.trials = grader, Trials(grader, (), "")
+        self.grader, self.tests, self.setup = grader, list[Any](), ""
         self.reward, self.done = 0.0, False
+        self.lost = False  # whether the tests could once not be run: the sample is then invalid
 
     def reset(
         self, tests: Sequence[Any], answer: str = "", setup: str = "", broken: str = ""
     ) -> str:
-        self.trials = Trials(self.grader, tests, setup)
-        code = broken or self.trials.with_fault(answer)
-        return f"\nThis attempt fails some tests:\n```python\n{code.strip()}\n```"
+        self.tests, self.setup = list(tests), setup
+        if not broken:
+            _, fence, rest = answer.partition("```python\n")
+            code = rest.partition("```")[0] if fence else answer
+            for changed in faults(code):  # until the tests detect one
+                if self._passed(changed, [self.tests]) == [False]:
+                    broken = changed
+                    break
+            else:
+                raise ValueError(
+                    "the tests detect no fault in the answer: give the row a field `broken`"
+                )
+        return f"\nThis attempt fails some tests:\n```python\n{broken.strip()}\n```"
 
     def run_tests(self, code: str) -> str:
         """Runs the tests with a version of the code, and shows one that fails.
@@ -46,8 +57,8 @@ class Debugging:
         Args:
           code: the whole code.
         """
-        tests = self.trials.tests
-        passed = self.trials.passed(code, [[test] for test in tests])
+        tests = self.tests
+        passed = self._passed(code, [[test] for test in tests])
         counts = f"{sum(passed)} of {len(passed)} tests pass."
         return counts if all(passed) else f"{counts} Failed: {tests[passed.index(False)]}"
 
@@ -57,27 +68,16 @@ class Debugging:
         Args:
           code: the whole code.
         """
-        (right,) = self.trials.passed(code, [self.trials.tests])
+        (right,) = self._passed(code, [self.tests])
         self.reward, self.done = float(right), True
         return "Submitted."
 
     def get_reward(self) -> float:
-        if self.trials.lost:
+        if self.lost:
             raise RuntimeError(LOST)
         return self.reward
 
-
-class Trials:
-    """The tests of a row.
-
-    Attributes:
-      lost: whether the tests could once not be run, which makes the sample invalid.
-    """
-
-    def __init__(self, grader: RewardTerm, tests: Sequence[Any], setup: str) -> None:
-        self.grader, self.tests, self.setup, self.lost = grader, list(tests), setup, False
-
-    def passed(self, code: str, parts: Sequence[Sequence[Any]]) -> list[bool]:
+    def _passed(self, code: str, parts: Sequence[Sequence[Any]]) -> list[bool]:
         """Returns for each part of the tests whether code passes all of it.
 
         Raises:
@@ -91,19 +91,6 @@ class Trials:
             self.lost = True
             raise RuntimeError(LOST)
         return [grade == 1 for grade in grades]
-
-    def with_fault(self, answer: str) -> str:
-        """Returns the code of an answer with a fault that a test detects.
-
-        Raises:
-          ValueError: there is none.
-        """
-        _, fence, rest = answer.partition("```python\n")
-        code = rest.partition("```")[0] if fence else answer
-        for changed in faults(code):
-            if self.passed(changed, [self.tests]) == [False]:
-                return changed
-        raise ValueError("the tests detect no fault in the answer: give the row a field `broken`")
 
 
 def faults(code: str) -> Iterator[str]:
