@@ -43,18 +43,12 @@ class Best:
 
     The evaluation before the first step does not count: its policy is the model that the run began
     with, which has no checkpoint. Of equal values the first is the best.
-
-    Attributes:
-      metric: the metric, such as eval/addition/pass_at_1.
-      mode: whether the largest or the smallest value is the best.
-      every: the number of steps between evaluations.
-      values: the value of each evaluation, by step.
     """
 
-    metric: str
-    mode: Mode = "max"
-    every: int = 1
-    values: dict[int, float] = field(default_factory=dict)
+    metric: str  # such as eval/addition/pass_at_1
+    mode: Mode = "max"  # whether the largest or the smallest value is the best
+    every: int = 1  # steps between evaluations
+    values: dict[int, float] = field(default_factory=dict)  # of each evaluation, by step
     checkpoints: SavesSteps | None = None
 
     def begin(self, rows: Iterable[Mapping[str, Any]]) -> None:

@@ -118,35 +118,28 @@ def data_sets(
     for prompt in different.values():
         by_task.setdefault(prompt.task, []).append(prompt)
     data_sets, names = [], [each.name for each in fields(Question)]
-    for task, rows in by_task.items():
-        # Without tokens, which depend on the model.
-        questions = [Question(**{name: getattr(row, name) for name in names}) for row in rows]
-        place = data_set_of(config, context, task, rows[0].id)
-        digest = digest_of(questions)[:8]
-        data_sets.append(place | {"context": context, "rows": len(rows), "digest": digest})
-    return data_sets
-
-
-def data_set_of(config: Mapping[str, Any], context: str, task: str, first: str) -> dict[str, Any]:
-    """Returns the name, the key and the file of the data set of a task.
-
-    Args:
-      first: the id of its first row, which begins with the name of its set in a mixture.
-    """
-    key, node = "data", config.get("data") or {}
     tasks = (config.get("evaluation") or {}).get("tasks") or {}
-    if context == EVALUATION and task in tasks:
-        key, node = f"evaluation.tasks.{task}", tasks[task]
-    while sets := node.get("sets"):
-        name, _, first = first.partition("/")
-        key, node = f"{key}.sets.{name}", sets[name]
-    own = node.get("held_out_path") if context == EVALUATION else None
-    path = own or node.get("path")
-    name = task if path is None else Path(path).name
-    if node.get("task_key"):
-        name += f", {task}"
-    if context == EVALUATION and not own:
-        name += " (held out)"
-    if path is not None and Path(path).exists():
-        path = str(Path(path).absolute())
-    return {"name": name, "key": key, "uri": path}
+    for task, rows in by_task.items():
+        # Where the data set is configured. An id begins with the names of its sets in mixtures.
+        key, node, first = "data", config.get("data") or {}, rows[0].id
+        if context == EVALUATION and task in tasks:
+            key, node = f"evaluation.tasks.{task}", tasks[task]
+        while sets := node.get("sets"):
+            part, _, first = first.partition("/")
+            key, node = f"{key}.sets.{part}", sets[part]
+
+        own = node.get("held_out_path") if context == EVALUATION else None
+        path = own or node.get("path")
+        name = task if path is None else Path(path).name
+        if node.get("task_key"):
+            name += f", {task}"
+        if context == EVALUATION and not own:
+            name += " (held out)"
+        if path is not None and Path(path).exists():
+            path = str(Path(path).absolute())
+
+        # Without tokens, which depend on the model.
+        questions = [Question(**{each: getattr(row, each) for each in names}) for row in rows]
+        place = {"name": name, "key": key, "uri": path, "context": context}
+        data_sets.append(place | {"rows": len(rows), "digest": digest_of(questions)[:8]})
+    return data_sets

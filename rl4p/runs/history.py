@@ -41,11 +41,13 @@ class History:
 
     def late(self, metric: str) -> float:
         """Returns the median of the last steps, so that one odd step does not count; or nan."""
-        return median(self.recent(metric))
+        values = self.recent(metric)
+        return statistics.median(values) if values else math.nan
 
     def early(self, metric: str) -> float:
         """Returns the median of the first steps; nan if the run has no such metric."""
-        return median(self.values(metric)[:WINDOW])
+        values = self.values(metric)[:WINDOW]
+        return statistics.median(values) if values else math.nan
 
     @cached_property
     def evaluations(self) -> list[float]:
@@ -114,8 +116,3 @@ class History:
 def mean(values: Sequence[float]) -> float:
     """Returns the mean; nan without values."""
     return statistics.fmean(values) if values else math.nan
-
-
-def median(values: Sequence[float]) -> float:
-    """Returns the median; nan without values."""
-    return statistics.median(values) if values else math.nan

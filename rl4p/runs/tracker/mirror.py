@@ -130,8 +130,7 @@ class MLflowMirror(Mirror):
           folder: the folder of the run, after `Record.describe` was called.
           parent: the id of the sweep's run in the store.
           system_metrics: whether to measure the machine until the mirror is closed.
-          upload_checkpoints: whether `upload` sends the newest checkpoint.
-          register: the name of the model that `upload` registers; None for none.
+          upload_checkpoints, register: what `upload` sends, as in `mlflow.MLflow`.
           trusted: the packages that the export of the policy may use.
         """
         from mlflow.entities import Param, RunTag

@@ -116,11 +116,6 @@ def create_if_missing(database: Path, create: Callable[[str], Any]) -> None:
             copy.replace(place)
 
 
-def lock_of(database: Path) -> Path:
-    """Returns the file that processes lock; its name is no other program's, as uv.lock would be."""
-    return database.with_name(f".{database.name}.rl4p.lock")
-
-
 @contextmanager
 def one_at_a_time(database: Path | None) -> Iterator[None]:
     """Locks a SQLite database, which several processes would otherwise create at once."""
@@ -128,7 +123,8 @@ def one_at_a_time(database: Path | None) -> Iterator[None]:
         yield
         return
     database.parent.mkdir(parents=True, exist_ok=True)
-    with lock_of(database).open("a") as lock:
+    file = database.with_name(f".{database.name}.rl4p.lock")  # as no other program names its own
+    with file.open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

@@ -36,13 +36,7 @@ class Destination:
 
 @dataclass(frozen=True, kw_only=True)
 class SendOptions:
-    """The words of the command.
-
-    Attributes:
-      run: the folders of the runs.
-      tracker: where their records go.
-      allow: the store that the folder of somebody else may name.
-    """
+    """The words of the command; `allow` is the store that a folder of somebody else may name."""
 
     run: tuple[str, ...]
     allow: tuple[str, ...] | str = ()

@@ -22,7 +22,7 @@ from rl4p.base.errors import InputError
 from rl4p.runs.tracker import mlflow as databases
 from rl4p.runs.tracker import mlflow as tracking
 from rl4p.runs.tracker.mirror import COMMIT, IDENTITY, PARENT, mlflow_key
-from rl4p.runs.tracker.mlflow import ID, KIND, NAME, TRAINING, URI, MLflow, complete, lock_of
+from rl4p.runs.tracker.mlflow import ID, KIND, NAME, TRAINING, URI, MLflow, complete
 from tests.support.trackers import only_run, wait_for
 
 # Ends as kill -9 does, before the n-th statement that the program sends to a database.
@@ -39,6 +39,10 @@ if sys.argv[3] == "as MLflow does":
     tracking.create_if_missing = lambda database, create: None
 MLflow(uri=sys.argv[1]).connect()
 """
+
+
+def lock_of(database):
+    return database.with_name(f".{database.name}.rl4p.lock")
 
 
 def interrupted(path, statement, how):
