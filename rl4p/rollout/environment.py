@@ -11,7 +11,6 @@ import numpy as np
 from rl4p.base.errors import RunError
 from rl4p.base.types import Finish, Prompt
 from rl4p.configuration.bounds import AboveZero, Positive
-from rl4p.data.conversation import Template
 from rl4p.model.policy import Policy
 from rl4p.protocols.environment import CallRefused, Message, OpensEnvironment, StepResult
 from rl4p.protocols.traits import require
@@ -64,13 +63,7 @@ class Environment(EpisodeRollout):
         recorder = self.recorder(
             loop, policy, prompt, sample.key, calls=self.max_turns, call_tokens=self.max_turn_tokens
         )
-        template = Template(
-            tokenizer=policy.tokenizer,
-            end_ids=policy.end_ids,
-            tools=prompt.tools,
-            arguments=policy.template,
-        )
-        recorder.begin(template, prompt.prompt_messages())
+        recorder.begin(policy, prompt.tools, prompt.prompt_messages())
         episode = recorder.episode
         try:
             environment = self.environment.open(prompt, sample.seed, sample.episode_id)
@@ -79,8 +72,7 @@ class Environment(EpisodeRollout):
                 tools = self.environment.tools(prompt)
                 if first or tools:
                     messages = opening(prompt, first)
-                    own = template if tools is None else replace(template, tools=tools)
-                    recorder.begin(own, messages)
+                    recorder.begin(policy, prompt.tools if tools is None else tools, messages)
                     episode.opening = tuple(messages) if first else None
                 await self.turns(recorder, environment)
             finally:

@@ -20,7 +20,6 @@ import numpy as np
 from rl4p.base.errors import RunError
 from rl4p.base.serialization import Serializable
 from rl4p.base.types import Episode, Finish, Prompt, Sampling, Trajectories, Turn
-from rl4p.data.conversation import Template
 from rl4p.data.messages import message_of
 from rl4p.model.policy import Policy, padded_width
 from rl4p.model.tokenizer import TEMPLATE_ERRORS
@@ -164,13 +163,18 @@ class Recorder:
         self.over = self.full = False  # whether the episode has ended, and has refused a call
         self.asked = 0.0  # when the last call ended
 
-    def begin(self, template: Template, messages: Sequence[Message]) -> None:
+    def begin(
+        self, policy: Policy, tools: Sequence[Message] | None, messages: Sequence[Message]
+    ) -> None:
         """Begins the conversation, with the messages before the first response.
+
+        Args:
+          tools: the schemas of the tools that the chat template shows.
 
         Raises:
           RunError: the chat template does not take the messages.
         """
-        self.template, self.messages = template, []
+        self.policy, self.tools, self.messages = policy, tools, []
         self.extend(messages)
         self.episode.segments = [Segment()]
         self.episode.segments[0].read(self.context)
@@ -182,14 +186,21 @@ class Recorder:
           RunError: the chat template does not take the messages.
         """
         self.messages += messages
+        tokenizer: Any = self.policy.tokenizer
         try:
-            text = self.template.render(self.messages, add_generation_prompt=True)
+            text = tokenizer.apply_chat_template(
+                [dict(message) for message in self.messages],
+                tools=self.tools,
+                tokenize=False,
+                add_generation_prompt=True,
+                **self.policy.template,
+            )
         except TEMPLATE_ERRORS as error:
             raise RunError(
                 f"The model's chat template does not take the messages of the environment: {error}."
             ) from None
         before, rest = self.continued(text)
-        self.context = [*before, *self.template.tokenize(rest)[0]]
+        self.context = [*before, *tokenizer(rest, add_special_tokens=False)["input_ids"]]
         self.read(text, self.context, tuple(self.messages))
 
     async def respond(self) -> Message:

@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -9,7 +10,6 @@ import pytest
 
 from rl4p.base.errors import RunError
 from rl4p.base.types import Finish, Sampling
-from rl4p.data.conversation import Template
 from rl4p.loop.checks import check_trajectories
 from rl4p.protocols.engine import Completion
 from rl4p.protocols.environment import CallRefused
@@ -53,8 +53,8 @@ def begin(policy, make_prompt):
 
         decode = partial(text_of, tokenizer)
         calls = recorder(complete, prompt, decode, policy.end_ids, tokens=200, positions=400)
-        own = Template(tokenizer=tokenizer, end_ids=policy.end_ids, arguments=policy.template)
-        calls.begin(own, messages or prompt.prompt_messages())
+        own = replace(policy, tokenizer=tokenizer)
+        calls.begin(own, None, messages or prompt.prompt_messages())
         return calls
 
     return begin
