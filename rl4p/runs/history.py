@@ -1,4 +1,4 @@
-"""The metrics of a run so far, with the quantities from which `symptoms.py` judges it."""
+"""The metrics of a run so far, with the quantities from which `diagnosis.py` judges it."""
 
 import math
 import statistics
