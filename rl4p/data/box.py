@@ -24,22 +24,14 @@ DEEPEST = 8  # macros as arguments of macros
 
 @dataclass(kw_only=True)
 class Box:
-    """A box while its text is read.
+    """A box while its text is read."""
 
-    Attributes:
-      start: the place of the macro.
-      begin: the place of its argument, which is a group in braces or one token.
-      end: the place of the brace that closes it; None if there is none.
-      around: the outermost box that is open at its start; None if there is none.
-      dropped: the ranges in it that are no part of its content.
-    """
-
-    start: int
-    begin: int
+    start: int  # of the macro
+    begin: int  # of its argument, which is a group in braces or one token
     braces: bool
-    end: int | None = None
-    around: "Box | None" = None
-    dropped: list[tuple[int, int]]
+    end: int | None = None  # of the group
+    around: "Box | None" = None  # the outermost box that is open at its start
+    dropped: list[tuple[int, int]]  # the ranges in it that are no part of its content
 
 
 def boxed(text: str) -> str | None:

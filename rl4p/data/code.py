@@ -58,11 +58,7 @@ class Code(JSONLines):
         return replace(self, answer_key=None)
 
     def question(self, row: Any, place: str) -> Question:
-        """Returns the question of a row, with its tests and its set-up in the metadata.
-
-        Raises:
-          InputError: a field is absent or has a wrong type; names the place of the row.
-        """
+        """Returns the question of a row, with its tests and its set-up in the metadata."""
         if self.answer_key is not None and value_of(row, self.answer_key) in (MISSING, None):
             return self.without_answers.question(row, place)
         question = super().question(row, place)

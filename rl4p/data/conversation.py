@@ -41,45 +41,28 @@ TAGS = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A conversation, or the beginning of one, as a sequence of tokens.
+    """A conversation, or the beginning of one, as a sequence of tokens."""
 
-    Attributes:
-      messages: the number of messages of the conversation; the last one is of the assistant.
-      tokens: the token ids, up to the token that ends the last message.
-      begins: the number of tokens before the last message.
-      trained: the ranges of trained tokens, in order.
-    """
-
-    messages: int
-    tokens: list[int]
-    begins: int
-    trained: tuple[Range, ...]
+    messages: int  # their number; the last one is of the assistant
+    tokens: list[int]  # up to the token that ends the last message
+    begins: int  # the number of tokens before the last message
+    trained: tuple[Range, ...]  # the ranges of trained tokens, in order
 
 
 @dataclass(frozen=True, kw_only=True)
 class Template:
-    """The chat template of a conversation.
-
-    Attributes:
-      end_ids: the ids of the tokens that end a message of the assistant.
-      system: the message before the conversation, or none.
-      tools: the tools that the conversation may call (`Question.tools`).
-      arguments: other arguments of the chat template (`model.template`).
-    """
+    """The chat template of a conversation."""
 
     tokenizer: "PreTrainedTokenizerFast"
-    end_ids: Sequence[int]
-    system: Sequence[Message] = ()
-    tools: Sequence[Message] | None = None
-    arguments: Mapping[str, Any]
+    end_ids: Sequence[int]  # of the tokens that end a message of the assistant
+    system: Sequence[Message] = ()  # the message before the conversation, or none
+    tools: Sequence[Message] | None = None  # `Question.tools`
+    arguments: Mapping[str, Any]  # `model.template`
 
     def rows(self, messages: Sequence[Message]) -> list[Row]:
         """Returns rows in which every message of the assistant is trained exactly once.
 
         Most conversations are one row. Messages after the last one of the assistant are left out.
-
-        Raises:
-          InputError: no message is of the assistant, or its tokens cannot be located.
         """
         rows = [
             self.last_row(messages[:count])
@@ -98,11 +81,7 @@ class Template:
         return merged[::-1]
 
     def last_row(self, messages: Sequence[Message]) -> Row:
-        """Returns the row whose last message, which is of the assistant, is trained.
-
-        Raises:
-          InputError: the message has no prompt or no end token, or its tokens cannot be located.
-        """
+        """Returns the row whose last message, which is of the assistant, is trained."""
         count = len(messages)
         if count == 1 and not self.system:
             raise InputError("message 1 is of the assistant, so that it has no prompt")

@@ -174,11 +174,7 @@ class Math(JSONLines):
     task: str = "math"
 
     def question(self, row: Any, place: str) -> Question:
-        """Returns the question of a row, with the boxed answer of its solution.
-
-        Raises:
-          InputError: the solution has no box, and `reference_key` is not set.
-        """
+        """Returns the question of a row, with the boxed answer of its solution."""
         question = super().question(row, place)
         if self.reference_key is not None:
             return question

@@ -63,11 +63,7 @@ class HuggingFace(Rows):
             yield f"{place}, row {i}", convert(row) if convert else row
 
     def load(self, split: str) -> Any:
-        """Returns a split as a `datasets.Dataset`.
-
-        Raises:
-          InputError: there is none, or it cannot be fetched; names the option.
-        """
+        """Returns a split as a `datasets.Dataset`."""
         if find_spec("datasets") is None:
             raise InputError(
                 f"data.path={self.path} needs the library datasets: pip install 'rl4p[datasets]'."

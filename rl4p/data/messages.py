@@ -84,11 +84,7 @@ def tools_of(value: Any, place: str, *, table: bool = False) -> tuple[Message, .
 
 
 def given(value: Any, table: bool, problem: str) -> Any:
-    """Returns the value of a field, read if it is JSON text, without the nulls of a table.
-
-    Raises:
-      InputError: the text is not JSON; has the words of `problem`.
-    """
+    """Returns the value of a field, read if it is JSON text, without the nulls of a table."""
     if not isinstance(value, str):
         return without_nulls(value) if table else value
     try:
@@ -206,16 +202,11 @@ MISTRAL = re.compile(r"\s*([\w.-]+)\s*\[ARGS\](.*)", re.DOTALL)
 
 
 class ParsedCall(NamedTuple):
-    """A call of a tool.
-
-    Attributes:
-      arguments: the arguments by name.
-      texts: whether the values are texts without types, as in the form of Qwen3-Coder.
-    """
+    """A call of a tool."""
 
     name: str
     arguments: Mapping[str, Any]
-    texts: bool = False
+    texts: bool = False  # whether the values are texts without types, as those of Qwen3-Coder
 
 
 class MalformedCall(NamedTuple):

@@ -82,9 +82,6 @@ class Mixture:
 
         Args:
           split: `train` or `held_out`.
-
-        Raises:
-          InputError: a set is unsuitable, or two sets have a task of the same name.
         """
         by_set, owners = {}, {}
         for name in sorted(self.sets):  # so that the order of the configuration does not matter

@@ -32,17 +32,11 @@ Response = str | Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """A prompt with two responses.
+    """A prompt with two responses."""
 
-    Attributes:
-      question: the prompt, or the last message of the user in it.
-      messages: the prompt as messages; None if it is a text that no chat template changes.
-      responses: the preferred and the rejected one: texts, or messages of the assistant.
-    """
-
-    question: str
-    messages: tuple[Mapping[str, Any], ...] | None
-    responses: tuple[Response, Response]
+    question: str  # the prompt, or the last message of the user in it
+    messages: tuple[Mapping[str, Any], ...] | None  # None: a text that no chat template changes
+    responses: tuple[Response, Response]  # the preferred and the rejected one
 
 
 def pair_of(

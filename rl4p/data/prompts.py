@@ -33,15 +33,10 @@ class Prompting:
 
 @dataclass(frozen=True)
 class QuestionTemplate:
-    """Puts the template and the examples of a data set around questions.
+    """Puts the template and the examples of a data set around questions."""
 
-    Attributes:
-      prompt: the template of the user's message; None is the question alone.
-      shots: the messages of the examples.
-    """
-
-    prompt: str | None
-    shots: tuple[Mapping[str, str], ...]
+    prompt: str | None  # of the user's message; None is the question alone
+    shots: tuple[Mapping[str, str], ...]  # the messages of the examples
 
     @classmethod
     def of(cls, data: Any, key: str = "data") -> "QuestionTemplate":
@@ -49,9 +44,6 @@ class QuestionTemplate:
 
         Args:
           key: the configuration key of the data set, for error messages.
-
-        Raises:
-          InputError: the template lacks the question or has another field, or an example is wrong.
         """
         prompt, shots = getattr(data, "prompt", None), []
         if prompt is not None:

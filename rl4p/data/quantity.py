@@ -265,8 +265,16 @@ def quantity(text: str, *, units: bool = True) -> Fraction | None:
     match = QUANTITY.fullmatch(text)
     if match is None or (match["sign"] and match["inner_sign"]):
         return None
-    if match["unit"] and not (units and is_unit(match["unit"])):
-        return None
+    if unit := match["unit"]:  # words that leave the value as it is
+        words = re.findall(WORD, unit)
+        attached = unit[0] not in " /" and len(words[0]) <= 2
+        parts = [part.lower() for word in words for part in re.split("[-'\u2019]", word)]
+        if not units or any(part in CHANGES for part in parts) or words[-1] == "a":
+            return None
+        if attached and words[0] not in ATTACHED:
+            return None
+        if any(len(word) == 1 and word not in ALONE for word in words):
+            return None
     if match["number"] is not None:
         value = Fraction(re.sub("[, ]", "", match["number"]))
     else:
@@ -279,18 +287,6 @@ def quantity(text: str, *, units: bool = True) -> Fraction | None:
         value = mixed + Fraction(numerator, denominator)
     value *= 10 ** SCALES.get(match["scale"] or "", 0)
     return -value if "-" in match["sign"] + match["inner_sign"] else value
-
-
-def is_unit(text: str) -> bool:
-    """Returns whether words after a number are a unit that leaves its value as it is."""
-    words = re.findall(WORD, text)
-    attached = text[0] not in " /" and len(words[0]) <= 2
-    return (
-        not any(part.lower() in CHANGES for word in words for part in re.split("[-'\u2019]", word))
-        and all(len(word) > 1 or word in ALONE for word in words)
-        and words[-1] != "a"
-        and not (attached and words[0] not in ATTACHED)
-    )
 
 
 def plain(text: str) -> str:

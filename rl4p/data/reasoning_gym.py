@@ -94,11 +94,7 @@ class ReasoningGym(Prompting):
 
     @cached_property
     def questions(self) -> tuple[Question, ...]:
-        """The training questions, and after them the held-out ones.
-
-        Raises:
-          InputError: there is no such generator, or it refuses its options.
-        """
+        """The training questions, and after them the held-out ones."""
         # Imported here, because it takes seconds and most runs do not need it.
         factory: Any = import_module("reasoning_gym.factory")
         if self.name not in factory.DATASETS:

@@ -164,11 +164,7 @@ class Rows(Prompting, ABC):
         return sorted(questions, key=lambda row: digest(text_of(row)))[: self.kept_back]
 
     def read(self, key: str) -> list[Question]:
-        """Returns the questions of an option, without repeated ones.
-
-        Raises:
-          InputError: a row is unsuitable, or there is none; names the file and the line.
-        """
+        """Returns the questions of an option, without repeated ones."""
         origin, rows = self.origin(key), self.selected(key)
         if self.several_answers:
             distinct = first_of_each(rows, lambda row: (identity(row), answers_of(row)))
@@ -242,11 +238,7 @@ class Rows(Prompting, ABC):
         return questions
 
     def question(self, row: Any, place: str) -> Question:
-        """Returns the question of a row.
-
-        Raises:
-          InputError: a field is absent or has a wrong type; names the place of the row.
-        """
+        """Returns the question of a row."""
         messages = tools = pair = None
         if self.chosen_key is not None and self.rejected_key is not None:
             pair = pair_of(

@@ -52,11 +52,7 @@ class RandomQuestions(Synthetic):
 
     @cached_property
     def questions(self) -> tuple[Question, ...]:
-        """The questions with different ids, in the order in which they were drawn first.
-
-        Raises:
-          InputError: 30 draws for each question made too few different ones.
-        """
+        """The questions with different ids, in the order in which they were drawn first."""
         random = np.random.Generator(np.random.Philox(self.seed))
         count = self.train_size + self.held_out_size
         questions: dict[str, Question] = {}
@@ -247,21 +243,14 @@ ENDS = "bay dale den ey fell gate ham holm ia ing land ley mar mouth nes or ra s
 
 
 class Island(NamedTuple):
-    """The facts about an island.
-
-    Attributes:
-      area: square kilometres.
-      lighthouse: the height of its lighthouse, in metres.
-      harbour: the town at its harbour.
-      founded, inhabitants: the year of the town's foundation, and its inhabitants.
-    """
+    """The facts about an island."""
 
     name: str
-    area: int
-    lighthouse: int
-    harbour: str
-    founded: int
-    inhabitants: int
+    area: int  # square kilometres
+    lighthouse: int  # its height in metres
+    harbour: str  # the town there
+    founded: int  # the year of the town's foundation
+    inhabitants: int  # of the town
 
 
 @cache

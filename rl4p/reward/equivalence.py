@@ -33,14 +33,7 @@ MIXED = re.compile(
 DECIMAL = re.compile(r"([0-9][0-9, ]*)?\.([0-9]+)")
 SPACES = re.compile(r"(?<!\\)\\[,;:! ]|\\q?quad(?![a-zA-Z])|~|\s+")
 WORDS = re.compile(r"[a-zA-Z]{3,}(?: [a-zA-Z]+)*")
-SAME = str.maketrans(
-    {
-        "\u00d7": r"\times ",
-        "\u00f7": "/",
-        "\u03c0": r"\pi ",
-        "\u221e": r"\infty ",
-    }
-)
+SAME = str.maketrans({"\u00d7": r"\times ", "\u00f7": "/", "\u03c0": r"\pi ", "\u221e": r"\infty "})
 TIME = re.compile(r"(\d{1,2}):([0-5]\d)(?::([0-5]\d))?")  # 3:45, which is no ratio
 LISTED = re.compile(
     r"(\(|\[|\\\{) ?((?:[^()\[\]{}]|frac\{[^{}]*\}\{[^{}]*\})*?) ?(\)|\]|\\\})"
@@ -105,19 +98,12 @@ def equal(reference: str, given: str) -> bool:
 
 @dataclass(frozen=True)
 class WrittenNumber:
-    """A number of an answer.
-
-    Attributes:
-      value: its exact value.
-      step: one unit of its last digit, if it is a decimal of at least `DIGITS` digits, else 0.
-      decimal: whether it is written with a decimal point.
-      percent: whether it has a percent sign.
-    """
+    """A number of an answer."""
 
     value: Fraction
-    step: Fraction
-    decimal: bool
-    percent: bool
+    step: Fraction  # one unit of its last digit, if a decimal of at least `DIGITS` digits, else 0
+    decimal: bool  # whether it is written with a decimal point
+    percent: bool  # whether it has a percent sign
 
     def equals(self, other: "WrittenNumber") -> bool:
         """Returns whether two numbers are equal; 50% is both 50 and 1/2."""

@@ -19,9 +19,6 @@ def score(item: dict[str, Any]) -> float:
       item: ``answer``; ``question``, the text of the prompt, which may contain more than the
         question; and the fields that reproduce the question: ``name``, ``seed``, ``size``,
         ``index`` and ``options`` (`rl4p.data.reasoning_gym`).
-
-    Raises:
-      ValueError: the generator makes another question here.
     """
     data_set = generator(item["name"], item["seed"], item["size"], json.dumps(item["options"]))
     entry = data_set[item["index"]]

@@ -42,9 +42,6 @@ class TermThread:
     Awaitable results are awaited on an event loop that belongs to the thread, so a client that one
     call has opened serves the next. A call cannot be ended from outside: a synchronous one goes on
     after its deadline, and the next call waits for it. A coroutine is cancelled.
-
-    Args:
-      name: the name of the thread.
     """
 
     def __init__(self, name: str) -> None:
@@ -102,11 +99,7 @@ class TermThread:
 
 
 async def in_time(awaitable: Awaitable[Any], end: float | None) -> Any:
-    """Returns the result of an awaitable, which is cancelled at the end of its time.
-
-    Raises:
-      Late: the time was over. A TimeoutError of the awaitable itself is raised as it is.
-    """
+    """Returns the result of an awaitable, which is cancelled at the end of its time."""
     limit = asyncio.timeout(None if end is None else end - time.monotonic())
     try:
         async with limit:
@@ -125,30 +118,17 @@ Groups = Sequence[np.ndarray]  # for each group, the indices of its rows
 
 @dataclass(frozen=True, kw_only=True)
 class TermGrades:
-    """The grades of one term.
+    """The grades of one term."""
 
-    Attributes:
-      grades_B: float64, nan where the term does not apply, and where it failed.
-      failed_B: bool, where the term could not grade.
-      late: whether the term passed its deadline.
-      problem: a sentence about a call that gave no grades or some too large ones, or None.
-      error: the exception of the call, or None.
-    """
-
-    grades_B: np.ndarray
+    grades_B: np.ndarray  # float64; nan where the term does not apply, and where it failed
     failed_B: np.ndarray
     late: bool = False
-    problem: str | None = None
+    problem: str | None = None  # a sentence about a call without grades, or with too large ones
     error: BaseException | None = None
 
 
 class LiveTerm:
-    """A term that is opened when it first grades, and then waits for the next batch.
-
-    Args:
-      term: the term as it is configured.
-      deadline: seconds for a call, unless the term has its own deadline.
-    """
+    """A term that is opened when it first grades, and then waits for the next batch."""
 
     def __init__(self, term: Any, deadline: float | None) -> None:
         self.term = term
@@ -160,12 +140,7 @@ class LiveTerm:
     def start(
         self, key: str, episodes: Sequence[Episode], groups: Groups
     ) -> Callable[[], TermGrades]:
-        """Starts to grade and returns a function that waits for the grades.
-
-        Args:
-          key: the configuration key of the term, for messages.
-          groups: the rows of each group, for a term with ``whole_groups``.
-        """
+        """Starts to grade and returns a function that waits for the grades."""
         with self.lock:
             if self.live is None and isinstance(self.term, OpensTerm):
                 try:
@@ -243,9 +218,6 @@ def make_call(
     """Returns a function that calls a term and returns its grades by row, or awaits them.
 
     The function also makes the list: a generator does its work only then.
-
-    Args:
-      counts: counts the rows of the call.
     """
 
     def listed(result: Any) -> list[Any]:
@@ -292,11 +264,7 @@ def kind_of(value: Any) -> str:
 
 
 def read(grades: Grades) -> TermGrades:
-    """Returns the grades as arrays. Grades beyond float32 are failures, with a sentence.
-
-    Raises:
-      WrongGrades: a grade is neither a number nor None.
-    """
+    """Returns the grades as arrays. Grades beyond float32 are failures, with a sentence."""
     absent_B = np.array([grade is None for grade in grades], bool)
     grades_B = np.full(len(grades), np.nan)  # nan for None
     for row, grade in enumerate(grades):

@@ -85,11 +85,7 @@ def make(memory: int) -> Path | None:
 
 
 def limit(path: Path, memory: int) -> None:
-    """Sets the limit of a group.
-
-    Raises:
-      FileNotFoundError: it has none.
-    """
+    """Sets the limit of a group."""
     file = next((path / name for name in LIMITS if (path / name).exists()), None)
     if file is None:
         raise FileNotFoundError(f"no limit of memory in {path}")

@@ -72,11 +72,7 @@ class Router:
     def start(
         self, episodes: Sequence[Episode], group_ids_B: np.ndarray | None, key: str
     ) -> Callable[[], Rewards]:
-        """Starts to grade all tasks, and returns a function that waits for them.
-
-        Raises:
-          RunError: a sample has a task without a reward.
-        """
+        """Starts to grade all tasks, and returns a function that waits for them."""
         rows: dict[str, list[int]] = {}
         for row, episode in enumerate(episodes):
             rows.setdefault(episode.prompt.task, []).append(row)

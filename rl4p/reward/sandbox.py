@@ -151,15 +151,10 @@ LARGEST_OUTPUT = 2**20  # bytes
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessLimits:
-    """The limits of one process.
+    """The limits of one process."""
 
-    Attributes:
-      memory: bytes of its address space.
-      seconds: its CPU time.
-    """
-
-    memory: int
-    seconds: float
+    memory: int  # bytes of its address space
+    seconds: float  # its CPU time
 
 
 @functools.cache
@@ -348,9 +343,6 @@ def bubblewrap(seccomp: int | None, readable: Sequence[Path] = ()) -> list[str]:
     Args:
       seccomp: the file of the filter of system calls.
       readable: the files and folders that the program may read besides the system's.
-
-    Raises:
-      FileNotFoundError: there is no bwrap.
     """
     # Found here, because the program itself may have another PATH.
     if (program := shutil.which("bwrap")) is None:

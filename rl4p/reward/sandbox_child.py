@@ -325,11 +325,7 @@ class Link:
 
 
 def number_of(value: Any) -> Any:
-    """Returns the number of an object of the solution.
-
-    Raises:
-      TypeError: it is the tests' own.
-    """
+    """Returns the number of an object of the solution."""
     if isinstance(value, Remote):
         return value._of
     raise TypeError(f"A test cannot give the solution an object of {type(value).__name__}.")
@@ -465,11 +461,7 @@ class Items:
         return self.measured
 
     def check_length(self) -> None:
-        """Checks that a loop to the end had as many items as the object's length says.
-
-        Raises:
-          SolutionError: it had not.
-        """
+        """Checks that a loop to the end had as many items as the object's length says."""
         if self.ended and self.measured not in (None, len(self.read)):
             raise SolutionError("The length of the object is not the number of its items.")
 

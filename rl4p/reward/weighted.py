@@ -15,13 +15,7 @@ from rl4p.configuration.bounds import AboveZero, Share
 from rl4p.protocols.phases import Remembers
 from rl4p.protocols.reward import TimedTerm
 from rl4p.protocols.traits import TermTraits
-from rl4p.reward.live_terms import (
-    LARGEST,
-    LiveTerm,
-    TermGrades,
-    group_ids_of,
-    rows_of_groups,
-)
+from rl4p.reward.live_terms import LARGEST, LiveTerm, TermGrades, group_ids_of, rows_of_groups
 from rl4p.reward.turn_rewards import with_turn_rewards
 
 log = logging.getLogger(__name__)
@@ -122,11 +116,7 @@ class Weighted:
         return finish
 
     def total(self, grades: Mapping[str, TermGrades], rows: int, key: str) -> Rewards:
-        """Returns the weighted sum.
-
-        Raises:
-          RunError: more samples are invalid than `max_invalid` allows.
-        """
+        """Returns the weighted sum."""
         failed_B, late_B, applies_B = np.zeros((3, rows), bool)
         for each in grades.values():
             failed_B |= each.failed_B

@@ -53,28 +53,15 @@ class Failed:
 
 @dataclass(kw_only=True, eq=False)
 class Worker:
-    """One process, with the bytes on their way through its two pipes.
-
-    Attributes:
-      errors: the file of the errors of its start.
-      ready: whether it has imported its function.
-      item: the index of the item it works on, or None.
-      due: the time of its deadline, for the item or for its start.
-      outgoing, incoming: the rest of a request, and an incomplete reply.
-    """
+    """One process, with the bytes on their way through its two pipes."""
 
     process: Popen
-    errors: BinaryIO
-    due: float
-    ready: bool = False
-    item: int | None = None
-    outgoing: memoryview = field(default_factory=lambda: memoryview(b""))
-    incoming: bytearray = field(default_factory=bytearray)
-
-    def fileno(self) -> int:
-        """Returns the pipe of the replies, for `selectors`."""
-        assert self.process.stdout is not None
-        return self.process.stdout.fileno()
+    errors: BinaryIO  # of its start
+    due: float  # the deadline of its item, or of its start
+    ready: bool = False  # whether it has imported its function
+    item: int | None = None  # the index of the item it works on
+    outgoing: memoryview = field(default_factory=lambda: memoryview(b""))  # the rest of a request
+    incoming: bytearray = field(default_factory=bytearray)  # an incomplete reply
 
     def write(self) -> None:
         """Writes as much as the pipe takes. A large request must not wait for a stuck worker."""
@@ -87,12 +74,9 @@ class Worker:
             self.outgoing = memoryview(b"")  # it has ended, and `read` raises EOFError
 
     def read(self) -> Any:
-        """Returns a reply as a JSON value, or None if it is not complete yet.
-
-        Raises:
-          EOFError: the process has died, or does not keep to the protocol.
-        """
-        part = os.read(self.fileno(), 1 << 16)
+        """Returns a reply as a JSON value, or None if it is not complete yet."""
+        assert self.process.stdout is not None
+        part = os.read(self.process.stdout.fileno(), 1 << 16)
         self.incoming += part
         if not part or len(self.incoming) > LONGEST_REPLY:
             raise EOFError
@@ -158,11 +142,7 @@ class Workers:
         self.close = weakref.finalize(self, end, self.workers)
 
     def map(self, items: Sequence[Any]) -> list[Any]:
-        """Returns the results of the function in the order of the items, or a `Failed` for each.
-
-        Raises:
-          RunError: a process cannot be started.
-        """
+        """Returns the results of the function in the order of the items, or a `Failed` for each."""
         with self.lock:
             if not self.close.alive:
                 raise RunError(f"The workers of {self.function} are closed.")
@@ -242,7 +222,7 @@ class Workers:
         with selectors.DefaultSelector() as selector:
             waited = [each for each in self.workers if each.item is not None or not each.ready]
             for worker in waited:
-                selector.register(worker, selectors.EVENT_READ, worker)
+                selector.register(worker.process.stdout, selectors.EVENT_READ, worker)  # pyright: ignore[reportArgumentType]
                 if worker.outgoing:
                     selector.register(worker.process.stdin, selectors.EVENT_WRITE, worker)  # pyright: ignore[reportArgumentType]
             due = min(worker.due for worker in waited)
