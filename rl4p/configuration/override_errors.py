@@ -227,27 +227,15 @@ def refuse_arguments(
 ) -> NoReturn:
     """Raises an `InputError` for a message of argparse.
 
+    A flag with a value, such as ``--seed 1`` or ``--seed=1``, is probably an option of the run.
+
     Args:
       keys: the keys to write for flags of other names.
     """
     _, _, refused = message.partition("unrecognized arguments: ")
     flags = [word for word in argv if word.startswith("-") and f" {word} " in f" {refused} "]
-    if error := unknown_flags(flags, argv, keys):
-        raise error
-    raise InputError(f"{message[:1].upper()}{message[1:]}; see --help.")
-
-
-def unknown_flags(
-    flags: Sequence[str], arguments: Sequence[str], keys: Mapping[str, str] | None = None
-) -> InputError | None:
-    """Returns the error for flags with a value, such as ``--seed 1`` or ``--seed=1``, if any.
-
-    Args:
-      flags: the unknown flags as they were written.
-      keys: the keys to write for flags of other names.
-    """
     overrides = []
-    for flag, after in zip(arguments, [*arguments[1:], "-"], strict=True):
+    for flag, after in zip(argv, [*argv[1:], "-"], strict=True):
         key, equals, value = flag.lstrip("-").partition("=")
         if not equals and not after.startswith("-") and "=" not in after:
             value = after
@@ -256,9 +244,10 @@ def unknown_flags(
             key = (keys or {}).get(key, key)
             known = None if key in (keys or {}).values() else key_correction(key, value)
             overrides += known.overrides if known else [readable(key, value)]
-    if not overrides:
-        return None
-    return InputError(write(f"{' '.join(flags)} is no flag; options have no dashes", overrides))
+    if overrides:
+        names = " ".join(flags)
+        raise InputError(write(f"{names} is no flag; options have no dashes", overrides))
+    raise InputError(f"{message[:1].upper()}{message[1:]}; see --help.")
 
 
 def unreadable(

@@ -1,14 +1,15 @@
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from rl4p.base.errors import InputError
 from rl4p.configuration.composition import Composer
 from rl4p.configuration.override_errors import (
     options_like,
     options_with,
+    refuse_arguments,
     same_key_elsewhere,
     settled,
     several_values,
-    unknown_flags,
     unreadable,
     with_another_option,
     wrong_key,
@@ -168,12 +169,15 @@ def test_a_word_that_is_an_option_is_completed_with_its_group():
 )
 def test_flags_become_overrides(arguments, words):
     flags = [word for word in arguments if word.startswith("--")]
-    found = str(unknown_flags(flags, arguments))
-    assert found == f"{' '.join(flags)} is no flag; options have no dashes: write {words}"
+    with pytest.raises(InputError) as found:
+        refuse_arguments(arguments, f"unrecognized arguments: {' '.join(flags)}")
+    sentence = f"{' '.join(flags)} is no flag; options have no dashes: write {words}"
+    assert str(found.value) == sentence
 
 
 def test_a_flag_without_a_value_has_no_correction():
-    assert unknown_flags(["--nonsense"], ["--nonsense", "seed=1"]) is None
+    with pytest.raises(InputError, match=r"^Unrecognized arguments: --nonsense; see --help\.$"):
+        refuse_arguments(["--nonsense", "seed=1"], "unrecognized arguments: --nonsense")
 
 
 @pytest.mark.parametrize(
