@@ -21,7 +21,7 @@ from rl4p.distributed.placement import param_shardings
 from rl4p.model.decoder import Decoder, DecoderConfig
 from rl4p.model.families import FAMILIES, Tensor, TensorPart, family_of
 from rl4p.model.families.harmless import check_keys
-from rl4p.model.families.keys import Config, read_labels, write_labels
+from rl4p.model.families.keys import Config, Keys, read_labels, write_labels
 from rl4p.model.folder import check_files
 from rl4p.model.model_tensors import (
     AssembledTensor,
@@ -67,7 +67,7 @@ def read_config(folder: Path) -> DecoderConfig:
         raise InputError(f"model.path={folder} has no config.json.")
     config, where = Config(read_json(folder / "config.json")), str(folder / "config.json")
     family = family_of(config, where)
-    shape = family.read_config(config, where)
+    shape = family.read_config(Keys(config, where))
     check_keys(config, where, family.quantization)
     return replace(shape, labels=read_labels(config, where))
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from rl4p.model.decoder import Decoder, DecoderConfig
 from rl4p.model.families import FAMILIES, family_of
+from rl4p.model.families.keys import Keys
 
 SHAPE = {
     "vocab_size": 64,
@@ -149,7 +150,7 @@ CASES = {
 
 def decoder_config(case: str) -> DecoderConfig:
     config = CASES[case]
-    return family_of(config, case).read_config(config, case)
+    return family_of(config, case).read_config(Keys(config, case))
 
 
 def expected_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:

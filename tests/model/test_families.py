@@ -14,6 +14,7 @@ from rl4p.base.errors import InputError
 from rl4p.distributed.partition import for_decoding
 from rl4p.model.decoder import Decoder
 from rl4p.model.families import FAMILIES, family_of
+from rl4p.model.families.keys import Keys
 from tests.golden import forward
 from tests.golden.cases import CASES, decoder_config, make_tensors, sequences, to_tensors
 from tests.golden.cases import to_params as assembled
@@ -94,7 +95,7 @@ def test_a_configuration_comes_back_whole(case):
     config = case[0].config
     family = FAMILIES[config.family]
     written = family.write_config(config) | {"model_type": family.model_type}
-    assert family_of(written, "here").read_config(written, "here") == config
+    assert family_of(written, "here").read_config(Keys(written, "here")) == config
 
 
 def test_every_parameter_has_names_and_no_other(case):

@@ -6,6 +6,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from rl4p.model.decoder import DecoderConfig
+from rl4p.model.families.keys import Keys
 
 
 class TensorPart(NamedTuple):
@@ -60,8 +61,8 @@ class Family:
     Attributes:
       model_type, architecture, classifier: the names in config.json of the family, of its language
         model and of its classifier.
-      read_config: a function from config.json's content, and its path for errors, to the decoder's
-        configuration. It raises InputError, naming the key, for an unsupported option.
+      read_config: a function from the keys of config.json to the decoder's configuration. It raises
+        InputError, naming the key, for an unsupported option.
       write_config: a function that returns the keys of config.json for a decoder, without tokens
         and dtype.
       names: a function that yields every tensor of a checkpoint, in each of its parts.
@@ -71,7 +72,7 @@ class Family:
     model_type: str
     architecture: str
     classifier: str
-    read_config: Callable[[dict[str, Any], str], DecoderConfig]
+    read_config: Callable[[Keys], DecoderConfig]
     write_config: Callable[[DecoderConfig], dict[str, Any]]
     names: Callable[[DecoderConfig], Iterator[Tensor]]
     quantization: str | None = None

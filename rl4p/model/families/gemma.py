@@ -20,8 +20,7 @@ GEMMA2_NAMES = LAYER_NAMES | {
 }
 
 
-def read_gemma2(config: dict[str, Any], where: str) -> DecoderConfig:
-    keys = Keys(config, where)
+def read_gemma2(keys: Keys) -> DecoderConfig:
     shape = keys.shape(head_width=256)
     return DecoderConfig(
         family="gemma2",
@@ -83,8 +82,7 @@ GEMMA2 = Family(
 GEMMA3_NAMES = QWEN3_NAMES | GEMMA2_NAMES
 
 
-def read_gemma3(config: dict[str, Any], where: str) -> DecoderConfig:
-    keys = Keys(config, where)
+def read_gemma3(keys: Keys) -> DecoderConfig:
     keys.must_be("attn_logit_softcapping", None)  # transformers has the key, and no code for it
     shape = keys.shape(head_width=256)
     pattern = keys.get("sliding_window_pattern", int, 6)

@@ -39,17 +39,16 @@ ROPE = {  # of a file without a rope section, such as those of the first models
 }
 
 
-def read_gpt_oss(config: dict[str, Any], where: str) -> DecoderConfig:
-    keys = Keys(config, where)
+def read_gpt_oss(keys: Keys) -> DecoderConfig:
     keys.must_be("hidden_act", "silu", "activation")
     keys.must_be("attention_bias", True)
     keys.must_be("swiglu_alpha", SLOPE)
     keys.must_be("swiglu_limit", LIMIT)
-    experts = keys.size("num_local_experts", config.get("num_experts"))
-    chosen = keys.size("num_experts_per_tok", config.get("experts_per_token"))
+    experts = keys.size("num_local_experts", keys.config.get("num_experts"))
+    chosen = keys.size("num_experts_per_tok", keys.config.get("experts_per_token"))
     if chosen > experts:
         raise InputError(
-            f"{where}: num_experts_per_tok {chosen} is more than num_local_experts {experts}."
+            f"{keys.where}: num_experts_per_tok {chosen} is more than num_local_experts {experts}."
         )
     shape = keys.shape(head_width=64)
     slides = [i % 2 == 0 for i in range(shape["layers"])]

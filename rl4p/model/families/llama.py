@@ -19,8 +19,7 @@ from rl4p.model.families.keys import Keys, write_layer_types, write_scaling, wri
 from rl4p.model.rope import YarnScaling
 
 
-def read_llama(config: dict[str, Any], where: str) -> DecoderConfig:
-    keys = Keys(config, where)
+def read_llama(keys: Keys) -> DecoderConfig:
     keys.must_be("hidden_act", "silu", "activation")
     keys.must_be("attention_bias", False)
     keys.must_be("mlp_bias", False)
@@ -47,13 +46,12 @@ LLAMA = Family(
 )
 
 
-def read_mistral(config: dict[str, Any], where: str) -> DecoderConfig:
+def read_mistral(keys: Keys) -> DecoderConfig:
     """Reads config.json; sliding_window is off if null, and 4096 (Mistral 7B) if absent."""
-    keys = Keys(config, where)
     keys.must_be("hidden_act", "silu", "activation")
     keys.must_be("layer_types", None)
     shape = keys.shape()
-    no_window = "sliding_window" in config and config["sliding_window"] is None
+    no_window = "sliding_window" in keys.config and keys.config["sliding_window"] is None
     window = None if no_window else keys.get("sliding_window", int, 4096)
     return DecoderConfig(
         family="mistral",
@@ -75,8 +73,7 @@ MISTRAL = Family(
 )
 
 
-def read_smollm3(config: dict[str, Any], where: str) -> DecoderConfig:
-    keys = Keys(config, where)
+def read_smollm3(keys: Keys) -> DecoderConfig:
     keys.must_be("hidden_act", "silu", "activation")
     keys.must_be("attention_bias", False)
     keys.must_be("mlp_bias", False)
@@ -90,12 +87,15 @@ def read_smollm3(config: dict[str, Any], where: str) -> DecoderConfig:
     )
     if len(rotated) < layers or any(type(x) is not int or x not in (0, 1) for x in rotated):
         raise InputError(
-            f"{where}: no_rope_layers must have a 0 or a 1 for each of the {layers} layers, not "
-            f"{rotated!r}."
+            f"{keys.where}: no_rope_layers must have a 0 or a 1 for each of the {layers} layers, "
+            f"not {rotated!r}."
         )
     unrotated = tuple(x == 0 for x in rotated[:layers])
     window = None
-    if keys.get("use_sliding_window", bool, False) and config.get("sliding_window") is not None:
+    if (
+        keys.get("use_sliding_window", bool, False)
+        and keys.config.get("sliding_window") is not None
+    ):
         window = keys.size("sliding_window")
     return DecoderConfig(
         family="smollm3",
@@ -139,8 +139,7 @@ OLMO3_NAMES = {path: name for path, name in LAYER_NAMES.items() if path[1] != "s
 }
 
 
-def read_olmo3(config: dict[str, Any], where: str) -> DecoderConfig:
-    keys = Keys(config, where)
+def read_olmo3(keys: Keys) -> DecoderConfig:
     keys.must_be("hidden_act", "silu", "activation")
     keys.must_be("attention_bias", False)
     shape = keys.shape()

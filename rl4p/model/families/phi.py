@@ -24,18 +24,17 @@ PHI3_NAMES = LAYER_NAMES | {
 }
 
 
-def read_phi3(config: dict[str, Any], where: str) -> DecoderConfig:
-    keys = Keys(config, where)
+def read_phi3(keys: Keys) -> DecoderConfig:
     keys.must_be("hidden_act", "silu", "activation")
     keys.must_be("layer_types", None)
     shape = keys.shape()
-    window = None if config.get("sliding_window") is None else keys.size("sliding_window")
+    window = None if keys.config.get("sliding_window") is None else keys.size("sliding_window")
     rope = keys.rope(head_width=shape["head_width"], long=True)
     if isinstance(scaling := rope["rope_scaling"], LongScaling):
         keys.get("original_max_position_embeddings", int)
         if {len(scaling.factors), len(scaling.long_factors)} != {rope["rotary_width"] // 2}:
             raise InputError(
-                f"{where}: short_factor and long_factor must have {rope['rotary_width'] // 2} "
+                f"{keys.where}: short_factor and long_factor must have {rope['rotary_width'] // 2} "
                 "numbers, one for each pair of elements that is rotated."
             )
         shape["max_positions"] = min(shape["max_positions"], scaling.original_max_positions)
@@ -81,8 +80,7 @@ GLM4_NAMES = QWEN2_NAMES | {
 }
 
 
-def read_glm4(config: dict[str, Any], where: str) -> DecoderConfig:
-    keys = Keys(config, where)
+def read_glm4(keys: Keys) -> DecoderConfig:
     keys.must_be("hidden_act", "silu", "activation")
     keys.must_be("layer_types", None)
     shape = keys.shape(head_width=128)

@@ -21,8 +21,7 @@ QWEN2_NAMES = LAYER_NAMES | {
 }
 
 
-def read_qwen2(config: dict[str, Any], where: str) -> DecoderConfig:
-    keys = Keys(config, where)
+def read_qwen2(keys: Keys) -> DecoderConfig:
     keys.must_be("hidden_act", "silu", "activation")
     return DecoderConfig(
         family="qwen2",
@@ -70,8 +69,7 @@ QWEN3_NAMES = LAYER_NAMES | {
 }
 
 
-def read_qwen3(config: dict[str, Any], where: str) -> DecoderConfig:
-    keys = Keys(config, where)
+def read_qwen3(keys: Keys) -> DecoderConfig:
     keys.must_be("hidden_act", "silu", "activation")
     keys.must_be("attention_bias", False)
     return DecoderConfig(
@@ -105,8 +103,7 @@ EXPERT_NAMES = {
 }
 
 
-def read_qwen3_moe(config: dict[str, Any], where: str) -> DecoderConfig:
-    keys = Keys(config, where)
+def read_qwen3_moe(keys: Keys) -> DecoderConfig:
     keys.must_be("hidden_act", "silu", "activation")
     keys.must_be("attention_bias", False)
     keys.must_be("decoder_sparse_step", 1)
@@ -117,11 +114,11 @@ def read_qwen3_moe(config: dict[str, Any], where: str) -> DecoderConfig:
         window = keys.get("sliding_window", int)
         keys.must_be("layer_types", ["sliding_attention"] * shape["layers"])
     # transformers 5 also writes num_experts as num_local_experts.
-    experts = keys.get("num_experts", int, config.get("num_local_experts"))
+    experts = keys.get("num_experts", int, keys.config.get("num_local_experts"))
     chosen = keys.get("num_experts_per_tok", int)
     if chosen > experts:
         raise InputError(
-            f"{where}: num_experts_per_tok {chosen} is more than num_experts {experts}."
+            f"{keys.where}: num_experts_per_tok {chosen} is more than num_experts {experts}."
         )
     return DecoderConfig(
         family="qwen3_moe",

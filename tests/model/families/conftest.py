@@ -3,6 +3,7 @@
 import pytest
 
 from rl4p.model.families import FAMILIES, family_of
+from rl4p.model.families.keys import Keys
 from tests.golden.cases import CASES
 
 WHERE = "a/config.json"
@@ -14,7 +15,7 @@ def read():
 
     def read(case, change=(), *, without=()):
         config = {k: v for k, v in (CASES[case] | dict(change)).items() if k not in without}
-        return family_of(config, WHERE).read_config(config, WHERE)
+        return family_of(config, WHERE).read_config(Keys(config, WHERE))
 
     return read
 

@@ -5,15 +5,15 @@ import pytest
 from rl4p.base.errors import InputError
 from rl4p.model.families import FAMILIES, family_of
 from rl4p.model.families.harmless import HARMLESS, check_keys
-from rl4p.model.families.keys import Config
+from rl4p.model.families.keys import Config, Keys
 from tests.golden.cases import CASES
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_rl4p_writes_is_read_or_harmless(case, caplog):
-    config = family_of(CASES[case], "x").read_config(CASES[case], "x")
+    config = family_of(CASES[case], "x").read_config(Keys(CASES[case], "x"))
     written = Config(FAMILIES[config.family].write_config(config))
-    family_of(written | {"model_type": config.family}, "x").read_config(written, "x")
+    family_of(written | {"model_type": config.family}, "x").read_config(Keys(written, "x"))
     check_keys(written, "x")
     assert not caplog.text
 
