@@ -120,7 +120,10 @@ def read(arguments: Sequence[str], *, conf: Path = CONF) -> tuple[EvaluationRequ
         lm_eval=options.lm_eval,
         command=shlex.join(["python", "-m", "rl4p.evaluate", *arguments]),
     )
-    model = [] if options.export is None else words_of_export(options.export)
+    model = []
+    if options.export is not None:
+        path = str(local_copy(options.export).expanduser())
+        model = ["model=pretrained", quoting.override("model.path", path)]
     composer = Composer(conf, line.config_dir, [*lines, *model])
     overrides = composer.parse(lines)
     refuse_what_cannot_act(overrides, request)
@@ -131,20 +134,15 @@ def read(arguments: Sequence[str], *, conf: Path = CONF) -> tuple[EvaluationRequ
         if model:
             use_export(composer, config, model)
             request = replace(request, run=None)
-    name_what_is_not_read(config)
+    with open_dict(config):
+        for node in (config.data, *config.evaluation.tasks.values()):
+            if OmegaConf.is_missing(node, "path") and node.get("held_out_path") is not None:
+                node.path = node.held_out_path  # there is nothing to train on
     composer.check(config)
     config = without_hydra(config)
     refuse_what_is_not_used(overrides, config)
     OmegaConf.set_struct(config, True)
     return request, config
-
-
-def words_of_export(folder: str) -> list[str]:
-    """Returns the overrides that choose an exported model, which the command line gives."""
-    return [
-        "model=pretrained",
-        quoting.override("model.path", str(local_copy(folder).expanduser())),
-    ]
 
 
 def use_export(composer: Composer, config: DictConfig, words: list[str]) -> None:
@@ -176,14 +174,6 @@ def refuse_what_cannot_act(overrides: Sequence[Override], request: EvaluationReq
                 hint = f": the run has its own (only {' and '.join(CHECKPOINT_KEYS)} can be set)"
             hint = hint or f": leave it out (an evaluation reads {', '.join(may)})"
             raise InputError(f"{override.input_line} has no effect on an evaluation{hint}.")
-
-
-def name_what_is_not_read(config: DictConfig) -> None:
-    """Sets `path` to `held_out_path` in data sets that lack it: there is nothing to train on."""
-    with open_dict(config):
-        for node in (config.data, *config.evaluation.tasks.values()):
-            if OmegaConf.is_missing(node, "path") and node.get("held_out_path") is not None:
-                node.path = node.held_out_path
 
 
 def refuse_what_is_not_used(overrides: Sequence[Override], config: DictConfig) -> None:

@@ -241,7 +241,7 @@ def own_failures(config: DictConfig) -> Iterator[None]:
 
     def leave_with_sentence(status: int) -> NoReturn:
         caller = sys._getframe(1)
-        ours = module_of(caller).startswith("rl4p.")
+        ours = str(caller.f_globals.get("__name__", "")).startswith("rl4p.")
         if os.getpid() == process and not ours:  # a child of a fork may end in this way
             place = place_of(list(traceback.walk_stack(caller))[::-1], parts)
             write(exit_sentence(f"os._exit({status})", place), sys.stderr)
@@ -253,16 +253,18 @@ def own_failures(config: DictConfig) -> Iterator[None]:
         yield
     except (InputError, RunError, Stopped, KeyboardInterrupt):
         raise
-    except SystemExit as error:
+    except (SystemExit, Exception) as error:
         place = place_of(traceback.walk_tb(error.__traceback__), parts)
-        sentence = exit_sentence(f"sys.exit({error.code!r})", place)
-        raise RunError(sentence + log_sentence()) from error
-    except Exception as error:
-        place = place_of(traceback.walk_tb(error.__traceback__), parts)
-        if place is None:
+        if isinstance(error, SystemExit):
+            sentence = exit_sentence(f"sys.exit({error.code!r})", place)
+        elif place is None:
             raise
-        sentence = f"{place.part} raised {raised(error)} ({place.line})."
-        raise RunError(sentence + log_sentence()) from error
+        else:
+            sentence = f"{place.part} raised {raised(error)} ({place.line})."
+        handlers = logging.getLogger().handlers
+        if files := [x.baseFilename for x in handlers if isinstance(x, logging.FileHandler)]:
+            sentence += f" The traceback is in {files[-1]}."
+        raise RunError(sentence) from error
     finally:
         os._exit = leave
 
@@ -284,10 +286,13 @@ def place_of(stack: Frames, parts: Mapping[str, str]) -> Place | None:
     """Returns the innermost place of a stack in the code of a part; None if there is none."""
     target, own_file, place = "", "", ""
     for frame, number in stack:
-        file = frame.f_code.co_filename
-        owner = target_of_method(frame, parts)
+        code, owner = frame.f_code, None
+        file, module = code.co_filename, str(frame.f_globals.get("__name__", ""))
+        if code.co_argcount and module.partition(".")[0] not in TRUSTED:  # a method of a part?
+            kinds = type(frame.f_locals.get(code.co_varnames[0])).__mro__
+            names = [f"{kind.__module__}.{kind.__qualname__}" for kind in kinds]
+            owner = next((name for name in names if name in parts), None)
         if owner is None and file != own_file:  # a function of the file is called by its class
-            module = module_of(frame)
             owner = next((name for name in parts if name.rpartition(".")[0] == module), None)
             if owner is None:
                 continue
@@ -295,20 +300,6 @@ def place_of(stack: Frames, parts: Mapping[str, str]) -> Place | None:
         line = linecache.getline(file, number).strip()
         place = f"{file}, line {number}" + f": {line}" * bool(line)
     return Place(f"{parts[target]} ({target})", place) if target else None
-
-
-def target_of_method(frame: FrameType, parts: Mapping[str, str]) -> str | None:
-    """Returns the target whose method runs in a frame; None if it is no method of a part."""
-    code = frame.f_code
-    if not code.co_argcount or module_of(frame).partition(".")[0] in TRUSTED:
-        return None
-    kinds = type(frame.f_locals.get(code.co_varnames[0])).__mro__
-    names = [f"{kind.__module__}.{kind.__qualname__}" for kind in kinds]
-    return next((name for name in names if name in parts), None)
-
-
-def module_of(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__", ""))
 
 
 def raised(error: Exception) -> str:
@@ -324,10 +315,3 @@ def exit_sentence(call: str, place: Place | None) -> str:
     """Returns the error message for a call that would have ended the process."""
     who = f"{place.part} called {call} ({place.line})" if place else f"The job called {call}"
     return f"{who}, so it did not finish: raise an exception instead of this call."
-
-
-def log_sentence() -> str:
-    """Returns a sentence with the file that has the traceback; "" if there is no such file."""
-    handlers = logging.getLogger().handlers
-    files = [x.baseFilename for x in handlers if isinstance(x, logging.FileHandler)]
-    return f" The traceback is in {files[-1]}." if files else ""

@@ -16,7 +16,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from fcntl import LOCK_SH
 from pathlib import Path
-from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -49,6 +48,8 @@ from rl4p.runs.folder import (
     run_folder,
 )
 from rl4p.runs.sweep import SUMMARY, document
+
+log = logging.getLogger(__name__)
 
 MAY_CHANGE = (
     "steps",
@@ -307,7 +308,9 @@ def config_of_run(
     groups = (*parts, "suite", "experiment")
     old = [str(x.input_line) for x in composer.parse(lines) if begins(place(x), groups)]
     config = composer.load(followed_by(composer, old, overrides))
-    changed = {part(override) for override in overrides} & set(parts)
+    roots = {place(override).partition(".")[0] for override in overrides}
+    changed = ({"evaluation"} if "suite" in roots else set()) | roots
+    changed &= set(parts)
     then = composer.load(followed_by(composer, old, [])) if changed else None
     with open_dict(config):
         for key in parts:
@@ -321,23 +324,16 @@ def config_of_run(
     return config
 
 
-def part(override: Override) -> str:
-    """Returns the key of the root that an override changes."""
-    key = place(override).partition(".")[0]
-    return "evaluation" if key == "suite" else key
-
-
 def refuse_other_defaults(given: str, key: str, saved: DictConfig, then: DictConfig) -> None:
     """Refuses to change a part of a run that its command line no longer gives.
 
     Raises:
       InputError: the run has other values in this part than the same command line gives now.
     """
-
-    def values(config: DictConfig) -> dict[str, Any]:
-        return dict(leaves(resolved(config, complete=False)[key], key, lists=False))
-
-    before, now = values(saved), values(without_hydra(then))
+    before, now = (
+        dict(leaves(resolved(config, complete=False)[key], key, lists=False))
+        for config in (saved, without_hydra(then))
+    )
     changes = [
         f"{name} was {before.get(name, 'absent')} and is {now.get(name, 'absent')}"
         for name in {**before, **now}
@@ -353,8 +349,6 @@ def refuse_other_defaults(given: str, key: str, saved: DictConfig, then: DictCon
 MIRRORS = Path("outputs/mirrors")
 KEYS = ("resume", "checkpoint.mirror", "hydra.run.dir")
 
-log = logging.getLogger(__name__)
-
 
 def with_local_folder(words: Sequence[str]) -> list[str]:
     """Returns the words of a command line, with a local folder for a run that a mirror has.
@@ -363,7 +357,12 @@ def with_local_folder(words: Sequence[str]) -> list[str]:
       InputError: there is no run at the address.
       RunError: the store cannot be read.
     """
-    given = values(words)
+    given: dict[str, str] = {}
+    for word in words:
+        if (key := word.partition("=")[0]) in KEYS:
+            with suppress(HydraException):  # what cannot be read is refused later
+                value = OverridesParser.create().parse_override(word).value()
+                given |= {key: value} if isinstance(value, str) else {}
     resume, mirror, folder = (given.get(key) for key in KEYS)
     automatic = resume == AUTO and mirror is not None
     if not automatic and not is_address(resume or ""):
@@ -384,17 +383,6 @@ def with_local_folder(words: Sequence[str]) -> list[str]:
     if not in_store:
         raise not_a_run(url, f"it has no {RECORD}", key="resume")
     return [*kept, override("resume", str(path)), mirrored]
-
-
-def values(words: Sequence[str]) -> dict[str, Any]:
-    """Returns the values of `KEYS` that are texts; what cannot be read is refused later."""
-    given = {}
-    for word in words:
-        if word.partition("=")[0] in KEYS:
-            with suppress(HydraException):
-                value = OverridesParser.create().parse_override(word).value()
-                given |= {word.partition("=")[0]: value} if isinstance(value, str) else {}
-    return given
 
 
 def update(store: ObjectStore, folder: Path) -> bool:

@@ -126,24 +126,21 @@ def jobs_of(
     unresolved: Any = OmegaConf.to_container(config.hydra.sweep)
     numbered = unresolved["subdir"] == "${hydra.job.num}"
     own = [str(override.input_line) for override in for_hydra]
-    folders = [
-        str(number) if numbered else subdir(composer, [*lines, *own], number)
-        for number, lines in enumerate(lists)
-    ]
+    folders = []
+    for number, lines in enumerate(lists):
+        if numbered:
+            folders.append(str(number))
+        else:  # the user's own name
+            job = composer.load([*lines, *own])
+            with read_write(job.hydra), open_dict(job.hydra):
+                job.hydra.job.num = job.hydra.job.id = number
+            folders.append(str(job.hydra.sweep.subdir))
     if len(set(folders)) < len(folders):
         raise InputError(
             f"hydra.sweep.subdir gives {len(folders)} jobs only {len(set(folders))} folders: leave "
             "it out to number them."
         )
     return named(zip(folders, lists, strict=True))
-
-
-def subdir(composer: Composer, lines: list[str], number: int) -> str:
-    """Returns the folder that a `hydra.sweep.subdir` of the user's own gives a job."""
-    config = composer.load(lines)
-    with read_write(config.hydra), open_dict(config.hydra):
-        config.hydra.job.num = config.hydra.job.id = number
-    return str(config.hydra.sweep.subdir)
 
 
 def resumed_sweep(

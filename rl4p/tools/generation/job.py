@@ -300,15 +300,15 @@ def generate(lines: Sequence[str]) -> None:
                 samples = graded(samples, [of_graders[str(x.id)] for x in samples], reward)
         chosen, left_out = kept(samples, options)
         file.replace(samples)
+        why = ", ".join(f"{count:,} {reason}" for reason, count in left_out.items())
         if not chosen:
             raise RunError(
-                f"None of {len(samples):,} responses can be kept ({counted(left_out)}): see "
-                f"{file.path}."
+                f"None of {len(samples):,} responses can be kept ({why}): see {file.path}."
             )
         answered = [by_id[str(sample.id)] for sample in chosen]
         rows = [demonstration(*pair) for pair in zip(chosen, answered, strict=True)]
         replace_file(out, "".join(json.dumps(row) + "\n" for row in rows))
-    terminal.print("\n".join(summary(samples, chosen, left_out)))
+    terminal.print("\n".join(summary(samples, chosen, why)))
     command = training_command(out, answered, data.system_prompt)
     terminal.print(f"{out}: train on it with\n  {command}")
 
@@ -335,20 +335,14 @@ def prompt_of(question: Question, system_prompt: str | None) -> Prompt:
     return Prompt(**(vars(question) | {"tokens": (), "system_prompt": system_prompt}))
 
 
-def summary(
-    samples: Sequence[Sample], chosen: Sequence[Sample], left_out: Mapping[str, int]
-) -> list[str]:
+def summary(samples: Sequence[Sample], chosen: Sequence[Sample], left_out: str) -> list[str]:
     """Returns lines with the mean grades and the counts."""
     means, prompts = mean_grades(samples), len({sample.id for sample in chosen})
-    without = f"; left out: {counted(left_out)}" if left_out else ""
+    without = f"; left out: {left_out}" if left_out else ""
     return [
         *([means] if means else []),
         f"kept {len(chosen):,} of {len(samples):,} responses, to {prompts:,} prompts{without}",
     ]
-
-
-def counted(left_out: Mapping[str, int]) -> str:
-    return ", ".join(f"{count:,} {reason}" for reason, count in left_out.items())
 
 
 def training_command(out: Path, answered: Sequence[Question], system_prompt: str | None) -> str:

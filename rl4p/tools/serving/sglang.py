@@ -1,6 +1,7 @@
 """SGLang's endpoints: generation, weights and memory."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 from pydantic import model_validator
@@ -137,7 +138,8 @@ async def generate(http: HttpRequest) -> JsonResponse | EventStream:
     finally:
         response.forget(active)
     empty = empty_choices(len(prompts) * (params.n - drawn), server.detokenizer, options)
-    return JsonResponse(response.body([*choices, *empty]))
+    objects = [response.choice(index, each) for index, each in enumerate([*choices, *empty])]
+    return JsonResponse(objects if response.is_list else objects[0])
 
 
 class GenerateResponse:
@@ -157,11 +159,6 @@ class GenerateResponse:
         self.is_list = request.is_batch or self.n > 1
         rids = request.rid or [new_id() for _ in prompts]
         self.rids = rids if isinstance(rids, list) else [rids] * len(prompts)
-
-    def body(self, choices: Sequence[Choice]) -> Any:
-        """Returns the response with all completions."""
-        objects = [self.choice(index, choice) for index, choice in enumerate(choices)]
-        return objects if self.is_list else objects[0]
 
     async def stream(self, http: HttpRequest, active: ActiveRequest) -> AsyncIterator[bytes]:
         """Yields the events of a stream; each has the whole text so far."""
@@ -192,9 +189,15 @@ class GenerateResponse:
         """Returns the object of one completion."""
         number, spans = index // self.n, choice.spans
         prompt = self.prompts[number]
+        reasons = {
+            "stop": {"matched": choice.matched},
+            "length": {"length": len(choice.tokens)},
+            "abort": {"message": "The server aborted the request."},
+        }
+        finish = choice.finish
         meta: dict[str, Any] = {
             "id": self.rids[number],
-            "finish_reason": finish_reason(choice),
+            "finish_reason": None if finish is None else {"type": finish} | reasons[finish],
             "prompt_tokens": len(prompt),
             "completion_tokens": len(choice.tokens),
             "cached_tokens": 0,
@@ -217,16 +220,6 @@ class GenerateResponse:
 def triples(logprobs: Sequence[float], tokens: Sequence[int]) -> list[list[Any]]:
     """Returns log-probabilities as SGLang writes them: with the token, and null for its text."""
     return [[or_null(x), token, None] for x, token in zip(logprobs, tokens, strict=True)]
-
-
-def finish_reason(choice: Choice) -> dict[str, Any] | None:
-    """Returns why a completion ended, as an object; None before its end."""
-    reasons = {
-        "stop": {"matched": choice.matched},
-        "length": {"length": len(choice.tokens)},
-        "abort": {"message": "The server aborted the request."},
-    }
-    return None if choice.finish is None else {"type": choice.finish} | reasons[choice.finish]
 
 
 class PauseGeneration(Body):
@@ -276,12 +269,11 @@ class AbortRequest(Body):
     abort_all: bool = False
 
 
+@dataclass(frozen=True)
 class SGLangControl:
     """The handlers of these endpoints."""
 
-    def __init__(self, updates: WeightUpdates) -> None:
-        self.updates = updates
-        self.server = updates.server
+    updates: WeightUpdates
 
     def routes(self) -> dict[tuple[str, str], Callable[[HttpRequest], Awaitable[Any]]]:
         """Returns the handlers by method and path."""
@@ -333,7 +325,7 @@ class SGLangControl:
         return JsonResponse({"success": True, "message": message, "num_paused_requests": paused})
 
     def waiting(self) -> int:
-        counts = self.server.scheduler.counts()
+        counts = self.updates.server.scheduler.counts()
         return int(counts["running"] + counts["waiting"])
 
     async def flush(self, request: HttpRequest) -> JsonResponse:
@@ -347,11 +339,12 @@ class SGLangControl:
     async def info(self, request: HttpRequest) -> JsonResponse:
         return JsonResponse(
             {
-                "model_path": self.server.source,
-                "tokenizer_path": self.server.policy.tokenizer.name_or_path or self.server.source,
-                "served_model_name": self.server.name,
+                "model_path": self.updates.server.source,
+                "tokenizer_path": self.updates.server.policy.tokenizer.name_or_path
+                or self.updates.server.source,
+                "served_model_name": self.updates.server.name,
                 "is_generation": True,
-                "weight_version": self.server.scheduler.version,
+                "weight_version": self.updates.server.scheduler.version,
             }
         )
 
@@ -359,7 +352,7 @@ class SGLangControl:
         """Renames the weights; vLLM has an endpoint of the same name and fields."""
         body = await request.body(UpdateWeightVersion)
         if body.abort_all_requests:
-            self.server.scheduler.abort()
+            self.updates.server.scheduler.abort()
         try:
             await self.updates.rename(body.new_version)
         except InputError as error:
@@ -390,7 +383,7 @@ class SGLangControl:
     async def abort(self, request: HttpRequest) -> JsonResponse:
         body = await request.body(AbortRequest)
         if body.abort_all:
-            self.server.scheduler.abort()
-        elif active := self.server.rids.get(body.rid):
-            self.server.scheduler.abort(active.submissions)
+            self.updates.server.scheduler.abort()
+        elif active := self.updates.server.rids.get(body.rid):
+            self.updates.server.scheduler.abort(active.submissions)
         return JsonResponse({"success": True})

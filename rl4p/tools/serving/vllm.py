@@ -1,6 +1,7 @@
 """The endpoints of vLLM's development mode: pauses, weights and versions."""
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from rl4p.base.errors import InputError, RunError
@@ -58,12 +59,11 @@ class FinishWeightUpdate(Body):
     weight_version: Name | None = None
 
 
+@dataclass(frozen=True)
 class VLLMControl:
     """The handlers of these endpoints."""
 
-    def __init__(self, updates: WeightUpdates) -> None:
-        self.updates = updates
-        self.scheduler = updates.server.scheduler
+    updates: WeightUpdates
 
     def routes(self) -> dict[tuple[str, str], Callable[[HttpRequest], Awaitable[Any]]]:
         """Returns the handlers by method and path."""
@@ -94,7 +94,7 @@ class VLLMControl:
         return JsonResponse({"status": "resumed"})
 
     async def is_paused(self, request: HttpRequest) -> JsonResponse:
-        return JsonResponse({"is_paused": self.scheduler.paused})
+        return JsonResponse({"is_paused": self.updates.scheduler.paused})
 
     async def sleep(self, request: HttpRequest) -> JsonResponse:
         await self.updates.sleep(keep=request.query(SleepQuery).level == "1")
@@ -135,7 +135,7 @@ class VLLMControl:
         return JsonResponse({"message": "Weight update finished.", "weight_version": version})
 
     async def info(self, request: HttpRequest) -> JsonResponse:
-        return JsonResponse({"weight_version": self.scheduler.version})
+        return JsonResponse({"weight_version": self.updates.scheduler.version})
 
     async def check(self, request: HttpRequest) -> JsonResponse:
         try:
@@ -143,7 +143,7 @@ class VLLMControl:
         except InputError as error:
             raise HttpError(str(error), status=500) from None
         shard = {"rank": 0, "checksum": checksum_of(sums), "checksums": sums}
-        version = self.scheduler.version
+        version = self.updates.scheduler.version
         return JsonResponse({"weight_version": version, "checksums": sums, "shards": [shard]})
 
     async def reset_prefix_cache(self, request: HttpRequest) -> JsonResponse:

@@ -21,6 +21,11 @@ LONGEST = 3600.0  # seconds; a pause that waits for running requests gives up af
 UNFINISHED = "+unfinished"
 ASLEEP = "The server sleeps: post /wake_up or /resume_memory_occupation first."
 
+CONTESTED = (
+    "Another weight update was started meanwhile, so it is not clear whose weights these are: "
+    "begin again. With ?owner=NAME, clients do not disturb each other."
+)
+
 Mode = Literal["keep", "wait", "abort"]
 
 
@@ -236,7 +241,7 @@ class WeightUpdates:
         async with self.lock:
             transfer = self.owned(owner)
             if transfer.contested:
-                raise contested()
+                raise HttpError(CONTESTED, status=409)
             transfer.loaded = False
             await self.replace(path, transfer.before + UNFINISHED)
             transfer.loaded = True
@@ -257,7 +262,7 @@ class WeightUpdates:
                 if self.scheduler.broken is not None:
                     raise HttpError(self.scheduler.broken, status=500)
                 if transfer.contested and version is not None:
-                    raise contested()
+                    raise HttpError(CONTESTED, status=409)
                 if transfer.loaded:
                     self.scheduler.version = version or f"update-{self.count}"
                 elif version is not None:
@@ -341,14 +346,6 @@ class WeightUpdates:
 
     def close(self) -> None:
         self.threads.shutdown(wait=False, cancel_futures=True)
-
-
-def contested() -> HttpError:
-    return HttpError(
-        "Another weight update was started meanwhile, so it is not clear whose weights these are: "
-        "begin again. With ?owner=NAME, clients do not disturb each other.",
-        status=409,
-    )
 
 
 def checksum_of(sums: dict[str, str]) -> str:

@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial, reduce
 from operator import getitem
 from pathlib import Path
@@ -64,7 +64,30 @@ class Replacement:
 
     def __call__(self, params: Params) -> Params:
         with self.files:
-            return replaced(params, folder=self.folder, policy=self.policy, stored=self.stored)
+            # `for_sampling` may share them with the trainer.
+            for name in params.keys() - {"layers"}:
+                params[name] = jax.tree.map(lambda x: x, params[name])
+            parameters: dict[tuple, list[Tensor]] = {}
+            stacked = isinstance(params["layers"], Mapping)
+            for tensor in held_tensors(self.policy.decoder.config, stacked=stacked):
+                if tensor.name in self.stored:
+                    parameters.setdefault(tensor.path, []).append(tensor)
+            freed = release()
+            for path, tensors in parameters.items():
+                node = reduce(getitem, path[:-1], params)
+                try:
+                    node[path[-1]] = read(node[path[-1]], tensors, self.stored)
+                except (InputError, OSError) as error:
+                    raise RunError(
+                        f"{self.folder} changed or failed while it was read, and the weights are "
+                        f"now partly old and partly new: {error}"
+                    ) from error
+                freed += node[path[-1]].nbytes
+                if freed >= TRIM_BYTES:
+                    freed = release()
+                if path[-1] == "kernel" and "lora_b" in node:  # the new kernel has it merged
+                    node["lora_b"] = jnp.zeros_like(node["lora_b"], device=node["lora_b"].sharding)
+            return params
 
     def close(self) -> None:
         self.files.close()
@@ -84,7 +107,19 @@ def replacement(folder: Path, policy: Policy) -> Replacement:
     """
     try:
         stored = stored_tensors(folder)
-        check_config(folder, policy)
+        if (path := folder / "config.json").is_file():
+            config, ours = read_config(folder), policy.decoder.config
+            differing = [
+                f"{name} is {getattr(config, name)}, not {value}"
+                for name, value in vars(ours).items()
+                if getattr(config, name) != value
+            ]
+            if differing:
+                raise InputError(f"{folder} is of another model: {'; '.join(differing)}.")
+        elif os.path.lexists(path):
+            raise InputError(f"{path} is not a regular file.")
+        else:
+            check_files(folder)
         if not stored:
             raise InputError(f"{folder} has no tensors.")
         shapes = jax.eval_shape(policy.decoder.init, jax.random.key(0))
@@ -110,52 +145,6 @@ def may_be_described(folder: Path) -> bool:
         )
     except OSError:
         return False
-
-
-def check_config(folder: Path, policy: Policy) -> None:
-    """Checks that config.json, if there is one, describes the served model."""
-    if not (path := folder / "config.json").is_file():
-        if os.path.lexists(path):
-            raise InputError(f"{path} is not a regular file.")
-        check_files(folder)
-        return
-    config, ours = read_config(folder), policy.decoder.config
-    differing = [
-        f"{name} is {getattr(config, name)}, not {value}"
-        for name, value in vars(ours).items()
-        if getattr(config, name) != value
-    ]
-    if differing:
-        raise InputError(f"{folder} is of another model: {'; '.join(differing)}.")
-
-
-def replaced(
-    params: Params, *, folder: Path, policy: Policy, stored: dict[str, StoredTensor]
-) -> Params:
-    """Returns the parameters after the replacement; see `Replacement`."""
-    for name in params.keys() - {"layers"}:  # which `for_sampling` may share with the trainer
-        params[name] = jax.tree.map(lambda x: x, params[name])
-    parameters: dict[tuple, list[Tensor]] = {}
-    stacked = isinstance(params["layers"], Mapping)
-    for tensor in held_tensors(policy.decoder.config, stacked=stacked):
-        if tensor.name in stored:
-            parameters.setdefault(tensor.path, []).append(tensor)
-    freed = release()
-    for path, tensors in parameters.items():
-        node = reduce(getitem, path[:-1], params)
-        try:
-            node[path[-1]] = read(node[path[-1]], tensors, stored)
-        except (InputError, OSError) as error:
-            raise RunError(
-                f"{folder} changed or failed while it was read, and the weights are now "
-                f"partly old and partly new: {error}"
-            ) from error
-        freed += node[path[-1]].nbytes
-        if freed >= TRIM_BYTES:
-            freed = release()
-        if path[-1] == "kernel" and "lora_b" in node:  # the new kernel has it merged
-            node["lora_b"] = jnp.zeros_like(node["lora_b"], device=node["lora_b"].sharding)
-    return params
 
 
 def release() -> int:
@@ -193,6 +182,7 @@ def checksums(policy: Policy, params: Params) -> dict[str, str]:
     return {tensor.name: tensor.sha256() for tensor in tensors}
 
 
+@dataclass
 class Sleep:
     """Removes the weights of a paused scheduler, and restores them.
 
@@ -201,10 +191,9 @@ class Sleep:
       weights: what the host keeps of them; None if they are dropped.
     """
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        self.scheduler = scheduler
-        self.shapes: Any = None
-        self.weights: Params | None = None
+    scheduler: Scheduler
+    shapes: Any = None
+    weights: Params | None = None
 
     def begin(self, *, keep: bool) -> None:
         """Frees the memory of the weights and of the cache.
