@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from rl4p.base.errors import InputError
 from rl4p.configuration.bounds import Natural
 from rl4p.loop.collector.synchronous import OpenSynchronous
-from rl4p.loop.synced_weights import LaggedWeights
+from rl4p.loop.synced_weights import SyncedWeights
 from rl4p.model.policy import Policy
 from rl4p.protocols.collection import CollectorPhases, OpenSource
 from rl4p.protocols.traits import RolloutTraits
@@ -48,5 +48,5 @@ class Lagged:
                 f"rollout.sync_every={every} and collector=lagged both choose the weights that "
                 "sample: set collector.lag, or choose collector=synchronous."
             )
-        weights = LaggedWeights(self.lag)
+        weights = SyncedWeights(phases.rollout, self.lag)
         return OpenSynchronous(phases, policy, source, prompts_per_step, group_size, weights)

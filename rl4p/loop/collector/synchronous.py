@@ -11,7 +11,7 @@ from rl4p.loop.metrics import drawn_shares, rollout_metrics
 from rl4p.loop.phases import graded
 from rl4p.loop.prompts import Quota
 from rl4p.loop.stopwatch import Stopwatch
-from rl4p.loop.synced_weights import LaggedWeights, SyncedWeights
+from rl4p.loop.synced_weights import SyncedWeights
 from rl4p.model.policy import Policy
 from rl4p.protocols.collection import Collected, CollectorPhases, OpenSource
 
@@ -42,7 +42,7 @@ class OpenSynchronous:
         source: OpenSource,
         prompts_per_step: int,
         group_size: int,
-        weights: LaggedWeights | None = None,
+        weights: SyncedWeights | None = None,
     ) -> None:
         self.phases, self.policy, self.source = phases, policy, source
         self.prompts_per_step, self.group_size = prompts_per_step, group_size

@@ -44,9 +44,6 @@ class Guess:
         direction = "Higher" if action < self.number else "Lower"
         return f"{direction} than {action}.", 0.0, False, self.left == 0, {}
 
-    def close(self) -> None:
-        pass
-
 
 class Grid:
     """A walk from one square of a grid to another one, both chosen by the seed.
@@ -78,6 +75,3 @@ class Grid:
         self.left -= 1
         arrived = self.place == self.goal
         return self.observation(), float(arrived), arrived, self.left == 0, {}
-
-    def close(self) -> None:
-        pass
