@@ -25,9 +25,9 @@ from rl4p.loop.phases import Phases, graded
 from rl4p.loop.source import check_digest, digest_of
 from rl4p.loop.stopwatch import Stopwatch
 from rl4p.model.policy import Policy
-from rl4p.protocols.engine import Engine, HoldsEpisodes, Request, opened
+from rl4p.protocols.engine import Engine, HoldsEpisodes, opened
 from rl4p.protocols.hook import StepInfo
-from rl4p.rollout.sampler import answers, response_keys
+from rl4p.rollout.sampler import answers, requests_of, response_keys
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,16 +261,7 @@ class Evaluation:
             trajectories, episodes = rollout.rows(self.policy, held, chunk.together)
             responses = self.policy.mesh.shard_rows(trajectories), episodes
         else:
-            requests = [
-                Request(
-                    tokens=prompt.tokens,
-                    keys_N=keys_N,
-                    max_tokens=limit,
-                    messages=prompt.prompt_messages(),
-                    task=prompt.task,
-                )
-                for prompt, keys_N in zip(prompts, keys_PN, strict=True)
-            ]
+            requests = requests_of(prompts, keys_PN, limit)
             responses = answers(self.policy, prompts, engine.complete(requests), limit)
         self.phases.check("rollout", responses, self.policy, version=int(state.step))
         return graded_part(self.phases, state, responses, len(chunk.prompts) * chunk.together)

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import jax
@@ -140,6 +141,7 @@ class EpisodeLoop:
         self.call(resolve)
 
 
+@dataclass(eq=False)
 class ForwardedRequests:
     """A `RequestSource` with the requests of the `EpisodeLoop` in process 0, for other processes.
 
@@ -147,8 +149,8 @@ class ForwardedRequests:
       most, longest: as in `EpisodeLoop`.
     """
 
-    def __init__(self, most: int, longest: int) -> None:
-        self.most, self.longest = most, longest
+    most: int
+    longest: int
 
     def take(self, *, wait: bool) -> Sequence[Request]:
         return [Request.from_dict(row) for row in agreed(None)]

@@ -28,10 +28,9 @@ from rl4p.engine.remote.protocol import PoolOptions, ServerProtocol
 from rl4p.engine.remote.weights import Probe, WeightsFolder
 from rl4p.learner.logprobs import ScoreOptions, score_tokens
 from rl4p.model.policy import Policy
-from rl4p.protocols.engine import Request
 from rl4p.protocols.traits import RolloutTraits
 from rl4p.rollout.annealing import Linear
-from rl4p.rollout.sampler import answers, sequence_keys
+from rl4p.rollout.sampler import answers, requests_of, sequence_keys
 
 
 class Opened:
@@ -123,15 +122,7 @@ class RemoteSampler(PoolOptions, ABC):
             engine = self.opened.engine = self.open(policy)
         engine.publish(params, version)
         keys_P = np.split(to_host(sequence_keys(key, len(prompts) * group_size)), len(prompts))
-        requests = [
-            Request(
-                tokens=prompt.tokens,
-                keys_N=keys_N,
-                max_tokens=limit,
-                messages=prompt.prompt_messages(),
-            )
-            for prompt, keys_N in zip(prompts, keys_P, strict=True)
-        ]
+        requests = requests_of(prompts, keys_P, limit)
         return answers(policy, prompts, engine.complete(requests, greedy=greedy), limit)
 
     def free(self) -> None:

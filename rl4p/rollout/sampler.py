@@ -173,11 +173,24 @@ class Sampler(ABC):
         engine, limit = self.open(policy), self.max_response_tokens
         engine.publish(params, version)
         keys_P = np.split(to_host(sequence_keys(key, len(prompts) * group_size)), len(prompts))
-        requests = [
-            Request(tokens=prompt.tokens, keys_N=keys_N, max_tokens=limit, task=prompt.task)
-            for prompt, keys_N in zip(prompts, keys_P, strict=True)
-        ]
+        requests = requests_of(prompts, keys_P, limit)
         return answers(policy, prompts, engine.complete(requests, greedy=greedy), limit)
+
+
+def requests_of(
+    prompts: Sequence[Prompt], keys_PN: Sequence[np.ndarray] | np.ndarray, limit: int
+) -> list[Request]:
+    """Returns a request for each prompt, with the data of its random keys."""
+    return [
+        Request(
+            tokens=prompt.tokens,
+            keys_N=keys_N,
+            max_tokens=limit,
+            messages=prompt.prompt_messages(),
+            task=prompt.task,
+        )
+        for prompt, keys_N in zip(prompts, keys_PN, strict=True)
+    ]
 
 
 def without_annealing(rollout: Any) -> Any:

@@ -54,13 +54,14 @@ class Gymnasium(TextActions):
         return GymnasiumEpisode(self, seed)
 
 
+@dataclass(eq=False)
 class GymnasiumEpisode:
     """An episode of `Gymnasium`."""
 
-    def __init__(self, options: Gymnasium, seed: int) -> None:
-        self.options, self.seed = options, seed
-        self.environment: Any = None  # until `reset`
-        self.state: Any = None  # the last observation
+    options: Gymnasium
+    seed: int
+    environment: Any = None  # until `reset`
+    state: Any = None  # the last observation
 
     async def reset(self) -> str:
         sequential = self.options.sequential_resets

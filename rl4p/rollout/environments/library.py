@@ -22,7 +22,8 @@ class Library:
     """
 
     def __init__(self, path: ReadPath | None = None, results: Positive = 3) -> None:
-        self.store, self.results = store(path), results
+        self.results = results
+        self.database, self.lock = store(path)
 
     def search(self, query: str) -> str:
         """Searches for documents; returns the numbers and titles of those that fit best.
@@ -30,7 +31,12 @@ class Library:
         Args:
           query: words of the document.
         """
-        rows = self.store.search(query, self.results)
+        words = " OR ".join(f'"{word}"' for word in re.findall(r"\w+", query))
+        if not words:
+            return "Nothing fits."
+        order = "SELECT rowid, title FROM documents WHERE documents MATCH ? ORDER BY rank, rowid"
+        with self.lock:
+            rows = self.database.execute(f"{order} LIMIT ?", (words, self.results)).fetchall()
         return "\n".join(f"{number} {title}" for number, title in rows) or "Nothing fits."
 
     def read(self, number: int) -> str:
@@ -39,58 +45,40 @@ class Library:
         Args:
           number: the number of the document.
         """
-        return self.store.read(number) or f"There is no document {number}."
-
-
-class DocumentStore:
-    """Documents in an SQLite table with a full-text index, in memory."""
-
-    def __init__(self, rows: list[tuple[str, str]]) -> None:
-        self.lock = threading.Lock()  # tools of several episodes run in threads
-        self.database = sqlite3.connect(":memory:", check_same_thread=False)
-        try:
-            self.database.execute("CREATE VIRTUAL TABLE documents USING fts5(title, text)")
-        except sqlite3.OperationalError as error:
-            raise InputError(f"The library SQLite of this Python has no FTS5: {error}.") from None
-        self.database.executemany("INSERT INTO documents(title, text) VALUES (?, ?)", rows)
-
-    def search(self, query: str, most: int) -> list[tuple[int, str]]:
-        """Returns the numbers and titles of documents with a word of a query, the best first."""
-        words = " OR ".join(f'"{word}"' for word in re.findall(r"\w+", query))
-        if not words:
-            return []
-        order = "SELECT rowid, title FROM documents WHERE documents MATCH ? ORDER BY rank, rowid"
+        select = "SELECT text FROM documents WHERE rowid = ?"
         with self.lock:
-            return self.database.execute(f"{order} LIMIT ?", (words, most)).fetchall()
-
-    def read(self, number: int) -> str | None:
-        with self.lock:
-            row = self.database.execute(
-                "SELECT text FROM documents WHERE rowid = ?", (number,)
-            ).fetchone()
-        return None if row is None else row[0]
+            row = self.database.execute(select, (number,)).fetchone()
+        return (row and row[0]) or f"There is no document {number}."
 
 
 @cache
-def store(path: str | None) -> DocumentStore:
-    """Returns the documents of a file, which all episodes share.
+def store(path: str | None) -> tuple[sqlite3.Connection, threading.Lock]:
+    """Returns the documents of a file, which all episodes share, and the lock of their calls.
+
+    They are in an SQLite table with a full-text index, in memory.
 
     Raises:
       InputError: the file cannot be read, or a line has no title or text.
     """
-    if path is None:
-        return DocumentStore(documents())
-    file, rows = local_copy(path), []
+    rows = documents() if path is None else []
+    if path is not None:
+        file = local_copy(path)
+        try:
+            lines = file.read_bytes().splitlines()
+        except OSError as error:
+            raise InputError(f"The documents {file} cannot be read: {error.strerror}.") from None
+        for number, line in enumerate(lines, 1):
+            row = parse_line(line, f"{file}, line {number}")
+            title, text = row.get("title"), row.get("text")
+            if not (isinstance(title, str) and isinstance(text, str)):
+                raise InputError(f"{file}, line {number}: a document has a title and a text.")
+            rows.append((title, text))
+        if not rows:
+            raise InputError(f"{file} has no documents.")
+    database = sqlite3.connect(":memory:", check_same_thread=False)
     try:
-        lines = file.read_bytes().splitlines()
-    except OSError as error:
-        raise InputError(f"The documents {file} cannot be read: {error.strerror}.") from None
-    for number, line in enumerate(lines, 1):
-        row = parse_line(line, f"{file}, line {number}")
-        title, text = row.get("title"), row.get("text")
-        if not (isinstance(title, str) and isinstance(text, str)):
-            raise InputError(f"{file}, line {number}: a document has a title and a text.")
-        rows.append((title, text))
-    if not rows:
-        raise InputError(f"{file} has no documents.")
-    return DocumentStore(rows)
+        database.execute("CREATE VIRTUAL TABLE documents USING fts5(title, text)")
+    except sqlite3.OperationalError as error:
+        raise InputError(f"The library SQLite of this Python has no FTS5: {error}.") from None
+    database.executemany("INSERT INTO documents(title, text) VALUES (?, ?)", rows)
+    return database, threading.Lock()  # tools of several episodes run in threads
