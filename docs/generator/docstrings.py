@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from docs.generator.formulas import rendered
+from docs.generator.tables import table
 
 ARXIV = re.compile(r"\b(\d{4}\.\d{5})\b")
 ATTRIBUTE = re.compile(r"^  (\w+(?:, \w+)*): (.*)$")
@@ -44,6 +45,24 @@ def attributes(cls: Any) -> dict[str, str]:
             elif line.strip():
                 break
     return {name: linked(text) for name, text in found.items()}
+
+
+def contract(names: str) -> str:
+    """Returns the docstrings of protocols such as `collection.Source`, and tables of methods."""
+    parts: list[str] = []
+    for name in names.split():
+        cls = located(f"rl4p.protocols.{name}")
+        parts.append(f"**`{cls.__name__}`** {body(cls)}")
+        rows: dict[str, tuple[str, str]] = {}
+        for each in cls.__mro__:
+            for method, function in vars(each).items():
+                own = each.__module__.startswith("rl4p.") and inspect.isfunction(function)
+                if own and (method == "__call__" or not method.startswith("_")):
+                    arguments = ", ".join(list(inspect.signature(function).parameters)[1:])
+                    about = inspect.cleandoc(function.__doc__ or "").partition("\n\n")[0]
+                    rows.setdefault(method, (f"`{method}({arguments})`", linked(about)))
+        parts.append(table(("method", "meaning"), rows.values()))
+    return "\n\n".join(parts)
 
 
 def papers(cls: Any) -> list[str]:

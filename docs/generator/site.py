@@ -1,5 +1,6 @@
 """The folder that the site is built from: all pages, their images and mkdocs.yml."""
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -7,11 +8,13 @@ from typing import Any
 import yaml
 
 from docs.generator import algorithms, reference
+from docs.generator.docstrings import contract
 from docs.generator.links import relinked
 from docs.generator.options import ROOT, groups
 
 DOCS = ROOT / "docs"
 PAPERS = "<!-- the paper index -->"
+CONTRACT = re.compile("<!-- contract: ([A-Za-z_. ]+) -->")
 # Documents that stand elsewhere in the repository, and their pages.
 ELSEWHERE = {
     Path("CHANGELOG.md"): Path("changelog.md"),
@@ -64,6 +67,7 @@ def write(folder: Path) -> None:
     images: set[Path] = set()
     for source, page in written().items():
         text = (ROOT / source).read_text().replace(PAPERS, algorithms.index())
+        text = CONTRACT.sub(lambda match: contract(match[1]), text)
         texts[page], shown = relinked(text, source, page, places)
         images |= shown
     for page, text in texts.items():

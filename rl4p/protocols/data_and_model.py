@@ -13,9 +13,13 @@ class DataSet(Protocol):
 
     system_prompt: str | None
 
-    def train(self) -> Sequence[Question]: ...
+    def train(self) -> Sequence[Question]:
+        """Returns the questions to train on."""
+        ...
 
-    def held_out(self) -> Sequence[Question]: ...
+    def held_out(self) -> Sequence[Question]:
+        """Returns the questions of the evaluation."""
+        ...
 
 
 class Model(Protocol):

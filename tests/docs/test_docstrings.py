@@ -1,4 +1,4 @@
-from docs.generator.docstrings import attributes, body, linked, papers
+from docs.generator.docstrings import attributes, body, contract, linked, papers
 from docs.generator.formulas import formulas
 
 
@@ -47,3 +47,12 @@ def test_several_names_share_a_description_and_a_child_replaces_that_of_its_pare
 
 def test_papers_are_named_once_in_their_order():
     assert papers(Child) == ["2402.03300", "2402.03301", "1707.06347"]
+
+
+def test_a_contract_has_the_methods_of_a_protocol_and_of_its_parents():
+    filters, source = contract("collection.Filter"), contract("collection.OpenSource")
+    assert filters.startswith("**`Filter`** A condition that groups must meet")
+    assert "| `__call__(group)` | Returns whether to keep the group. |" in filters
+    assert "| `take(count, step)` | Returns exactly `count` prompts" in source
+    assert "| `state()` |" in source
+    assert "__init__" not in source
