@@ -25,15 +25,15 @@ intervals as PDF and SVG. Runs that have not finished are named and left out.
 import sys
 from collections.abc import Sequence
 
-from rl4p.command.commands import run_command
+from rl4p.command import commands
 
 
 def job(arguments: list[str]) -> None:
-    from rl4p.tools.comparison.job import compare, read, read_options
+    from rl4p.tools.comparison.job import COMPARE, compare, read
     from rl4p.tools.comparison.measures import Value
     from rl4p.tools.comparison.report import print_comparison
 
-    options = read_options(arguments)
+    options = commands.read(arguments, COMPARE).options
     runs, left_out, out = read(options)
     value = Value(options.value)
     print_comparison(compare(runs, left_out, out, metric=options.metric, value=value))
@@ -41,7 +41,7 @@ def job(arguments: list[str]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit code."""
-    return run_command("rl4p.tools.comparison.job:COMPARE", __doc__ or "", job, arguments)
+    return commands.run_command("rl4p.tools.comparison.job:COMPARE", __doc__ or "", job, arguments)
 
 
 if __name__ == "__main__":

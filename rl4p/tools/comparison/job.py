@@ -63,15 +63,6 @@ class CompareOptions:
 COMPARE = commands.Grammar(name="compare", kind=CompareOptions, sections={"tracker": Store})
 
 
-def read_options(arguments: Sequence[str]) -> CompareOptions:
-    """Returns the options of a command line.
-
-    Raises:
-      InputError: there is not exactly one source of runs, or a word is unknown.
-    """
-    return commands.read(arguments, COMPARE).options
-
-
 def read(options: CompareOptions) -> tuple[list[Run], list[LeftOut], Path]:
     """Returns the finished runs, the other ones, and the folder for the files.
 

@@ -93,10 +93,7 @@ def results(scores: Mapping[str, Score], samples: Sequence[Sample]) -> dict[str,
     found = {}
     for task, score in scores.items():
         greedy, own = score.pass_at_1, by_task[task]
-        row: dict[str, Any] = {
-            "pass_at_1": greedy.value,
-            "interval": [greedy.low, greedy.high],
-        }
+        row: dict[str, Any] = {"pass_at_1": greedy.value, "interval": [greedy.low, greedy.high]}
         average = {} if score.average is None else {score.samples: score.average}
         for name, estimates in (("pass_at_k", score.pass_at_k), ("avg_at_k", average)):
             row[name] = {str(k): each.value for k, each in estimates.items()}

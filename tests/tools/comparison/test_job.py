@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 
 from rl4p.base.errors import InputError, RunError
+from rl4p.command import commands
 from rl4p.tools.comparison import job
 from rl4p.tools.comparison.job import (
+    COMPARE,
     CompareOptions,
     Store,
     best_values,
     compare,
     read,
-    read_options,
 )
 from rl4p.tools.runs import read_folders
 from tests.support.compared_runs import METRIC, write_run
@@ -114,6 +115,10 @@ def test_the_best_values_of_a_search_are_read(tmp_path):
     results = "name: optuna\nbest_params: {seed: 1, kl.beta: 0.1}\nbest_value: 0.5\n"
     (tmp_path / "optimization_results.yaml").write_text(results)
     assert best_values(tmp_path) == "best: seed=1 kl.beta=0.1 (pass@1 0.500)"
+
+
+def read_options(words):
+    return commands.read(words, COMPARE).options
 
 
 def test_each_source_has_its_words():
