@@ -295,10 +295,7 @@ def greedy_answers(
 
 
 def graded_part(
-    phases: Phases,
-    state: TrainState,
-    responses: tuple[Trajectories, Sequence[Episode]],
-    count: int,
+    phases: Phases, state: TrainState, responses: tuple[Trajectories, Sequence[Episode]], count: int
 ) -> tuple[Trajectories, Sequence[Episode], Rewards]:
     """Grades the first `count` rows and returns these rows and their grades."""
     trajectories = jax.tree.map(lambda x: x[:count], responses[0])

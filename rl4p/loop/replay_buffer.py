@@ -91,11 +91,7 @@ class ReplayBuffer:
         self.entries[key] = entry
 
     def draw(
-        self,
-        count: int,
-        exploit: float,
-        random: np.random.Generator,
-        without: Collection[str] = (),
+        self, count: int, exploit: float, random: np.random.Generator, without: Collection[str] = ()
     ) -> list[str]:
         """Returns the ids of up to `count` different prompts, as many as there are.
 

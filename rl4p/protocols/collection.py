@@ -10,16 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from rl4p.base.serialization import Serializable
-from rl4p.base.types import (
-    Array,
-    Episode,
-    Group,
-    Params,
-    Prompt,
-    Rewards,
-    TrainState,
-    Trajectories,
-)
+from rl4p.base.types import Array, Episode, Group, Params, Prompt, Rewards, TrainState, Trajectories
 from rl4p.model.policy import Policy
 from rl4p.protocols.phases import KL, Advantage, Reward, Rollout
 

@@ -55,10 +55,7 @@ class TextActions:
 
 
 async def results_of_calls(
-    text: str,
-    tools: Mapping[str, Any],
-    answer: Callable[[ParsedCall], Awaitable[str]],
-    most: int,
+    text: str, tools: Mapping[str, Any], answer: Callable[[ParsedCall], Awaitable[str]], most: int
 ) -> StepResult | None:
     """Returns a message of the role `tool` for each call in a text; None if it has no call.
 
