@@ -105,16 +105,29 @@ class Agent(EpisodeRollout):
         )
         try:
             reward = await within(self.episode_seconds, partial(self.answer, agent_episode))
-            self.finish(episode, reward)
+            if not episode.turns:
+                raise EpisodeFailure("the agent returned without a call of the model")
+            if reward is not None:
+                number = isinstance(reward, bool | int | float | np.number)
+                if not number or not np.isfinite(reward):
+                    raise EpisodeFailure(
+                        f"the agent returned {reward!r:.80}, and not a number or None"
+                    )
+                episode.turns[-1] = replace(episode.turns[-1], reward=float(reward))
         except Exception as error:  # noqa: BLE001 - the function of a user may raise anything
-            if calls.full:  # its client raised the refusal
-                return ended(episode, prompt, cut=True)
-            own = isinstance(error, EpisodeFailure)
-            episode.failure = str(error) if own else f"{type(error).__name__}: {error}"
+            if not calls.full:  # else its client raised the refusal
+                own = isinstance(error, EpisodeFailure)
+                episode.failure = str(error) if own else f"{type(error).__name__}: {error}"
         finally:
             calls.over = True
             server.opened.unregister(address)
-        return ended(episode, prompt, cut=calls.full)
+        if calls.full:
+            episode.finish = Finish.LENGTH
+        episode.segments = [segment for segment in episode.segments if segment.tokens]
+        if not episode.segments:  # without a call it is its prompt
+            episode.segments.append(Segment())
+            episode.segments[0].read(prompt.tokens)
+        return episode
 
     async def answer(self, episode: AgentEpisode) -> Any:
         """Returns what the function returns."""
@@ -122,32 +135,6 @@ class Agent(EpisodeRollout):
             return await self.agent(episode)
         result = await in_thread(lambda: self.agent(episode))
         return await result if isawaitable(result) else result
-
-    def finish(self, episode: FinishedEpisode, reward: Any) -> None:
-        """Gives the last turn the reward of an episode.
-
-        Raises:
-          EpisodeFailure: the function never called the model, or returned no finite number.
-        """
-        if not episode.turns:
-            raise EpisodeFailure("the agent returned without a call of the model")
-        if reward is None:
-            return
-        if isinstance(reward, bool | int | float | np.number) and np.isfinite(reward):
-            episode.turns[-1] = replace(episode.turns[-1], reward=float(reward))
-            return
-        raise EpisodeFailure(f"the agent returned {reward!r:.80}, and not a number or None")
-
-
-def ended(episode: FinishedEpisode, prompt: Prompt, *, cut: bool) -> FinishedEpisode:
-    """Returns an episode that has ended; without a call it is its prompt."""
-    if cut:
-        episode.finish = Finish.LENGTH
-    episode.segments = [segment for segment in episode.segments if segment.tokens]
-    if not episode.segments:
-        episode.segments.append(Segment())
-        episode.segments[0].read(prompt.tokens)
-    return episode
 
 
 def is_async(function: Any) -> bool:
