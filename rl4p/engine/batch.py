@@ -269,12 +269,7 @@ class Batch:
         self.untimed = True
 
     def begin(
-        self,
-        params: Params,
-        *,
-        steps: int,
-        waiting: bool,
-        distribution: Distribution | None = None,
+        self, params: Params, *, steps: int, waiting: bool, distribution: Distribution | None = None
     ) -> None:
         """Starts a device call of several decode steps, without waiting for it.
 

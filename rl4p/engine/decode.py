@@ -213,10 +213,9 @@ def no_draws(n: int, A: int) -> Draws:
 
 
 def put(drawn: Draws, step: Array, draws: Draws) -> Draws:
-    def column(x: jax.Array, new: jax.Array) -> jax.Array:
-        return jax.lax.dynamic_update_slice_in_dim(x, new[:, None], step, axis=1) if x.size else x
-
-    return Draws(*map(column, drawn, draws))
+    put_column = partial(jax.lax.dynamic_update_slice_in_dim, start_index=step, axis=1)
+    pairs = zip(drawn, draws, strict=True)
+    return Draws(*(put_column(x, new[:, None]) if x.size else x for x, new in pairs))
 
 
 def without(logits_nV: Array, tokens_nE: Array) -> jax.Array:

@@ -16,7 +16,7 @@ from rl4p.engine.detokenizer import Detokenizer, stopped_at
 from rl4p.engine.driver import CallSteps, Driver
 from rl4p.engine.layout import Layout, few_tokens, slot_counts
 from rl4p.engine.sequence import Chunk, Slots, TokenSequence, check_request
-from rl4p.engine.speculation import Counts, Speculation
+from rl4p.engine.speculation import Counts, Speculation, parameter_tokens
 from rl4p.model.policy import Policy, padded_width
 from rl4p.protocols.engine import Completion, Request, RequestSource, finish
 
@@ -265,7 +265,14 @@ class ContinuousEngine(InProcess):
     ) -> tuple[Layout, Kept, Speculation | None]:
         """Returns the options of a batch with room for drafts, if they may pay for any size."""
         mesh, drafted = self.policy.sampling_mesh, self.draft_tokens
-        speculation = Speculation.of(drafted, layout, mesh, params, self.counts)
+        speculation = Speculation(
+            drafted,
+            length=layout.most,
+            slots=max(layout.sizes),
+            shards=mesh.size // mesh.devices_per_row,
+            parameter_tokens=parameter_tokens(mesh.platform, params),
+            counts=self.counts,
+        )
         if not any(map(speculation.likely, layout.sizes)):
             return layout, kept, None
         return replace(layout, most=layout.most + drafted), kept, speculation

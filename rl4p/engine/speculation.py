@@ -32,7 +32,6 @@ from rl4p.distributed.mesh import Mesh
 from rl4p.distributed.processes import to_host
 from rl4p.engine.cache import divided
 from rl4p.engine.decode import MOST_STEPS, Distribution, SlotConstants, SlotState, packed
-from rl4p.engine.layout import Layout
 from rl4p.engine.sequence import TokenSequence
 from rl4p.model.cache import FEW, Cache
 from rl4p.model.decoder import Decoder
@@ -290,18 +289,6 @@ class Speculation:
         self.responses: dict[tuple[int, ...], deque[np.ndarray]] = {}
         self.slots, self.pause, self.rest = 0, FEW_STEPS, 0  # steps until drafts are tried again
         self.forget()
-
-    @staticmethod
-    def of(most: int, layout: Layout, mesh: Mesh, params: Params, counts: Counts) -> "Speculation":
-        """Returns the choice for a batch of this layout, on a mesh with these parameters."""
-        return Speculation(
-            most,
-            length=layout.most,
-            slots=max(layout.sizes),
-            shards=mesh.size // mesh.devices_per_row,
-            parameter_tokens=parameter_tokens(mesh.platform, params),
-            counts=counts,
-        )
 
     def forget(self) -> None:
         # Of each place in a draft: how often all tokens before it, and how often it too was right.

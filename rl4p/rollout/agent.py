@@ -131,14 +131,11 @@ class Agent(EpisodeRollout):
 
     async def answer(self, episode: AgentEpisode) -> Any:
         """Returns what the function returns."""
-        if is_async(self.agent):
+        function = self.agent
+        while isinstance(function, partial):
+            function = function.func
+        called = getattr(function, "__call__", None)  # noqa: B004
+        if iscoroutinefunction(function) or iscoroutinefunction(called):
             return await self.agent(episode)
         result = await in_thread(lambda: self.agent(episode))
         return await result if isawaitable(result) else result
-
-
-def is_async(function: Any) -> bool:
-    """Returns whether a call of a function returns a coroutine, without calling it."""
-    while isinstance(function, partial):
-        function = function.func
-    return iscoroutinefunction(function) or iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004

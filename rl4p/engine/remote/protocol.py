@@ -11,13 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rl4p.base.address import check_address, check_key_variable
-from rl4p.base.http import (
-    HttpClient,
-    InvalidResponseError,
-    RefusedError,
-    pause,
-    read_json,
-)
+from rl4p.base.http import HttpClient, InvalidResponseError, RefusedError, pause, read_json
 from rl4p.base.types import Finish, Sampling
 from rl4p.configuration.bounds import AboveZero, Positive
 from rl4p.configuration.capability import Address, Variable

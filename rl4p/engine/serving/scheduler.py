@@ -165,9 +165,7 @@ class Scheduler(Driver):
             ]
         self.send(self.end_all(lost, RunError(f"The device failed: {error}")))
 
-    def wait(
-        self,
-    ) -> tuple[list[Command], tuple[list[Submission], list[TokenSequence]] | None]:
+    def wait(self) -> tuple[list[Command], tuple[list[Submission], list[TokenSequence]] | None]:
         """Waits for commands or work; returns both, None if there are only results to deliver."""
         with self.changed:
             while True:
