@@ -132,7 +132,12 @@ def read(arguments: Sequence[str], *, conf: Path = CONF) -> tuple[EvaluationRequ
     else:
         config = config_of_run(composer, str(request.run), overrides, OF_RUN)
         if model:
-            use_export(composer, config, model)
+            exported = composer.load(model).model
+            for name in ("dtype", "template", "date"):  # the run's own
+                if (value := config.model.get(name)) is not None:
+                    exported[name] = value
+            with open_dict(config):
+                config.model = exported
             request = replace(request, run=None)
     with open_dict(config):
         for node in (config.data, *config.evaluation.tasks.values()):
@@ -143,16 +148,6 @@ def read(arguments: Sequence[str], *, conf: Path = CONF) -> tuple[EvaluationRequ
     refuse_what_is_not_used(overrides, config)
     OmegaConf.set_struct(config, True)
     return request, config
-
-
-def use_export(composer: Composer, config: DictConfig, words: list[str]) -> None:
-    """Sets the model of a run to one that it exported, with the run's dtype and template."""
-    model = composer.load(words).model
-    for name in ("dtype", "template", "date"):
-        if (value := config.model.get(name)) is not None:
-            model[name] = value
-    with open_dict(config):
-        config.model = model
 
 
 def refuse_what_cannot_act(overrides: Sequence[Override], request: EvaluationRequest) -> None:

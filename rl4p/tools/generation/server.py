@@ -179,7 +179,12 @@ class Client:
         asyncio.run(complete_all())
 
     async def response(self, question: Question, sample: int) -> Sample | None:
-        """Returns one response, after as many attempts as it takes, or None if all fail."""
+        """Returns one response, after as many attempts as it takes, or None if all fail.
+
+        Raises:
+          InputError: the address or the key is wrong.
+          RunError: the server is down, or asks to wait for long.
+        """
         try:
             return await self.http.retry(
                 "POST",
@@ -190,29 +195,20 @@ class Client:
                 attempts=self.server.attempts,
             )
         except RequestError as error:
-            self.count(error, question, sample)
-            return None
-
-    def count(self, failure: RequestError, question: Question, sample: int) -> None:
-        """Records a failed response.
-
-        Raises:
-          InputError: the address or the key is wrong.
-          RunError: the server is down, or asks to wait for long.
-        """
-        url = self.server.url
+            failure, url = error, self.server.url
         hint = failure.hint("server.key_variable") if isinstance(failure, RefusedError) else None
         if hint is not None:
-            raise InputError(f"{url}: {failure} ({hint}).") from None
+            raise InputError(f"{url}: {failure} ({hint}).")
         if failure.retry_after > LONGEST_RETRY_AFTER:
             raise RunError(
                 f"{url}: {failure}. It asks to wait for {failure.retry_after:.0f} seconds: repeat "
                 "the command then, to go on."
-            ) from None
+            )
         self.failures.append(str(failure))
         self.since_success.add((question.id, sample if failure.transient else None))
         if len(self.since_success) >= MOST_FAILURES:
             raise RunError(
                 f"The server {url} failed {MOST_FAILURES} times in a row, at last with: "
                 f"{failure}. The responses so far are saved: repeat the command to go on."
-            ) from None
+            )
+        return None

@@ -344,18 +344,8 @@ class StepEstimate:
         columns = run.prompt_columns + R / 2
         read = run.bytes_per_decode_step(run.sampling_params())
         read += slots / mesh.row_shards * columns * bytes_of_token(run)
-        sent, hops = self.sent_in_a_layer(run, slots)
-        of_layer = sent / chip.network + hops * chip.latency
-        return {
-            "products": tokens * self.flops_of_token * share / mesh.row_shards / chip.flops,
-            "memory": steps * read / chip.bandwidth,
-            "network": steps * decoder.config.layers * of_layer,
-        }
-
-    def sent_in_a_layer(self, run: AbstractRun, slots: int) -> tuple[float, int]:
-        """Returns what a device sends in a layer of a decode step: bytes, and links in a row."""
-        mesh, c = run.policy.sampling_mesh, run.policy.decoder.config
-        count, tp = mesh.devices_per_row, mesh.devices.shape["tp"]
+        # What a device sends in a layer of a decode step: bytes, and links in a row.
+        c, count = decoder.config, mesh.devices_per_row
         sharing = count // tp  # devices with the same KV head, each of which has rows of its own
         rows = slots / (mesh.size // count)
         groups = map(range, (count, tp, sharing))
@@ -364,11 +354,17 @@ class StepEstimate:
         if mesh.head_axes == mesh.product_axes:
             # Exchanges of rows and heads, before and after attention.
             exchanged = 2 * (sharing - 1) / sharing * rows * c.heads * c.head_width / count
-            sent, hops = 2 * sums + exchanged, 2 * (of_row + of_rows)
+            numbers, hops = 2 * sums + exchanged, 2 * (of_row + of_rows)
         else:  # the sum of own rows, which the others then receive
             own = (2 * (tp - 1) / tp / sharing + (sharing - 1) / sharing) * rows * c.width
-            sent, hops = sums + own, of_row + of_heads + of_rows
-        return sent * jnp.dtype(run.policy.decoder.dtype).itemsize, hops
+            numbers, hops = sums + own, of_row + of_heads + of_rows
+        sent = numbers * jnp.dtype(decoder.dtype).itemsize
+        of_layer = sent / chip.network + hops * chip.latency
+        return {
+            "products": tokens * self.flops_of_token * share / mesh.row_shards / chip.flops,
+            "memory": steps * read / chip.bandwidth,
+            "network": steps * decoder.config.layers * of_layer,
+        }
 
     @property
     def flops_of_token(self) -> float:

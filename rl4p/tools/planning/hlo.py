@@ -87,24 +87,6 @@ class Module:
         visit(self.entry, 1)
         return counts
 
-    def known_iterations(self, line: str) -> int:
-        """Returns the trip count of a loop by its metadata or its constant bound; 0 if unknown."""
-        word = re.search(r'known_trip_count"?[:=]\s*\{"?n"?[:=]\s*"?(\d+)', line)
-        if word:
-            return int(word[1])
-        condition = re.search(r"condition=%?([\w.\-]+)", line)
-        lines = [each.line for each in self.computations.get(condition[1] if condition else "", ())]
-        constants: dict[str, str] = {
-            match[1]: match[2]
-            for each in lines
-            if (match := re.search(r"%?([\w.\-]+) = s32\[\]\S* constant\((\d+)\)", each))
-        }
-        for each in lines:
-            counted = re.search(r"ROOT .* compare\(%?[\w.\-]+, %?([\w.\-]+)\), direction=LT", each)
-            if counted and counted[1] in constants:
-                return int(constants[counted[1]])
-        return 0
-
 
 def parse(text: str) -> Module:
     module, current = Module(), ""
@@ -129,17 +111,29 @@ def parse(text: str) -> Module:
 def called(module: Module, instruction: Instruction, iterations: int) -> Iterator[tuple[str, int]]:
     """Yields the computations that an instruction calls, and how often."""
     line = instruction.line
-    if instruction.operation == "while":
-        match = re.search(r"body=%?([\w.\-]+)", line)
-        known, most = module.known_iterations(line), max_iterations(instruction.name)
-        if match:
-            yield match[1], known or (iterations if most is None else most)
+    if instruction.operation != "while":
+        for name in (*CALLED.findall(line), *BRANCHES.findall(line)):
+            yield name, 1
+        branches = re.search(r"branch_computations=\{([^}]*)\}", line)
+        for name in branches[1].split(",") if branches else ():
+            yield name.strip().lstrip("%"), 1
         return
-    for name in (*CALLED.findall(line), *BRANCHES.findall(line)):
-        yield name, 1
-    branches = re.search(r"branch_computations=\{([^}]*)\}", line)
-    for name in branches[1].split(",") if branches else ():
-        yield name.strip().lstrip("%"), 1
+    if not (body := re.search(r"body=%?([\w.\-]+)", line)):
+        return
+    # The trip count of a loop stands in its metadata, or is a constant in its condition.
+    known, constants = 0, {}
+    if word := re.search(r'known_trip_count"?[:=]\s*\{"?n"?[:=]\s*"?(\d+)', line):
+        known = int(word[1])
+    elif condition := re.search(r"condition=%?([\w.\-]+)", line):
+        lines = [each.line for each in module.computations.get(condition[1], ())]
+        for each in lines:
+            if match := re.search(r"%?([\w.\-]+) = s32\[\]\S* constant\((\d+)\)", each):
+                constants[match[1]] = int(match[2])
+        for each in lines:
+            less = re.search(r"ROOT .* compare\(%?[\w.\-]+, %?([\w.\-]+)\), direction=LT", each)
+            known = known or (constants.get(less[1], 0) if less else 0)
+    most = max_iterations(instruction.name)
+    yield body[1], known or (iterations if most is None else most)
 
 
 def sizes(shapes: str) -> Iterator[int]:
