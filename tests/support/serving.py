@@ -16,8 +16,7 @@ from rl4p.base.types import Finish
 from rl4p.engine.detokenizer import Detokenizer
 from rl4p.engine.sequence import Chunk
 from rl4p.engine.serving.active_request import ReadyQueue
-from rl4p.engine.serving.app import Guard
-from rl4p.engine.serving.server_state import ServerState
+from rl4p.engine.serving.app import Guard, ServerState
 from rl4p.tools.serving.app import ServedApp
 
 TEMPLATE = (

@@ -15,12 +15,11 @@ from rl4p.engine.detokenizer import Detokenizer
 from rl4p.engine.sequence import Chunk, TokenSequence
 from rl4p.engine.serving.active_request import ActiveRequest, Choice, CompletionOptions, ReadyQueue
 from rl4p.engine.serving.anthropic_messages import anthropic_messages
-from rl4p.engine.serving.app import App, Guard, Handler, Receive, Send, send_response
+from rl4p.engine.serving.app import App, Guard, Handler, Receive, Send, ServedModel, send_response
 from rl4p.engine.serving.body import HttpError, JsonResponse
 from rl4p.engine.serving.chat import chat_completions
 from rl4p.engine.serving.completions import completions, token_generation
 from rl4p.engine.serving.openai_responses import openai_responses
-from rl4p.engine.serving.server_state import ServedModel
 from rl4p.engine.serving.web_server import address_of, configured, listening
 from rl4p.model.policy import Policy
 from rl4p.protocols.environment import CallRefused, ModelCalls, OpenAgentServer

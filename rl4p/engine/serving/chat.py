@@ -23,7 +23,7 @@ from rl4p.data.messages import (
 )
 from rl4p.engine.detokenizer import overlap
 from rl4p.engine.serving.active_request import Choice
-from rl4p.engine.serving.app import HttpRequest
+from rl4p.engine.serving.app import HttpRequest, ServedModel
 from rl4p.engine.serving.body import (
     MANY,
     AlwaysTrue,
@@ -38,7 +38,6 @@ from rl4p.engine.serving.body import (
     PositiveCount,
 )
 from rl4p.engine.serving.completions import OpenAIRequest, OpenAIResponse
-from rl4p.engine.serving.server_state import ServedModel
 from rl4p.model.tokenizer import TEMPLATE_ERRORS, check_template
 
 BEGIN, END = "<tool_call>", "</tool_call>"

@@ -15,7 +15,7 @@ from rl4p.engine.serving.active_request import (
     CompletionOptions,
     empty_choices,
 )
-from rl4p.engine.serving.app import HttpRequest
+from rl4p.engine.serving.app import HttpRequest, ServedModel, new_id, or_null, seeds_of
 from rl4p.engine.serving.body import (
     DONE,
     AlwaysTrue,
@@ -44,7 +44,6 @@ from rl4p.engine.serving.body import (
     event,
     validate,
 )
-from rl4p.engine.serving.server_state import ServedModel, new_id, or_null, seeds_of
 
 NO_ECHO = "false: prompt_logprobs=0 returns the log-probabilities of the prompt's tokens"
 

@@ -6,11 +6,10 @@ from html import escape
 import rl4p
 from rl4p.base.types import Sampling
 from rl4p.engine.serving.active_request import CompletionOptions
-from rl4p.engine.serving.app import App, Guard, HttpRequest
+from rl4p.engine.serving.app import App, Guard, HttpRequest, ServerState
 from rl4p.engine.serving.body import HttpError, JsonResponse, TextResponse
 from rl4p.engine.serving.chat import chat_completions
 from rl4p.engine.serving.completions import completions
-from rl4p.engine.serving.server_state import ServerState
 from rl4p.tools.serving.sglang import SGLangControl, generate
 from rl4p.tools.serving.vllm import VLLMControl
 from rl4p.tools.serving.weight_updates import WeightUpdates

@@ -20,9 +20,8 @@ from rl4p.data.prompts import QuestionTemplate
 from rl4p.engine.detokenizer import Detokenizer
 from rl4p.engine.sequence import Chunk, TokenSequence, key_data
 from rl4p.engine.serving.active_request import ReadyQueue
-from rl4p.engine.serving.app import Guard
+from rl4p.engine.serving.app import Guard, ServerState
 from rl4p.engine.serving.scheduler import Scheduler
-from rl4p.engine.serving.server_state import ServerState
 from rl4p.engine.serving.web_server import address_of, end_process, listening, run
 from rl4p.loop.stopwatch import keep_programs
 from rl4p.runs.folder import run_folder

@@ -13,7 +13,7 @@ from rl4p.engine.serving.active_request import (
     CompletionOptions,
     empty_choices,
 )
-from rl4p.engine.serving.app import HttpRequest
+from rl4p.engine.serving.app import HttpRequest, ServedModel, new_id, or_null, seeds_of
 from rl4p.engine.serving.body import (
     DONE,
     Body,
@@ -34,7 +34,6 @@ from rl4p.engine.serving.body import (
     shortened,
 )
 from rl4p.engine.serving.completions import SamplingFields
-from rl4p.engine.serving.server_state import ServedModel, new_id, or_null, seeds_of
 from rl4p.tools.serving.weight_updates import OwnerQuery, WeightUpdates, checksum_of
 
 DEFAULT_TOKENS = 128  # SGLang's default

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from rl4p.base.errors import InputError, RunError
 from rl4p.engine.driver import Lease
+from rl4p.engine.serving.app import ServerState
 from rl4p.engine.serving.body import Body, HttpError, Name
-from rl4p.engine.serving.server_state import ServerState
 from rl4p.model.model_tensors import held_tensors
 from rl4p.tools.serving.weights import Sleep, checksums, replacement
 

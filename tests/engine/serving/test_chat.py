@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from rl4p.data.messages import message_of
+from rl4p.engine.serving.app import ServerState
 from rl4p.engine.serving.body import HttpError, validate
 from rl4p.engine.serving.chat import Conversation, ToolCall, ToolCallParser
-from rl4p.engine.serving.server_state import ServerState
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": "é"}}\n</tool_call>'
 ADD = ToolCall("add", '{"a": 1, "b": "é"}')
