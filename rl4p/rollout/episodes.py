@@ -89,11 +89,13 @@ class EpisodeRollout(ABC):
                 "rollout.engine must be a rollout with an engine: choose continuous, "
                 "naive_sampler, vllm, sglang or openai."
             )
-        if isinstance(self.engine, Sampler) and (names := self.engine.of_one_response()):
-            raise InputError(
-                f"rollout.engine.{names[0]} cannot act in an episode, where a response has "
-                "several parts that end with the template's end token: leave it out."
-            )
+        if isinstance(self.engine, Sampler):
+            stop = ["stop"] if self.engine.stop else []
+            if names := [*stop, *self.engine.untrained(), *self.engine.tasks]:
+                raise InputError(
+                    f"rollout.engine.{names[0]} cannot act in an episode, where a response has "
+                    "several parts that end with the template's end token: leave it out."
+                )
         if getattr(self.engine, "draft_tokens", 0):
             raise InputError(
                 "rollout.engine.draft_tokens cannot act in episodes: which of them are decoded "

@@ -147,10 +147,6 @@ class Sampler(ABC):
             "rl4p.evaluate and rl4p.generate."
         )
 
-    def of_one_response(self) -> list[str]:
-        """Returns the options that act on the tokens of one response, and not of several turns."""
-        return [*(["stop"] if self.stop else []), *self.untrained(), *self.tasks][:1]
-
     def temperature_at(self, step: int) -> float | None:
         """Returns the temperature of a step if it changes over the run, otherwise None."""
         return None if self.annealing is None else self.annealing(self.temperature, step)
