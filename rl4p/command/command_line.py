@@ -104,7 +104,6 @@ def compose(
     """Returns the configuration that a job would get from these overrides, fully checked.
 
     Args:
-      overrides: the overrides of the command line.
       run: the folder of a run whose configuration is taken for the `parts`.
       parts: the keys of the root that the job reads from the run (`config_of_run`).
       config_dir: a folder with further YAML files.
@@ -130,7 +129,6 @@ def call(
     """Runs a job in this process as `main` does, and returns the folder of the run.
 
     Args:
-      overrides: the overrides of the command line.
       join: as in `main`.
       config_dir: a folder with further YAML files.
 
@@ -328,8 +326,6 @@ def preflight(
     """Checks every job of a command line before Hydra starts any.
 
     Args:
-      composer: composes and checks configurations.
-      lines: the overrides of the command line.
       multirun: whether the command line has the flag -m.
       run: the folder of a run whose overrides come first, if there is one.
       targets: as in `schema.check`.

@@ -58,14 +58,7 @@ SEVERAL = tuple[str, ...]  # the type of a `run` that takes several folders
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """The words that select the parameters of a run.
-
-    Attributes:
-      run: the folder of a run.
-      step: the step of its checkpoint; None is the newest.
-      checkpoint: `best` takes the best checkpoint.
-      average: whether to take the moving average of the parameters.
-    """
+    """The words that select the parameters of a run, which --help explains."""
 
     run: str | None = None
     step: Natural | None = None
@@ -103,14 +96,7 @@ class Reading:
 
 @dataclass(frozen=True, kw_only=True)
 class RegradeOptions:
-    """What rl4p.regrade grades, and where it writes the grades.
-
-    Attributes:
-      out: the file of the graded lines.
-      file: a file of JSON lines.
-      run: the folder of a run, whose samples are graded by its reward.
-      task: the task of lines that name none.
-    """
+    """The words of rl4p.regrade, which --help explains."""
 
     out: str
     file: str | None = None

@@ -58,13 +58,7 @@ SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "min_p")
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions(Checkpoint):
-    """The words of the command beside overrides of the configuration.
-
-    Attributes:
-      out: the folder for the results.
-      lm_eval: whether to write the results in the format of lm-evaluation-harness too.
-      export: a folder with a policy that the run exported, instead of a checkpoint.
-    """
+    """The words of the command, which --help explains."""
 
     out: str
     lm_eval: bool = False

@@ -79,10 +79,7 @@ def run_sweep(
     """Runs the jobs of a sweep that have not finished, and reports how each of them ended.
 
     Args:
-      hydra: composes the configurations.
-      job: runs one job.
       lines: the overrides of the sweep.
-      sweep: the sweep.
       report: prints an error and returns its exit code.
       after: called after the last job, unless a signal stopped the sweep. Its presence says that
         jobs keep records (summary.json), which tell whether they have finished.

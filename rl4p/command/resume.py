@@ -94,9 +94,7 @@ def resume(
     """Returns the overrides that resume a run. Hydra saves them in the folder for the next resume.
 
     Args:
-      composer: composes and checks the configuration.
       given: the folder of a run or of one job of a sweep, or `latest`.
-      overrides: the overrides of the command line.
       targets: as in `schema.check`.
 
     Raises:
@@ -196,7 +194,6 @@ def as_started(composer: Composer, key: str, given: str) -> tuple[list[str], Dic
     command line; otherwise it trusts none of their values.
 
     Args:
-      composer: composes and checks configurations.
       key: the key of the command line that names the folder, for error messages.
 
     Raises:
@@ -257,7 +254,6 @@ def followed_by(
     """Returns the overrides of a run, without those that the new ones replace, and the new ones.
 
     Args:
-      composer: parses the overrides.
       lines: the overrides of the run.
       overrides: the new ones.
       keeps_recorded: whether a group that is chosen again as before keeps its options in the run.
@@ -290,7 +286,6 @@ def config_of_run(
 
     Args:
       given: the value of ``run=``, the folder of a run or of one job of a sweep.
-      overrides: the overrides of the command line.
       parts: the keys of the root that the job takes over from the run.
 
     Raises:

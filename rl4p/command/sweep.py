@@ -47,9 +47,7 @@ def new_sweep(
     """Checks the jobs of a new sweep, and returns the configuration of the first, and the sweep.
 
     Args:
-      composer: composes and checks configurations.
       base: the configuration of the sweep.
-      overrides: the overrides of the command line.
       targets: as in `schema.check`.
       resumable: whether the jobs keep records, so that the sweep can be resumed.
 
@@ -114,7 +112,6 @@ def jobs_of(
     """Returns the jobs that Hydra's own sweeper makes of the overrides, in its order.
 
     Args:
-      composer: composes configurations.
       config: the configuration of the sweep.
       overrides: its overrides, without the overrides of Hydra.
       for_hydra: the overrides of Hydra.
@@ -177,7 +174,6 @@ def resume_sweep(
     """Returns what resumes a sweep: jobs that were stopped or killed continue, others run anew.
 
     Args:
-      composer: composes and checks the configuration.
       folder: the folder of the sweep.
       overrides: the overrides of the command line. Those of Hydra apply to the sweep (another
         launcher), the others to each job that has not finished (more steps).

@@ -19,18 +19,7 @@ INSTEAD = {"samples": "write group_size=N"}
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    """An OpenAI-compatible server and how to ask it.
-
-    Attributes:
-      url: the address of its API, such as http://localhost:8000/v1.
-      model: the name of the model in its requests.
-      key_variable: the environment variable that holds the API key; None sends no key.
-      timeout_seconds: the deadline of one request, from its connection to its last byte.
-      attempts: how often one response is requested before it counts as failed.
-      concurrency: the number of requests at a time.
-      body: more fields of the request, or other values of its fields; None leaves a field out.
-      failed: `stop` writes no result while responses are missing, `skip` goes without them.
-    """
+    """An OpenAI-compatible server and how to ask it; --help explains the words."""
 
     url: str
     model: str
@@ -60,18 +49,7 @@ class Server:
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateOptions(Checkpoint):
-    """What to sample from, what to keep, and where to write it.
-
-    Attributes:
-      out: the file of the kept responses.
-      split: the questions of the data set: those to train on, or those held out.
-      prompts: the number of questions, from the first; None is all.
-      grade: whether to grade the responses with `reward`.
-      keep: the reward term, or `reward` for the total, that a kept response must have reached.
-      at_least: the least grade of a kept response; None is 1.
-      best: the most responses kept for each prompt, by their total reward.
-      server: the server to ask instead of a policy.
-    """
+    """The words of the command, which --help explains."""
 
     out: str
     split: Literal["train", "held_out"] = "train"

@@ -28,19 +28,7 @@ INSTEAD |= {
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions(Checkpoint):
-    """What to serve, and where.
-
-    Attributes:
-      host: the address to listen at.
-      port: the port to listen at; 0 chooses a free one.
-      key_variable: the environment variable with the token that requests must have; None for none.
-      name: the name of the model in requests; None is the name of the run's folder or of the model.
-      slots: the completions that are decoded at a time.
-      waiting: the most completions that wait for a slot; further requests are refused.
-      body_mebibytes: the longest body of a request.
-      prompting: whether the system prompt, the examples and the template of the run's data set
-        stand around the messages of a chat.
-    """
+    """The words of the command, which --help explains."""
 
     host: str = "127.0.0.1"
     port: Port = 8000
