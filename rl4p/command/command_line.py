@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
+from dataclasses import replace
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
@@ -214,7 +215,7 @@ def launch(
         raise InputError("--cfg and --info show a single job: leave -m out.")
     run = None
     if reads_runs and not args.shell_completion:
-        options, args.overrides = options_of(args.overrides, PLAN)
+        options, args.overrides = options_of(args.overrides, replace(PLAN, name=name))
         run = options.run
         args.overrides += ["plan.estimate=true"] if options.estimate else []
         if options.out is not None:
