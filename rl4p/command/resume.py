@@ -54,7 +54,9 @@ log = logging.getLogger(__name__)
 MAY_CHANGE = (
     "steps",
     "stop",
-    "optimizer.learning_rate",
+    *(f"optimizer.{name}" for name in ("learning_rate", "schedule", "warmup_steps")),
+    *(f"optimizer.{name}" for name in ("total_steps", "final_fraction")),
+    "rollout.annealing.steps",
     *(f"evaluation.{name}" for name in ("every", "samples", "pass_at_k", "seed", "rows")),
     *("evaluation.rollout", "evaluation.tasks"),
     "samples",

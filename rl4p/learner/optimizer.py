@@ -111,6 +111,33 @@ class OptimizerOptions:
                 "choose schedule=linear or schedule=cosine, or leave it out."
             )
 
+    def unreached_rates(self, steps: int) -> list[str]:
+        """Returns a sentence for each part of the schedule that a run of `steps` steps misses.
+
+        They are no errors, because a first try has few steps.
+        """
+        falls, sentences = self.schedule != "constant", []
+        if self.warmup_steps >= steps:
+            last = float(self.learning_rate_at(steps - 1))
+            sentences.append(
+                f"The warm-up of the learning rate, optimizer.warmup_steps={self.warmup_steps}, is "
+                f"not shorter than the run, steps={steps}: the last step has {last:.3g} of a peak "
+                f"of {self.learning_rate:.3g}. Set fewer warm-up steps, or more steps."
+            )
+        elif falls and self.warmup_steps >= self.total_steps:
+            sentences.append(
+                f"The warm-up of the learning rate, optimizer.warmup_steps={self.warmup_steps}, "
+                f"ends after its schedule, optimizer.total_steps={self.total_steps}: set fewer "
+                "warm-up steps, or a later end."
+            )
+        if falls and self.total_steps < steps and self.final_fraction == 0:
+            sentences.append(
+                f"The learning rate is 0 after step {max(self.total_steps, self.warmup_steps)} of "
+                f"{steps}, because optimizer.schedule={self.schedule} ends there: the other steps "
+                "train nothing unless optimizer.final_fraction is above 0."
+            )
+        return sentences
+
     def refuse_without_momentum(self, *options: str) -> None:
         """Refuses options that differ from their defaults although there is no momentum."""
         for each in fields(self):

@@ -178,13 +178,18 @@ class Record:
         replace_file(self.folder / "config.yaml", signed("config.yaml", text))
         replace_file(self.folder / "environment.json", _document(environment))
 
+    def config(self) -> dict[str, Any]:
+        """Returns the resolved configuration that was recorded last; {} if there is none."""
+        path = self.folder / "config.yaml"
+        return dict(read_mapping(path)) if path.is_file() else {}
+
     def log_changes(self, step: int, config: Mapping[str, Any]) -> None:
         """Appends the values of config.yaml that a resumed run changes, from a step on.
 
         It is called before `describe`, which replaces config.yaml.
         """
-        path = self.folder / "config.yaml"
-        old = dict(leaves(read_mapping(path), lists=False)) if path.is_file() else {}
+        before = self.config()
+        old = dict(leaves(before, lists=False)) if before else {}
         new = dict(leaves(config, lists=False))
         rows = [
             {"step": step, "key": key, "before": old.get(key), "after": new.get(key)}

@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -45,6 +45,7 @@ from rl4p.runs.record import EVALUATION, TRAINING, Record
 from rl4p.runs.remaining_time import RemainingTime, jobs_of_sweep
 from rl4p.runs.run_mirror import KEY, run_mirror
 from rl4p.runs.saved_steps import steps_of
+from rl4p.runs.schedules import changed_schedules
 from rl4p.runs.signals import (
     AT_FORCED_END,
     RunConsole,
@@ -118,7 +119,7 @@ def run(
             with tolerance.of("The estimate of memory and time"):
                 for sentence in estimate(config, experiment.evaluation):
                     terminal.print(sentence)
-        describe(experiment, folder, record, resumed=config.resume is not None)
+        before = describe(experiment, folder, record, resumed=config.resume is not None)
         trackers = {type(tracker).__name__: tracker} | ({} if mirror is None else {KEY: mirror})
         tracked = SeveralRuns(trackers, folder)
         stateful = experiment.loop.stateful | {"evaluation": experiment.evaluation}
@@ -156,7 +157,17 @@ def run(
                 checkpoints,
                 reporting_errors(),
             ):  # if the last save fails, the run has failed
-                run_steps(config, experiment, checkpoints, outcome, diagnosis, request, early, bar)
+                run_steps(
+                    config,
+                    experiment,
+                    checkpoints,
+                    outcome,
+                    diagnosis,
+                    request,
+                    early,
+                    bar,
+                    before,
+                )
             resumable = outcome.stopped_by in ("signal", "before")
             status = "stopped" if resumable else "finished"
         finally:
@@ -201,8 +212,14 @@ def run(
         return summary
 
 
-def describe(experiment: Experiment, folder: Path, record: Record, *, resumed: bool) -> None:
-    """Warns of options, and records the configuration, what it was resolved to, and the machine."""
+def describe(
+    experiment: Experiment, folder: Path, record: Record, *, resumed: bool
+) -> dict[str, Any]:
+    """Warns of options, and records the configuration, what it was resolved to, and the machine.
+
+    Returns the configuration of the earlier start of a resumed run, as it was recorded.
+    """
+    before = record.config()
     unusual = unusual_options(experiment.loop, experiment.state.params, experiment.prompts)
     if first():
         for sentence in (*experiment.idle_options, *unusual):
@@ -219,6 +236,7 @@ def describe(experiment: Experiment, folder: Path, record: Record, *, resumed: b
         "data_sets": data_sets(experiment.config, TRAINING, experiment.prompts) + of_evaluation,
     }
     record.describe(experiment.config, environment)
+    return before
 
 
 def refuse_what_only_a_plan_reads(config: DictConfig) -> None:
@@ -277,12 +295,18 @@ def run_steps(
     request: StopRequest,
     early: EarlyStop,
     bar: ProgressBar,
+    before: Mapping[str, Any],
 ) -> None:
     """Runs the steps and their hooks from the start or a checkpoint to the end or a stop."""
     record, tracked, samples = outcome.record, outcome.tracked, config.samples
     bar.start()
     with ExitStack() as stack:
         state = first_state(config, experiment, checkpoints, record, tracked)
+        loop = experiment.loop
+        for sentence in changed_schedules(
+            before, experiment.config, loop.optimizer, loop.phases.rollout, int(state.step)
+        ):
+            log.warning("%s", sentence)
         outcome.begin(state, resumed=config.resume is not None)
         if checkpoints.manager.latest_step() is None:  # not restored, so it was evaluated just now
             outcome.count(record.metrics()[-1])
@@ -308,7 +332,7 @@ def run_steps(
             *([outcome.best] if outcome.best is not None else []),
             checkpoints,
         ]
-        steps = train(experiment.loop, state)
+        steps = train(loop, state)
         with ExitStack() as profiled:
             if config.debug.profile:
                 traces = record.folder / "profile"

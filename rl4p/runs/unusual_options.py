@@ -1,4 +1,4 @@
-"""Warnings about options that rarely suit a large model, which a run logs before its first step.
+"""Warnings about options that rarely suit the run or its model, logged before the first step.
 
 Most defaults suit the small policy of the package. A model is large if it has at least
 `description.SLOW_ON_A_CPU` parameters.
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import jax
 
 from rl4p.base.types import Params, Prompt
-from rl4p.learner.optimizer import AdamW
+from rl4p.learner.optimizer import AdamW, OptimizerOptions
 from rl4p.loop.batches import Loop
 from rl4p.protocols.traits import RewardTraits, RolloutTraits
 from rl4p.reward.answers import Correct
@@ -17,15 +17,17 @@ from rl4p.runs.description import is_large, size_of
 
 
 def unusual_options(loop: Loop, params: Params, prompts: Sequence[Prompt]) -> list[str]:
-    """Returns a sentence for each option that rarely suits a model of this size.
+    """Returns a sentence for each option that rarely suits the steps or a model of this size.
 
     The learning rate and the format of answers are compared for sampled responses only. Supervised
     training has higher rates, and its answers show their format.
     """
-    policy = loop.policy
+    policy, optimizer = loop.policy, loop.optimizer
+    has_schedule = isinstance(optimizer, OptimizerOptions)
+    sentences = optimizer.unreached_rates(loop.steps) if has_schedule else []
     if not is_large(policy, params):
-        return []
-    size, sentences = size_of(policy, params), []
+        return sentences
+    size = size_of(policy, params)
     if policy.mesh.platform == "cpu":
         sentences.append(
             f"A model of {size / 1e6:,.0f}M parameters trains on a CPU, because JAX has no GPU or "
@@ -39,8 +41,8 @@ def unusual_options(loop: Loop, params: Params, prompts: Sequence[Prompt]) -> li
         )
     if not RolloutTraits.read(loop.phases.rollout).samples:
         return sentences
-    if isinstance(loop.optimizer, AdamW):
-        rate = loop.optimizer.unusual_rate(size, adapters=bool(policy.frozen))
+    if isinstance(optimizer, AdamW):
+        rate = optimizer.unusual_rate(size, adapters=bool(policy.frozen))
         sentences += [rate] if rate else []
     terms = (RewardTraits.read(loop.phases.reward).terms or {}).items()
     read = [x.unasked(name, prompts[0]) for name, x in terms if isinstance(x, Correct)]

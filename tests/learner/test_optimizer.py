@@ -41,6 +41,35 @@ def rates(steps, **options):
 
 
 @pytest.mark.parametrize(
+    ("options", "steps", "parts"),
+    [
+        ({}, 1, []),
+        ({"warmup_steps": 1}, 2, []),
+        ({"warmup_steps": 20}, 21, []),
+        ({"schedule": "cosine", "warmup_steps": 7}, 8, []),
+        ({"schedule": "linear"}, 4, []),  # another run goes on
+        ({"schedule": "cosine", "final_fraction": 0.1}, 12, []),  # goes on at its last rate
+        ({"warmup_steps": 1}, 1, ["warmup_steps=1, is not shorter than the run, steps=1"]),
+        ({"warmup_steps": 20}, 2, ["the last step has 0.2 of a peak of 2."]),
+        ({"warmup_steps": 8, "schedule": "linear"}, 8, ["the last step has 2 of a peak of 2."]),
+        (
+            {"warmup_steps": 10, "schedule": "cosine", "final_fraction": 0.5},
+            12,
+            ["warmup_steps=10, ends after its schedule, optimizer.total_steps=8"],
+        ),
+        ({"schedule": "cosine"}, 12, ["0 after step 8 of 12", "final_fraction"]),
+        ({"schedule": "linear", "warmup_steps": 2}, 9, ["optimizer.schedule=linear ends there"]),
+    ],
+)
+def test_what_a_run_misses_of_its_schedule_is_named(options, steps, parts):
+    options = {"total_steps": 8} | options
+    said = " ".join(OptimizerOptions(learning_rate=2.0, **options).unreached_rates(steps))
+    assert bool(said) == bool(parts)
+    for part in parts:
+        assert part in said
+
+
+@pytest.mark.parametrize(
     ("options", "expected"),
     [
         # at steps 0, 2, 4, 6, 8 and, after the end, 10

@@ -21,6 +21,11 @@ def test_nothing_is_said_of_the_policy_of_the_package():
     assert said() == []
 
 
+def test_a_warm_up_that_is_not_shorter_than_the_run_is_named():
+    (sentence,) = said("experiment=arithmetic_sft", "optimizer.warmup_steps=20", "steps=2")
+    assert "optimizer.warmup_steps=20, is not shorter than the run, steps=2" in sentence
+
+
 @pytest.fixture
 def large(monkeypatch):
     """The policy of the package counts as large."""
