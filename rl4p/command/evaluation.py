@@ -40,6 +40,7 @@ MAY_SET = (
     "debug",
     "trusted_targets",
     "allow",
+    "trust",
 )
 # Keys below these that act on training only.
 NOT_HERE = ("evaluation.every", "evaluation.loss", "debug.profile")

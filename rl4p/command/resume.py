@@ -67,6 +67,7 @@ MAY_CHANGE = (
     "mesh",  # changes the results by rounding only
     "trusted_targets",
     "allow",
+    "trust",
     "resume",
 )
 # The parts that the responses of a run and their grades depend on. The mesh is left out, because
@@ -87,7 +88,7 @@ OF_RESPONSES = (
 PROCESSES = ("mesh.coordinator", "mesh.processes", "mesh.process")
 # A run folder may come from anyone, so trust must be given again on the command line; so must the
 # overrides of Hydra.
-NOT_TAKEN_OVER = ("trusted_targets", "allow", "resume", "checkpoint.restore", *PROCESSES)
+NOT_TAKEN_OVER = ("trusted_targets", "allow", "trust", "resume", "checkpoint.restore", *PROCESSES)
 
 
 def resume(
@@ -185,7 +186,7 @@ def refuse_changes(given: str, saved: DictConfig, config: DictConfig) -> None:
     if changes := differences(before, resolved(config)):
         raise InputError(
             f"resume={given} cannot change the configuration: {changes} "
-            f"(only {', '.join(MAY_CHANGE[:-3])} may change)."
+            f"(only {', '.join(MAY_CHANGE[:-4])} may change)."
         )
 
 
@@ -208,7 +209,8 @@ def as_started(composer: Composer, key: str, given: str) -> tuple[list[str], Dic
         if not isinstance(saved, DictConfig):
             raise ValueError("config.yaml is not a mapping")
         own = all(is_own(hydra / name) for name in ("overrides.yaml", "config.yaml"))
-        composer.loader.recall(lines if own else (), names_in(saved.get("allow")) if own else ())
+        allowed = names_in(saved.get("allow")) if own else ()
+        composer.loader.recall(lines if own else (), allowed, own=own)
         return lines, saved
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}"

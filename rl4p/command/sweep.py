@@ -154,7 +154,11 @@ def resumed_sweep(
         )
     lines, jobs, left = resume_sweep(composer, folder, overrides)
     words = [word for job in jobs for word in job.overrides]
-    composer.loader.recall(words if is_own(folder / JOBS, times=MOST_JOBS) else (), ())
+    own = is_own(folder / JOBS, times=MOST_JOBS)
+    known = {*words, *(str(each.input_line) for each in overrides)}
+    # Nobody signs the words of the sweep itself: they count if its jobs have them.
+    alike = all(o.is_sweep_override() or str(o.input_line) in known for o in composer.parse(lines))
+    composer.loader.recall(words if own else (), (), own=own and alike)
     config = composer.load(lines)
     for part in ("hydra", "tracker"):  # Hydra uses both before the first job
         composer.loader.check_capabilities(config, part)
@@ -226,7 +230,7 @@ def begin_anew(
 ) -> list[str]:
     """Returns the overrides of a job of a sweep that failed or has not started."""
     own = is_own(place.parent / JOBS, times=MOST_JOBS)
-    composer.loader.recall(job.overrides if own else (), ())
+    composer.loader.recall(job.overrides if own else (), (), own=own)
     lines = followed_by(composer, job.overrides, overrides)
     config = composer.compose(lines)
     kept = [o for o in overrides if o.is_hydra_override() or o.key_or_group == "trusted_targets"]

@@ -8,8 +8,9 @@ The type of an argument declares one, in any class that a `_target_` names:
 
 A value of such an argument takes effect if the command line gives it, if it is in the package's
 own YAML files, or if `allow=[...]` on the command line, or the environment variable RL4P_ALLOW,
-names it or what it is below. Any other YAML file and any run folder may come from anyone: with a
-value from there the configuration is refused.
+names it or what it is below. The recipes of a folder that this user has called their own use what
+they were trusted with (`own_folder.py`). Any other YAML file and any run folder may come from
+anyone: with a value from there the configuration is refused, unless it is a local file of data.
 """
 
 import os
@@ -23,6 +24,7 @@ from urllib.parse import unquote
 
 from rl4p.base.address import holds_secret
 from rl4p.base.errors import InputError
+from rl4p.configuration.own_folder import OwnFolder
 from rl4p.configuration.quoting import command, override
 from rl4p.configuration.suggestions import write
 from rl4p.configuration.targets import is_node, locate, type_hints
@@ -60,6 +62,10 @@ OF_HYDRA = (
     "launcher.temp_folder",
 )
 OF_LAUNCHERS = ("/.submitit/%j", "/.submitit/%j/")  # in the folder of a sweep
+# Files of data, of models and of templates. Keys and passwords have other names.
+DATA = frozenset(
+    (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".safetensors", ".jinja")
+)
 ON_THE_HUB = re.compile(r"(?!\.)[\w.-]+/(?!\.)[\w.-]+(@[\w.-]+)?")  # OWNER/NAME@REVISION
 
 
@@ -133,6 +139,7 @@ def refuse_ungiven(
     *,
     conf: Path,
     config_dir: str | None,
+    own: OwnFolder | None = None,
 ) -> None:
     """Refuses capabilities that come from a file which anyone may have written.
 
@@ -140,6 +147,7 @@ def refuse_ungiven(
       allowed: the values, addresses and folders that it allows; RL4P_ALLOW allows more.
       conf: the folder of the package's own YAML files, whose values are trusted.
       config_dir: the folder with further YAML files, whose own files may be read.
+      own: the same folder, if no other file of somebody gives values; its recipes may be trusted.
 
     Raises:
       InputError: names the values, and the word that allows them.
@@ -157,6 +165,8 @@ def refuse_ungiven(
         )
         and not (use.capability is Capability.READ and harmless(use.value, config_dir))
     ]
+    if own is not None:
+        others = list(untrusted(others, listed, own))
     if not others:
         return
     are = "; ".join(f"{use.key}={use.value} is {use.capability.value}" for use in others)
@@ -165,10 +175,63 @@ def refuse_ungiven(
     if len(values) > 1:
         quoted = (override("", value).removeprefix("=") for value in values)
         word = f"allow=[{','.join(quoted)}]"
+    yours = f"if the recipes in {own.folder} are yours, add trust=true once; or, " if own else ""
     raise InputError(
         f"{are}. A file gives {'this value' if len(others) == 1 else 'these values'}, and anyone "
-        f"may have written it: if you trust it, add {command([word])}."
+        f"may have written it: {yours}if you trust it, add {command([word])}."
     )
+
+
+def untrusted(others: Sequence[Use], listed: Sequence[Use], own: OwnFolder) -> Iterator[Use]:
+    """Yields the uses that the recipes of a folder are not trusted with.
+
+    With `trust=true` they are trusted with all. A list, such as a command, is trusted as a whole.
+
+    Args:
+      others: the uses that nothing else permits.
+      listed: all uses of the configuration.
+    """
+    values: dict[tuple[str, Capability], list[str]] = {}
+    for use in listed:
+        values.setdefault((list_of(use.key), use.capability), []).append(use.value)
+    remembered = {}
+    for use in others:
+        place = list_of(use.key)
+        text = "\0".join([place, use.capability.name, *values[place, use.capability]])
+        if is_local(use):
+            if not (own.is_known or is_data(use)):
+                yield use
+        elif own.given:
+            remembered[text] = f"{use.key}={use.value}"
+        elif not own.holds(text):
+            yield use
+    if own.given:
+        own.remember(remembered)
+
+
+def list_of(key: str) -> str:
+    """Returns the key of the list that a value is in, or that of the value."""
+    return re.sub(r"(\[\d+\])+$", "", key)
+
+
+def is_local(use: Use) -> bool:
+    """Returns whether a value is a path on this machine."""
+    return use.capability in (Capability.READ, Capability.WRITTEN) and "://" not in use.value
+
+
+def is_data(use: Use) -> bool:
+    """Returns whether a path is read, and is a file of data by its name, or a folder with some.
+
+    Nothing of it can leave the machine. What is hidden, or below a hidden folder, is no data.
+    """
+    path = Path(use.value).expanduser().resolve()
+    here = Path.cwd()
+    parts = path.relative_to(here).parts if path.is_relative_to(here) else path.parts
+    if use.capability is not Capability.READ or any(part.startswith(".") for part in parts):
+        return False
+    if not path.is_dir():
+        return path.suffix in DATA
+    return any(each.suffix in DATA for name in ("*", "*/*") for each in path.glob(name))
 
 
 def refuse_mistyped(listed: Sequence[Use]) -> None:

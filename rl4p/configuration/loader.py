@@ -36,6 +36,7 @@ from rl4p.configuration.hydra_internals import (
     FileConfigSource,
     omit_unused_choices,
 )
+from rl4p.configuration.own_folder import OwnFolder
 from rl4p.configuration.schema import without_hydra
 from rl4p.configuration.slices import CHIPS, GIB, HOST, slice_of, topology_of
 from rl4p.configuration.targets import resolved
@@ -47,6 +48,7 @@ from rl4p.configuration.yaml_file import (
     limit_interpolations,
     permit_variables,
     read_yaml,
+    refuse_variable,
     text_of,
 )
 
@@ -168,6 +170,7 @@ class Loader(ConfigLoaderImpl):
         self.options: dict[tuple[str, ObjectType | None], list[str]] = {}
         self.recorded: Sequence[str] = ()  # the words of an earlier start by this user
         self.allowed_then: Sequence[str] = ()  # the values that they allowed
+        self.reads_others = False  # whether a run folder of somebody else gives values
 
     @cached_property
     def given(self) -> dict[str, Any]:
@@ -189,15 +192,42 @@ class Loader(ConfigLoaderImpl):
         """The values that the command line allows, or allowed at an earlier start by this user."""
         return tuple(dict.fromkeys([*self.given.get("allow", ()), *self.allowed_then]))
 
-    def recall(self, words: Sequence[str], allowed: Sequence[str]) -> None:
+    @cached_property
+    def folder(self) -> OwnFolder | None:
+        """The folder of `--config-dir`, whose recipes may be this user's own.
+
+        With a search path there is none, because values may come from other folders.
+        """
+        if self.config_dir is None or "hydra.searchpath" in self.given:
+            return None
+        return OwnFolder(self.config_dir, given=self.given.get("trust") is True)
+
+    @property
+    def own(self) -> OwnFolder | None:
+        """The folder of `--config-dir`, unless somebody else's run folder gives values, too."""
+        return None if self.reads_others else self.folder
+
+    def recall(self, words: Sequence[str], allowed: Sequence[str], *, own: bool) -> None:
         """Takes over what the command line of an earlier start gave, which this user signed.
 
         Args:
           words: the overrides of that start; empty forgets those of another.
           allowed: the values that it allowed.
+          own: whether all values of that start are this user's.
         """
-        self.recorded, self.allowed_then = words, allowed
-        permit_variables([*self.words, *words])
+        self.recorded, self.allowed_then, self.reads_others = words, allowed, not own
+        permit_variables([*self.words, *words], self.require_variable)
+
+    def require_variable(self, name: str) -> None:
+        """Refuses an environment variable that a recipe reads, unless it is trusted with it."""
+        text = f"oc.env\0{name}"
+        if (own := self.own) is None:
+            refuse_variable(name)
+        elif own.given:
+            own.remember({text: f"the environment variable {name}"})
+        elif not own.holds(text):
+            yours = f"if the recipes in {own.folder} are yours, add trust=true once; or, "
+            refuse_variable(name, yours)
 
     def load_configuration(
         self,
@@ -208,7 +238,7 @@ class Loader(ConfigLoaderImpl):
         validate_sweep_overrides: bool = True,
     ) -> DictConfig:
         limit_interpolations()  # a launcher may have started this process
-        permit_variables([*self.words, *self.recorded])
+        permit_variables([*self.words, *self.recorded], self.require_variable)
         config = super().load_configuration(
             config_name, overrides, run_mode, from_shell, validate_sweep_overrides
         )
@@ -253,6 +283,11 @@ class Loader(ConfigLoaderImpl):
         hydra = OmegaConf.to_container(config.hydra, resolve=False)
         refuse_unsaid(tree | {"hydra": hydra}, self.given.keys(), self.trusted, self.allowed)
         refuse_secrets((), tree | {"hydra": hydra})
+        if self.given.get("trust") and self.own is None:
+            raise InputError(
+                "trust=true is for the recipes in a folder of yours: add --config-dir=FOLDER, with "
+                "no hydra.searchpath and no run folder of somebody else."
+            )
         if "trusted_targets" in tree:
             config.trusted_targets = tree["trusted_targets"]  # as it was checked
         if "allow" in tree:
@@ -288,6 +323,7 @@ class Loader(ConfigLoaderImpl):
             self.allowed,
             conf=self.conf,
             config_dir=self.config_dir,
+            own=self.own,
         )
 
     @staticmethod

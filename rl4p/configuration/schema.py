@@ -40,6 +40,7 @@ class Root:
     resume: str | None
     trusted_targets: tuple[str, ...] | str
     allow: tuple[str, ...] | str
+    trust: bool
     evaluation: Section
     samples: Section
     ema: Section

@@ -144,6 +144,11 @@ def refuse_unsaid(
                 f"{key}={','.join(others)} comes from a file, which cannot give trust: write it on "
                 "the command line if you trust it."
             )
+    if tree.get("trust") and "trust" not in words:
+        raise InputError(
+            "trust=true comes from a file, which cannot give trust: write it on the command line "
+            "if the recipes of --config-dir are yours."
+        )
     for key in ONLY_WORDS:
         for name, value in leaves(below(tree, key), key):
             is_set = os.environ.get(name.removeprefix("hydra.job.env_set.")) == value

@@ -3,7 +3,8 @@
 A few lines of `${a}${a}` can expand to more than fits in memory, so interpolations are bounded too.
 OmegaConf resolves one whenever a value is read: whatever reads such files calls
 `limit_interpolations` first. From then on, ``${oc.env:NAME}`` reads only variables that a command
-line names in this way: a file cannot read the environment.
+line names in this way, or that the recipes of a folder are trusted with (`own_folder.py`): another
+file cannot read the environment.
 
 A run folder may come from anyone, and no file in it can prove who wrote it, except by a secret that
 is not in it. The key of the signatures is a file of the user, outside of every run folder:
@@ -16,7 +17,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from io import StringIO
@@ -200,20 +201,41 @@ def limit_interpolations() -> None:
     OmegaConf.register_new_resolver("oc.env", _environment, replace=True)
 
 
-def permit_variables(words: Sequence[str]) -> None:
-    """Permits ``${oc.env:NAME}`` only for the names that words of a command line read so."""
-    global _variables
+def refuse_variable(name: str, instead: str = "") -> None:
+    """Refuses the environment variable that a file reads.
+
+    Args:
+      instead: another way out, before the usual one.
+
+    Raises:
+      InputError: always.
+    """
+    raise InputError(
+        f"a file reads the environment variable {name!s:.100}, and anyone may have written it: "
+        f"{instead}write the key with ${{oc.env:{name!s:.100}}} on the command line if you trust it"
+    )
+
+
+_require: Callable[[str], None] = refuse_variable
+
+
+def permit_variables(
+    words: Sequence[str], require: Callable[[str], None] = refuse_variable
+) -> None:
+    """Permits ``${oc.env:NAME}`` only for the names that words of a command line read so.
+
+    Args:
+      require: raises an `InputError` for any other name that files may not read.
+    """
+    global _variables, _require
     names = re.findall(r"oc\.env:\s*['\"]?([A-Za-z_]\w*)", " ".join(words))
-    _variables = frozenset(names)
+    _variables, _require = frozenset(names), require
 
 
 def _environment(name: str, default: Any = _NONE) -> Any:
     """Returns an environment variable, for ``${oc.env:NAME}`` and ``${oc.env:NAME,DEFAULT}``."""
     if name not in _variables:
-        raise InputError(
-            f"a file reads the environment variable {name!s:.100}, and anyone may have written it: "
-            f"write the key with ${{oc.env:{name!s:.100}}} on the command line if you trust it"
-        )
+        _require(name)
     return oc.env(name) if default is _NONE else oc.env(name, default)
 
 

@@ -144,7 +144,16 @@ def table(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
 
 TRAINING, EVALUATION = "training", "evaluation"  # the "kind" in environment.json
 # Keys of the root that say how a start is watched, and not what is learned.
-OF_A_START = ("resume", "trusted_targets", "allow", "tracker", "checkpoint", "samples", "debug")
+OF_A_START = (
+    "resume",
+    "trusted_targets",
+    "allow",
+    "trust",
+    "tracker",
+    "checkpoint",
+    "samples",
+    "debug",
+)
 OF_A_START += ("plan", "mesh", "hydra")
 RESERVE = ".reserve"  # a file in the place of the summary, while the run goes on
 ROOM = 2**15  # bytes; more than a summary has

@@ -31,7 +31,7 @@ from rl4p.runs.grading import graded, mean_grades, text_reward
 from rl4p.runs.record import Record, json_lines, replace_file
 from rl4p.runs.sample import Sample, read_samples
 
-MAY_SET = ("reward", "max_response_tokens", "experiment", "trusted_targets", "allow")
+MAY_SET = ("reward", "max_response_tokens", "experiment", "trusted_targets", "allow", "trust")
 OF_RUN = ("reward", "max_response_tokens")
 WHOLE = ("code", "crossword", "reasoning_gym")  # data sets that take no part of an answer
 # The rewards of lines that name no task: of those whose answer is a number, and of others.

@@ -249,7 +249,7 @@ CHANGES = (
     *("evaluation.rollout={_target_:toy.Part}", "+evaluation.tasks.more={_target_:toy.Part}"),
     *("samples.count=1", "tracker.size=2", "checkpoint.size=2"),
     *("debug.profile=true", "plan.search=true", "mesh.size=2", "trusted_targets=[toy,mine]"),
-    "allow=/x",
+    *("allow=/x", "trust=false"),
 )
 
 

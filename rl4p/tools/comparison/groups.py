@@ -17,6 +17,7 @@ IGNORED = (
     "resume",
     "trusted_targets",
     "allow",
+    "trust",
     "tracker",
     "checkpoint",
     "samples",

@@ -12,7 +12,7 @@ from rl4p.runs.folder import run_folder
 
 # The keys of the configuration that a command line may set, each with all keys below it.
 OF_BOTH = ("data", "reward", "rollout", "group_size", "max_response_tokens", "seed")
-OF_BOTH += ("trusted_targets", "allow")
+OF_BOTH += ("trusted_targets", "allow", "trust")
 OF_POLICY = ("model", "mesh", "prompts_per_step", "max_prompt_tokens")
 INSTEAD = {"samples": "write group_size=N"}
 

@@ -12,7 +12,7 @@ from rl4p.configuration.bounds import Natural, Port, Positive
 from rl4p.runs.folder import run_folder
 
 # The keys of the configuration that a command line may set, each with all keys below it.
-TAKEN = ("model", "mesh", "trusted_targets", "allow")
+TAKEN = ("model", "mesh", "trusted_targets", "allow", "trust")
 WITHOUT_RUN = ("experiment", "seed")
 PROMPTING = ("data.system_prompt", "data.prompt", "data.examples")  # with prompting=true
 INSTEAD = {
