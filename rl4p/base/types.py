@@ -125,6 +125,8 @@ class Turn(Serializable):
       text, tokens: the text of the message, special tokens included, and the number of its tokens.
       messages: the answer, as chat templates take it; empty at the end of an episode.
       reward, metrics, state: as in `protocols.environment.StepResult`.
+      start: the number of the policy's tokens before its first one in the row, where calls of two
+        conversations alternate; None if it follows the turn before in the row.
       sampling_seconds, environment_seconds: the times of both, which equality leaves out; or 0.
     """
 
@@ -134,6 +136,7 @@ class Turn(Serializable):
     reward: float = 0.0
     metrics: Mapping[str, float] = field(default_factory=dict)
     state: Hashable = None
+    start: int | None = None
     sampling_seconds: float = field(default=0.0, compare=False)
     environment_seconds: float = field(default=0.0, compare=False)
 
@@ -161,6 +164,19 @@ class Episode(Serializable):
     turns: tuple[Turn, ...] = ()
     failure: str | None = None
     opening: tuple[Mapping[str, Any], ...] | None = None
+
+    @property
+    def turn_places(self) -> list[slice]:
+        """Returns where each turn is among the tokens of the row that the policy chose.
+
+        Turns are in the order of time, and the row has one segment after the other.
+        """
+        places, end = [], 0
+        for turn in self.turns:
+            start = end if turn.start is None else turn.start
+            end = start + turn.tokens
+            places.append(slice(start, end))
+        return places
 
     @property
     def messages(self) -> list[dict[str, Any]]:

@@ -3,12 +3,16 @@
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import jax.numpy as jnp
+
 from rl4p.base.types import Array, Episode, Metrics, Rewards, TrainingBatch, TrainState
+from rl4p.distributed.processes import to_host
 from rl4p.loop.metrics import collection_metrics, task_metrics
 from rl4p.loop.phases import Memory, Phases
 from rl4p.loop.scoring import Scoring
 from rl4p.loop.stopwatch import Stopwatch
 from rl4p.loop.transform import transformed
+from rl4p.loop.turn_order import reordered, time_order
 from rl4p.model.policy import Policy
 from rl4p.protocols.collection import OpenCollector, OpenSource, Stateful, Transform
 from rl4p.protocols.phases import Optimizer
@@ -97,9 +101,18 @@ def rollout_batch(loop: Loop, state: TrainState) -> RolloutBatch:
         coefficients = phases.coefficients(collected.memory, step)
 
     with watch("advantage"):
+        order_BT = time_order(to_host(trajectories.response_mask_BT), collected.episodes)
+        if order_BT is not None:  # advantages read the turns in the order of time
+            order_BT = policy.mesh.shard_rows(order_BT)
         estimated, memory = phases.estimate(
-            collected.memory, trajectories, rewards, scores, coefficients["kl"]
+            collected.memory,
+            reordered(trajectories, order_BT),
+            reordered(rewards, order_BT),
+            reordered(scores, order_BT),
+            coefficients["kl"],
         )
+        if order_BT is not None:
+            estimated = reordered(estimated, jnp.argsort(order_BT, axis=1))
         metrics = collection_metrics(step, collected, estimated.advantages_BT)
         if len(loop.scoring.tasks) > 1:
             tasks_B = [episode.prompt.task for episode in collected.episodes]

@@ -154,10 +154,12 @@ def turn_states(trajectories: Trajectories, episodes: Sequence[Episode]) -> np.n
     for row, episode in enumerate(episodes):
         opening = episode.opening or episode.prompt.prompt_messages()
         before: Any = json.dumps(opening, sort_keys=True, default=str)
-        chosen, start = np.flatnonzero(mask_BT[row]), 0
-        for number, turn in enumerate(episode.turns or (Turn(text="", tokens=len(chosen)),)):
+        chosen = np.flatnonzero(mask_BT[row])
+        turns = episode.turns or (Turn(text="", tokens=len(chosen)),)
+        places = episode.turn_places or [slice(None)]
+        for number, (turn, place) in enumerate(zip(turns, places, strict=True)):
             unnamed = number > 0 and before is None
             key = (int(ids_B[row]), number == 0, before, (row, number) if unnamed else None)
-            numbers_BT[row, chosen[start : start + turn.tokens]] = order.setdefault(key, len(order))
-            before, start = turn.state, start + turn.tokens
+            numbers_BT[row, chosen[place]] = order.setdefault(key, len(order))
+            before = turn.state
     return numbers_BT

@@ -52,8 +52,8 @@ def with_turn_rewards(
     mask_BT = np.asarray(to_host(trajectories.response_mask_BT))
     tokens_BT = np.zeros(mask_BT.shape, np.float32)
     for row in np.flatnonzero(rewards.valid_B).tolist():
-        turns, chosen = episodes[row].turns, np.flatnonzero(mask_BT[row])
-        ends = np.maximum(np.cumsum([turn.tokens for turn in turns[:-1]], dtype=int) - 1, 0)
+        chosen = np.flatnonzero(mask_BT[row])
+        ends = [max(place.stop - 1, 0) for place in episodes[row].turn_places[:-1]]
         for term in terms_B[row]:
             for end, reward in zip(ends, term.by_turn(episodes[row]), strict=False):
                 tokens_BT[row, chosen[end]] += term.weight * reward

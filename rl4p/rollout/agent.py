@@ -123,9 +123,8 @@ class Agent(EpisodeRollout):
             server.opened.unregister(address)
         if calls.full:
             episode.finish = Finish.LENGTH
-        episode.segments = [segment for segment in episode.segments if segment.tokens]
-        if not episode.segments:  # without a call it is its prompt
-            episode.segments.append(Segment())
+        if not any(segment.tokens for segment in episode.segments):  # without a call: its prompt
+            episode.segments = [Segment()]
             episode.segments[0].read(prompt.tokens)
         return episode
 

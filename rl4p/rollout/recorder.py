@@ -66,7 +66,9 @@ class FinishedEpisode(Serializable):
 
     Attributes:
       segments: its tokens.
-      turns: the messages of the policy, and what the environment answered to each.
+      turns: the messages of the policy, and what the environment answered to each, in the order
+        in which they ended.
+      places: of each turn the number of its segment, and of the policy's tokens before it there.
       finish: the reason why it ended.
       failure: what the environment did wrong; None if nothing.
       engine: the address of the server that drew its last tokens.
@@ -76,6 +78,7 @@ class FinishedEpisode(Serializable):
     prompt: Prompt
     segments: list[Segment]
     turns: list[Turn] = field(default_factory=list)
+    places: list[tuple[int, int]] = field(default_factory=list)
     finish: Finish = Finish.LENGTH
     failure: str | None = None
     engine: str = ""
@@ -97,13 +100,18 @@ class FinishedEpisode(Serializable):
 
     def in_words(self) -> Episode:
         """Returns the episode as graders and hooks take it."""
+        turns = self.turns
+        before = np.cumsum([0, *(sum(segment.chosen) for segment in self.segments)])
+        starts = [int(before[segment]) + start for segment, start in self.places]
+        if starts != np.cumsum([0, *(turn.tokens for turn in turns)]).tolist()[: len(starts)]:
+            turns = [replace(x, start=start) for x, start in zip(turns, starts, strict=True)]
         return Episode(
             prompt=self.prompt,
             response=self.turns[-1].text if self.turns else "",
             tokens=sum(turn.tokens for turn in self.turns),
             finish=self.finish,
             engine=self.engine,
-            turns=tuple(self.turns),
+            turns=tuple(turns),
             failure=self.failure,
             opening=self.opening,
         )
@@ -295,6 +303,8 @@ class Recorder:
         if not self.over:
             tokens = completion.tokens.tolist()
             self.used -= limit - len(tokens)
+            number = next(i for i, x in enumerate(self.episode.segments) if x is segment)
+            self.episode.places.append((number, sum(segment.chosen)))
             segment.read(context[len(segment.tokens) :])
             segment.choose(completion)
             if text is not None:
@@ -394,6 +404,7 @@ def context_and_rest(
 
     What the policy read last, without choosing a token after it, is left out.
     """
+    segments = [segment for segment in segments if segment.tokens]  # not of calls that failed
     lengths = [len(segment.tokens) for segment in segments]
     chosen = np.concatenate([np.array(segment.chosen, bool) for segment in segments])
     arrays = {

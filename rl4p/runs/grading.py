@@ -34,10 +34,9 @@ def rows_of_turns(episode: Episode, versions: np.ndarray) -> list[dict[str, Any]
     Args:
       versions: the weight version of each token that the policy chose, in all turns.
     """
-    rows, start = [], 0
-    for turn in episode.turns:
-        own = np.unique(versions[start : start + turn.tokens])
-        start += turn.tokens
+    rows = []
+    for turn, place in zip(episode.turns, episode.turn_places, strict=True):
+        own = np.unique(versions[place])
         calls = [
             {"name": call.name, "arguments": dict(call.arguments)}
             if isinstance(call, ParsedCall)
