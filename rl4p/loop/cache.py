@@ -10,7 +10,12 @@ from rl4p.base.errors import InputError
 from rl4p.base.types import Array, Finish, Group, Rewards
 from rl4p.configuration.bounds import Positive
 from rl4p.protocols.collection import CollectorPhases
-from rl4p.protocols.traits import AdvantageTraits
+from rl4p.protocols.traits import AdvantageTraits, RolloutTraits
+
+EPISODES = (
+    "collector.cache needs samples of one prompt and one response, but this rollout has episodes "
+    "of many turns, in which others answer the policy: leave the cache out."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +26,9 @@ class SuccessCache:
     sample of the group, with its grades. Its tokens have no weight version and no behaviour
     log-probabilities, as in a demonstration, so corrections leave them alone. Prompts must
     come again for the cache to act: in a second epoch or by `source=replay`.
+
+    A sample is a prompt and one response. Episodes are refused: what answered the policy in them
+    may be another world the next time.
 
     Attributes:
       capacity: the most prompts in the cache; those that were right longest ago leave first.
@@ -35,8 +43,10 @@ class SuccessCache:
 
         Raises:
           InputError: a phase reads log-probabilities of a sampling policy, which a stored solution
-            lacks.
+            lacks, or the rollout has episodes of many turns.
         """
+        if RolloutTraits.read(phases.rollout).many_turns:
+            raise InputError(EPISODES)
         if phases.kl.active and phases.kl.placement == "in_reward":
             raise InputError(
                 "collector.cache has samples without log-probabilities of a sampling policy, but "
@@ -82,6 +92,8 @@ class OpenSuccessCache:
         Raises:
           InputError: the reward has no such term, or a sample is not a prompt and one response.
         """
+        if any(episode.turns for episode in group.episodes):
+            raise InputError(EPISODES)
         term, trajectories = self.options.term, group.trajectories
         if term is not None and term not in group.rewards.terms:
             raise InputError(

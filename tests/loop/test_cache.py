@@ -6,13 +6,16 @@ import numpy as np
 import pytest
 
 from rl4p.base.errors import InputError
+from rl4p.base.types import Turn
+from rl4p.configuration import compose
 from rl4p.learner.kl import Fixed
 from rl4p.loop.cache import SuccessCache
 from rl4p.loop.checks import check_trajectories
 from rl4p.loop.groups import joined
+from rl4p.runs.build import build
 from rl4p.runs.checkpoint import with_arrays, without_arrays
 
-PLAIN = SimpleNamespace(kl=SimpleNamespace(active=False), advantage=None)
+PLAIN = SimpleNamespace(kl=SimpleNamespace(active=False), advantage=None, rollout=None)
 
 
 def test_a_group_without_a_right_sample_gets_the_shortest_so_far(make_group, policy):
@@ -118,6 +121,39 @@ def test_a_total_reward_may_decide(make_group):
     ],
 )
 def test_phases_that_read_the_sampler_are_refused(kl, needs, sentence):
-    phases = SimpleNamespace(kl=kl, advantage=SimpleNamespace(needs=frozenset(needs)))
+    phases = SimpleNamespace(rollout=None, kl=kl, advantage=SimpleNamespace(needs=frozenset(needs)))
     with pytest.raises(InputError, match=sentence):
         SuccessCache().open(phases)
+
+
+@pytest.mark.parametrize("collector", ["dynamic_sampling", "asynchronous"])
+@pytest.mark.parametrize(
+    "rollout",
+    [
+        (
+            *("rollout=environment", "+environment@rollout.environment=gymnasium"),
+            "rollout.environment.factory._target_=rl4p.rollout.environments.games.Guess",
+        ),
+        (
+            *("rollout=environment", "+environment@rollout.environment=tool_object"),
+            "rollout.environment.factory._target_=rl4p.rollout.environments.games.Calculator",
+        ),
+        ("rollout=agent", "rollout.agent._target_=tests.loop.test_turn_order.PlannerAndWorker"),
+    ],
+)
+def test_episodes_are_refused_before_the_run(collector, rollout):
+    cache = (f"collector={collector}", "+cache@collector.cache=success_cache", "tracker=none")
+    with pytest.raises(InputError, match="episodes of many turns, in which others answer"):
+        build(compose((*rollout, "trusted_targets=tests", *cache)))
+
+
+@pytest.mark.parametrize("right", [[1, 0], [0, 0]])
+def test_a_group_with_turns_is_refused(make_group, right):
+    """As of a rollout of a user's own that does not say that it has many turns."""
+    group = make_group(right)
+    turns = (Turn(text="a", tokens=1), Turn(text="b", tokens=2))
+    episodes = (replace(group.episodes[0], turns=turns), *group.episodes[1:])
+    cache = SuccessCache().open(PLAIN)
+    with pytest.raises(InputError, match="needs samples of one prompt and one response"):
+        cache(replace(group, episodes=episodes))
+    assert not cache.solutions
