@@ -1,7 +1,7 @@
 """Readers and writers of Hugging Face folders: config.json, safetensors and adapters."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial, reduce
 from operator import getitem
@@ -53,6 +53,7 @@ from rl4p.model.tensor_files import (
 from rl4p.model.tokenizer import save_tokenizer
 
 SHARD_BYTES = 5 * 10**9
+NO_KEYS: Mapping[str, Mapping[str, Any]] = {}
 ALIGNMENT = 64  # bytes; the CPU backend uses aligned memory in place, and copies any other
 
 
@@ -204,6 +205,7 @@ def write_model(
     end_ids: tuple[int, ...],
     *,
     pad_id: int | None = None,
+    kept: Mapping[str, Mapping[str, Any]] = NO_KEYS,
     dtype: str | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
@@ -214,17 +216,24 @@ def write_model(
       params: stacked parameters on any devices; adapters are merged into their kernels.
       end_ids: all end tokens; config.json names only the first.
       pad_id: the pad token; None writes none.
+      kept: further keys of config.json and generation_config.json (`Policy.kept`).
       dtype: the dtype of the files; None keeps the dtype of the parameters.
       shard_bytes: the total size above which tensors are divided among several files.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tensors = model_tensors(decoder, params, lambda _, array: dtype or array.dtype)
     write_tensors(folder, tensors, shard_bytes)
-    write_configs(folder, decoder, end_ids, pad_id=pad_id, dtype=str(tensors[0].dtype))
+    write_configs(folder, decoder, end_ids, pad_id=pad_id, kept=kept, dtype=str(tensors[0].dtype))
 
 
 def write_configs(
-    folder: Path, decoder: Decoder, end_ids: tuple[int, ...], *, pad_id: int | None, dtype: str
+    folder: Path,
+    decoder: Decoder,
+    end_ids: tuple[int, ...],
+    *,
+    pad_id: int | None,
+    kept: Mapping[str, Mapping[str, Any]],
+    dtype: str,
 ) -> None:
     """Writes config.json and generation_config.json; see `write_model`."""
     family = FAMILIES[decoder.config.family]
@@ -236,11 +245,13 @@ def write_configs(
         "eos_token_id": end_ids[0],
         "dtype": dtype,
     }
-    generation = {"eos_token_id": list(end_ids), "do_sample": True}
+    sampled = kept.get("generation_config.json", {}).get("do_sample", True)
+    generation = {"eos_token_id": list(end_ids), "do_sample": sampled}
     if pad_id is not None:
         config["pad_token_id"] = generation["pad_token_id"] = pad_id
     for name, content in (("config.json", config), ("generation_config.json", generation)):
-        (folder / name).write_text(json.dumps(content, indent=2) + "\n")
+        others = {key: x for key, x in kept.get(name, {}).items() if key not in content}
+        (folder / name).write_text(json.dumps(content | others, indent=2) + "\n")
 
 
 def write_adapter(
@@ -344,6 +355,7 @@ def write_policy(
                     policy.merged(trained),
                     policy.end_ids,
                     pad_id=policy.pad_id,
+                    kept=policy.kept,
                     dtype=dtype,
                     shard_bytes=shard_bytes,
                 )

@@ -16,7 +16,7 @@ from rl4p.distributed.mesh import Mesh
 from rl4p.model.attention import Kernel, check_kernel
 from rl4p.model.chat_templates import Key, chat_template, date_of, set_clock
 from rl4p.model.decoder import Decoder, Remat
-from rl4p.model.families.harmless import check_keys
+from rl4p.model.families.harmless import check_keys, kept_keys
 from rl4p.model.folder import lasting_name, model_folder, refuse_adapter
 from rl4p.model.huggingface import read_config, read_params
 from rl4p.model.lora import LoRA
@@ -163,7 +163,16 @@ class Pretrained:
             template=self.template,
             chat_template=None if own is None else own.source,
             date=date,
+            kept=read_kept_keys(folder),
         )
+
+
+def read_kept_keys(folder: Path) -> dict[str, dict[str, Any]]:
+    """Returns the keys of a folder's configurations that an export keeps, by file."""
+    names = ("config.json", "generation_config.json")
+    return {
+        name: kept_keys(read_json(folder / name)) for name in names if (folder / name).is_file()
+    }
 
 
 def read_end_ids(folder: Path, tokenizer: Any, end_of_message: str | None) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from rl4p.base.errors import InputError
 from rl4p.base.types import Finish, Prompt
 from rl4p.distributed.mesh import Mesh
 from rl4p.model import pretrained
-from rl4p.model.huggingface import write_model
+from rl4p.model.huggingface import write_model, write_policy
 from rl4p.model.lora import LoRA
 from rl4p.model.pretrained import Pretrained
 from rl4p.model.scratch import Scratch
@@ -40,6 +40,60 @@ def test_a_policy_comes_back_whole(folder, policy, params):
     assert read.end_ids == (256, 258)
     assert read.pad_id == policy.pad_id
     jax.tree.map(np.testing.assert_array_equal, read_params, params)
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("config.json", {"bos_token_id": 257}),
+        ("config.json", {"bos_token_id": None}),  # else a class of transformers has its own
+        ("config.json", {"unk_token_id": 3, "sep_token_id": 4, "use_cache": False}),
+        ("config.json", {"initializer_range": 0.01, "attention_dropout": 0.1}),
+        ("config.json", {"use_sliding_window": False, "max_window_layers": 2}),
+        ("generation_config.json", {"temperature": 0.6, "top_p": 0.95, "top_k": 20}),
+        ("generation_config.json", {"repetition_penalty": 1.05, "bos_token_id": 257}),
+        ("generation_config.json", {"do_sample": False}),
+        ("generation_config.json", {"max_new_tokens": 99, "min_p": 0.1}),
+        ("generation_config.json", {"stop_strings": ["User:"], "suppress_tokens": [7]}),
+    ],
+)
+@pytest.mark.parametrize("rank", [0, 2])
+def test_an_export_keeps_what_rl4p_does_not_decide(folder, tmp_path, name, keys, rank):
+    edit(folder / name, lambda content: content.update(keys))
+    out = tmp_path / "out"
+    write_policy(out, *build(folder, lora=LoRA(rank=rank)))
+    written = json.loads((out / name).read_text())
+    assert {key: written[key] for key in keys} == keys
+    again = tmp_path / "again"  # and so does an export of the export
+    write_policy(again, *build(out))
+    assert (again / name).read_text() == (out / name).read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("config.json", "torch_dtype", "float16"),
+        ("config.json", "auto_map", {"AutoModel": "modeling.Model"}),  # the code is not exported
+        ("config.json", "transformers_version", "4.40.0"),
+        ("generation_config.json", "_from_model_config", True),
+        ("generation_config.json", "transformers_version", "4.40.0"),
+    ],
+)
+def test_an_export_leaves_out_what_is_no_longer_so(folder, tmp_path, name, key, value):
+    edit(folder / name, lambda content: content.update({key: value}))
+    write_policy(tmp_path / "out", *build(folder))
+    assert key not in json.loads((tmp_path / "out" / name).read_text())
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+def test_the_special_tokens_of_an_export_are_those_of_the_policy(folder, tmp_path, name):
+    """The end tokens of the tokenizer and of the files are one set, and the pad token is its."""
+    edit(folder / name, lambda content: content.update(pad_token_id=3))
+    policy, params = build(folder)
+    write_policy(tmp_path / "out", policy, params)
+    written = json.loads((tmp_path / "out" / name).read_text())
+    assert written["pad_token_id"] == policy.pad_id
+    assert written["eos_token_id"] in (policy.end_ids[0], list(policy.end_ids))
 
 
 @pytest.mark.parametrize("layers", [{"remat": "layer"}, {"remat": "none", "unroll": True}])

@@ -99,6 +99,7 @@ class WeightsFolder:
                 policy.decoder,
                 policy.end_ids,
                 pad_id=policy.pad_id,
+                kept=policy.kept,
                 dtype=str(tensors[0].dtype),
             )
             self.add_tokenizer(unfinished, policy)

@@ -1,4 +1,7 @@
-"""The keys of config.json and generation_config.json that change no number of rl4p."""
+"""The keys of config.json and generation_config.json that change no number of rl4p.
+
+An export keeps the values that these keys and others had, except those that an export decides.
+"""
 
 import logging
 from collections.abc import Mapping
@@ -15,6 +18,9 @@ SAMPLING = (  # rollout.temperature and its neighbours, and max_response_tokens,
     *("repetition_penalty", "encoder_repetition_penalty", "length_penalty", "diversity_penalty"),
     *("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "epsilon_cutoff", "eta_cutoff"),
     *("num_beams", "num_beam_groups", "early_stopping", "penalty_alpha", "renormalize_logits"),
+)
+SPECIAL_TOKENS = (
+    *("bos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id", "unk_token_id"),
 )
 HARMLESS = {
     "names and versions": (
@@ -48,10 +54,7 @@ HARMLESS = {
     ),
     "widths of layers that the model lacks": ("intermediate_size",),
     "read only with use_sliding_window": ("sliding_window", "max_window_layers"),
-    "special tokens: the chat template and the masks decide": (
-        *("bos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id"),
-        "unk_token_id",
-    ),
+    "special tokens: the chat template and the masks decide": SPECIAL_TOKENS,
     "read elsewhere": ("eos_token_id", "id2label", "label2id", "num_labels"),
     "sampling": SAMPLING,
 }
@@ -59,6 +62,29 @@ REFUSED = (  # each of them changes what transformers computes or reads
     *("per_layer_config", "transformers_weights", "fusion_config", "pruned_heads"),
     *("is_encoder_decoder",),
 )
+
+# An export writes them anew, or has no longer what they speak of.
+DECIDED = (
+    *("model_type", "architectures", "dtype", "torch_dtype", "use_bfloat16"),
+    *("eos_token_id", "pad_token_id", "id2label", "label2id", "num_labels"),
+    *("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor"),
+    *("quantization_config", "compression_config"),  # the weights are written in full
+    *("auto_map", "custom_pipelines"),  # the code is not exported
+    *("_name_or_path", "name_or_path", "_model_name_or_path", "_commit_hash"),
+    *("transformers_version", "_from_model_config", "_original_object_hash"),
+)
+
+
+def kept_keys(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what an export keeps of a config.json or of a generation_config.json.
+
+    Those are the special tokens that rl4p does not read, the settings of sampling that the authors
+    recommend, and whatever else a reader of the folder may look for.
+    """
+    inner = content.get("text_config")
+    if isinstance(inner, Mapping):  # of several modalities an export has the text model alone
+        content = {key: content[key] for key in SPECIAL_TOKENS if key in content} | {**inner}
+    return {key: value for key, value in content.items() if key not in DECIDED}
 
 
 def check_keys(config: Mapping[str, Any], where: str, quantization: str | None = None) -> None:

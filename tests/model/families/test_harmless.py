@@ -4,7 +4,7 @@ import pytest
 
 from rl4p.base.errors import InputError
 from rl4p.model.families import FAMILIES, family_of
-from rl4p.model.families.harmless import HARMLESS, check_keys
+from rl4p.model.families.harmless import DECIDED, HARMLESS, check_keys, kept_keys
 from rl4p.model.families.keys import Config, Keys
 from tests.golden.cases import CASES
 
@@ -16,6 +16,23 @@ def test_what_rl4p_writes_is_read_or_harmless(case, caplog):
     family_of(written | {"model_type": config.family}, "x").read_config(Keys(written, "x"))
     check_keys(written, "x")
     assert not caplog.text
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_an_export_keeps_does_not_change_the_model(case):
+    config = family_of(CASES[case], "x").read_config(Keys(CASES[case], "x"))
+    family = FAMILIES[config.family]
+    written = {"model_type": config.family} | family.write_config(config)
+    exported = kept_keys(CASES[case]) | written
+    assert family.read_config(Keys(exported, "x")) == family.read_config(Keys(written, "x"))
+    assert CASES[case].keys() - exported.keys() <= {*DECIDED}
+
+
+def test_of_a_wrapper_the_keys_of_its_text_model_are_kept():
+    text = {"bos_token_id": 2, "use_cache": False, "dtype": "bfloat16"}
+    wrapper = {"text_config": text, "vision_config": {"a": 1}, "image_token_id": 9}
+    assert kept_keys(wrapper) == {"bos_token_id": 2, "use_cache": False}
+    assert kept_keys(wrapper | {"sep_token_id": 3})["sep_token_id"] == 3
 
 
 def test_no_key_is_listed_twice():
