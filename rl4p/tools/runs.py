@@ -10,6 +10,7 @@ cannot be reached, the parameters of the run replace the configuration, and ther
 import json
 import math
 import os
+import sys
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -301,7 +302,8 @@ def _read_stored(
     by_step: dict[int, dict[str, float]] = {}
     for key, name_of_metric in wanted.items():
         for point in client.get_metric_history(run_id, key):
-            by_step.setdefault(point.step, {"step": point.step})[name_of_metric] = point.value
+            row = by_step.setdefault(point.step, {"step": point.step})
+            row[name_of_metric] = as_recorded(point.value)
     for key, value in tags.items():
         if is_size(key) and by_step:  # a tag, because it never changes
             by_step[min(by_step)][key] = float(value)
@@ -335,6 +337,14 @@ def _read_stored(
         )
     except WRONG_FILE as error:
         raise _unreadable(error) from error
+
+
+def as_recorded(value: float) -> float:
+    """Returns a value of a store as it was sent.
+
+    The SQL stores of MLflow have no infinity: they keep the largest double in its place.
+    """
+    return math.copysign(math.inf, value) if abs(value) >= sys.float_info.max else value
 
 
 def refuse_unrecorded(name: str, recorded: Collection[str]) -> None:

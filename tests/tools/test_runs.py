@@ -3,8 +3,10 @@
 An MLflow store alone gives the same runs as their folders.
 """
 
+import math
 import shutil
 
+import numpy as np
 import pytest
 
 from rl4p.base.errors import InputError, RunError
@@ -168,6 +170,35 @@ def test_runs_that_did_not_finish_evaluations_and_parents_are_no_runs(sent, stor
         "it is an evaluation, and no training run",
         "it was stopped at step 4",
     ]
+
+
+@pytest.mark.parametrize("name", [METRIC, "update/grad_norm"])
+def test_values_that_are_not_finite_come_back_from_the_store(store, tmp_path, name):
+    values = [0.5, math.inf, -math.inf, math.nan, 1.7e308, -1e308, 5e-324, -0.0, math.inf]
+    rows = [{"step": step, METRIC: 0.5, name: value} for step, value in enumerate(values)]
+    run = write_run(tmp_path / "run", rows=[{k: as_written(x) for k, x in r.items()} for r in rows])
+    send(store, run)
+    ((stored,), _) = read_experiment("rl4p", store.uri, RECORDED, name)
+    np.testing.assert_array_equal([row[name] for row in stored.rows], values)
+    np.testing.assert_array_equal([row[name] for row in read(run).rows], values)
+
+
+def as_written(value):
+    """Returns a number as metrics.jsonl has it."""
+    return value if math.isfinite(value) else repr(float(value))
+
+
+@pytest.mark.slow
+def test_a_run_that_ends_at_infinity_is_left_out_of_both_comparisons(store, tmp_path):
+    for seed, last in enumerate([0.3, 0.4, math.inf]):
+        rows = [{"step": step, METRIC: as_written(x)} for step, x in enumerate([0.1, last])]
+        send(store, write_run(tmp_path / "runs" / f"{seed}", seed=seed, rows=rows))
+    found = read_folders([tmp_path / "runs"]), read_experiment("rl4p", store.uri, RECORDED)
+    folders, stored = (document(analysed(*each, tmp_path / "runs")) for each in found)
+    assert without_names(folders) == without_names(stored)
+    for each in folders, stored:
+        (left_out,) = each["left_out"]
+        assert left_out["reason"] == f"its last {METRIC} is inf"
 
 
 @pytest.mark.slow
