@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from rl4p.base.errors import InputError
 from rl4p.base.types import Demonstration, Prompt, Question
-from rl4p.data.prompts import FIRST, encode_prompts, short_enough, system_of
+from rl4p.data.prompts import FIRST, encode_prompts, misfit, short_enough, system_of
+from rl4p.data.rendering import ShownCheck, as_read, render, take
 from rl4p.model.tokenizer import TEMPLATE_ERRORS
 from rl4p.model.trial import try_first_use
 
@@ -126,10 +127,10 @@ class Template:
     def cut_by_generation_prompt(self, messages: Sequence[Message]) -> tuple[str, list[int]]:
         """Returns the text, and where the generation prompt of the last message ends."""
         texts: list[Any] = [
-            self.tokenizer.apply_chat_template(
-                [dict(message) for message in (*self.system, *part)],
-                tools=self.tools,  # type: ignore[arg-type]
-                tokenize=False,
+            render(
+                self.tokenizer,
+                [*self.system, *part],
+                self.tools,
                 add_generation_prompt=prompts,
                 **self.arguments,
             )
@@ -149,19 +150,22 @@ class Template:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         earlier = sum(message["role"] == "assistant" for message in messages) > 1
-        texts, ranges = render_jinja_template(
-            conversations=[
-                [
-                    {name: value for name, value in message.items() if value is not None}
-                    for message in (*self.system, *part)
-                ]
-                for part in ([messages, messages[:-1]] if earlier else [messages])
-            ],
-            tools=self.tools,  # type: ignore[arg-type]
-            chat_template=source,
-            return_assistant_tokens_mask=True,
-            **{**self.tokenizer.special_tokens_map, **self.arguments},
-        )
+
+        def apply(form: Sequence[Message]) -> Any:
+            parts = [
+                {name: value for name, value in message.items() if value is not None}
+                for message in form
+            ]
+            return render_jinja_template(
+                conversations=[parts, parts[:-1]] if earlier else [parts],
+                tools=self.tools,  # type: ignore[arg-type]
+                chat_template=source,
+                return_assistant_tokens_mask=True,
+                **{**self.tokenizer.special_tokens_map, **self.arguments},
+            )
+
+        given = as_read(self.tokenizer, [*self.system, *messages], self.arguments)
+        texts, ranges = take(apply, given)
         spans, *before = cast("list[list[Range]]", ranges)
         cuts = [cut for span in spans[len(before[0]) if before else 0 :] for cut in span]
         if not cuts:
@@ -198,6 +202,7 @@ def encode_demonstrations(
             template=template,
         )
     given = {"system_prompt": system_prompt, "template": template or {}}
+    check = ShownCheck(tokenizer, template or {})
     first = [
         {
             "messages": row.messages or row.prompt_messages(system_prompt),
@@ -212,7 +217,7 @@ def encode_demonstrations(
         if question.messages is None:
             prompts, _ = encode_prompts([question], tokenizer, max_prompt_tokens=maxsize, **given)
         else:
-            prompts = demonstrations(question, tokenizer, end_ids=end_ids, **given)
+            prompts = demonstrations(question, tokenizer, end_ids=end_ids, check=check, **given)
         prompts_by_question[id(question)] = prompts
     encoded = [prompt for question in questions for prompt in prompts_by_question[id(question)]]
     return short_enough(encoded, max_prompt_tokens)
@@ -225,6 +230,7 @@ def demonstrations(
     system_prompt: str | None,
     end_ids: Sequence[int],
     template: Mapping[str, Any],
+    check: ShownCheck,
 ) -> list[Prompt]:
     """Returns the prompts of a conversation, one for each row.
 
@@ -245,11 +251,10 @@ def demonstrations(
     )
     try:
         rows = chat_template.rows(messages)
+        read = [*system, *messages[: rows[-1].messages]]
+        check(read, question.tools, before=len(system))
     except (InputError, *TEMPLATE_ERRORS) as error:
-        name = tokenizer.name_or_path or "the model"
-        raise InputError(
-            f"The chat template of {name} does not fit the conversation {question.id}: {error}."
-        ) from None
+        raise misfit(tokenizer, question, error) from None
     prompts = []
     for row in rows:
         part, answered = tuple(messages[: row.messages]), question

@@ -20,7 +20,8 @@ from rl4p.base.types import Prompt, Question
 from rl4p.data.conversation import Template
 from rl4p.data.fields import MISSING, names_of, value_of
 from rl4p.data.messages import conversation
-from rl4p.data.prompts import FIRST, short_enough, system_of
+from rl4p.data.prompts import FIRST, misfit, short_enough, system_of
+from rl4p.data.rendering import ShownCheck
 from rl4p.model.tokenizer import TEMPLATE_ERRORS
 from rl4p.model.trial import try_first_use
 
@@ -153,12 +154,15 @@ def encode_preferences(
     ]
     try_first_use(tokenizer, first)
     encoded: dict[int, Prompt] = {}
+    check = ShownCheck(tokenizer, template or {})
     for key, row in distinct.items():
         messages = None if row.messages is None else row.prompt_messages(system_prompt)
         if messages is None:
             prompt, responses = encoded_texts(row, tokenizer, end_ids)
         else:
-            prompt, responses = encoded_messages(row, messages, tokenizer, end_ids, template or {})
+            prompt, responses = encoded_messages(
+                row, messages, tokenizer, end_ids, template or {}, check
+            )
         fields = vars(row) | {
             "tokens": tuple(prompt),
             "system_prompt": messages and system_of(messages),
@@ -174,20 +178,20 @@ def encoded_messages(
     tokenizer: "PreTrainedTokenizerFast",
     end_ids: Sequence[int],
     arguments: Mapping[str, Any],
+    check: ShownCheck,
 ) -> tuple[Tokens, list[Tokens]]:
     """Returns the tokens of a conversation before its last message, and of both last messages."""
     pair: Any = row.pair
     template = Template(tokenizer=tokenizer, end_ids=end_ids, tools=row.tools, arguments=arguments)
     try:
         rows = [template.last_row([*messages, response]) for response in pair]
+        for response in pair:
+            check([*messages, response], row.tools)
         prompts = [each.tokens[: each.begins] for each in rows]
         if prompts[0] != prompts[1]:
             raise InputError("its prompt has other tokens before the rejected response")
     except (InputError, *TEMPLATE_ERRORS) as error:
-        name = tokenizer.name_or_path or "the model"
-        raise InputError(
-            f"The chat template of {name} does not fit the conversation {row.id}: {error}."
-        ) from None
+        raise misfit(tokenizer, row, error) from None
     return prompts[0], [each.tokens[each.begins :] for each in rows]
 
 

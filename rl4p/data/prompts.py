@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rl4p.base.errors import InputError
 from rl4p.base.types import Prompt, Question
+from rl4p.data.rendering import ShownCheck, render
 from rl4p.model.tokenizer import TEMPLATE_ERRORS
 from rl4p.model.trial import try_first_use
 
@@ -151,11 +152,9 @@ def encode_prompts(
     tools = [row.tools for row in distinct.values()]
 
     def rendered(**options: Any) -> list[str]:
-        options = {"add_generation_prompt": True, "tokenize": False, **(template or {}), **options}
-        if not any(tools):  # a call takes the tools of one conversation
-            return tokenizer.apply_chat_template(conversations, **options)  # type: ignore
+        options = {"add_generation_prompt": True, **(template or {}), **options}
         return [
-            tokenizer.apply_chat_template(messages, tools=own, **options)  # type: ignore
+            render(tokenizer, messages, own, **options)
             for messages, own in zip(conversations, tools, strict=True)
         ]
 
@@ -173,6 +172,12 @@ def encode_prompts(
     except TEMPLATE_ERRORS as error:
         keys = "data.system_prompt and model.template" if any(systems) else "model.template"
         raise InputError(f"The model's chat template fails: {error} (check {keys}).") from None
+    check = ShownCheck(tokenizer, template or {})
+    for row, messages in zip(distinct.values(), conversations, strict=True):
+        try:
+            check(messages, row.tools)
+        except InputError as error:
+            raise misfit(tokenizer, row, error) from None
     try:
         without: Sequence[str | None] = rendered(add_generation_prompt=False)
     except TEMPLATE_ERRORS:  # it has no other form
@@ -192,6 +197,14 @@ def encode_prompts(
         )
     }
     return short_enough([encoded[id(row)] for row in questions], max_prompt_tokens)
+
+
+def misfit(tokenizer: "PreTrainedTokenizerFast", row: Question, reason: object) -> InputError:
+    """Returns the error that the chat template does not fit the conversation of a row."""
+    name = tokenizer.name_or_path or "the model"
+    return InputError(
+        f"The chat template of {name} does not fit the conversation {row.id}: {reason}."
+    )
 
 
 def short_enough(encoded: Sequence[Prompt], most: int) -> tuple[list[Prompt], int]:

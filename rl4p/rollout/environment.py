@@ -1,5 +1,6 @@
 """Episodes of many turns: the policy and an environment answer each other."""
 
+import json
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -11,6 +12,7 @@ import numpy as np
 from rl4p.base.errors import RunError
 from rl4p.base.types import Finish, Prompt
 from rl4p.configuration.bounds import AboveZero, Positive
+from rl4p.data.rendering import check_tools
 from rl4p.model.policy import Policy
 from rl4p.protocols.environment import CallRefused, Message, OpensEnvironment, StepResult
 from rl4p.protocols.traits import require
@@ -70,6 +72,13 @@ class Environment(EpisodeRollout):
             try:
                 first = await self.answer(environment.reset)
                 tools = self.environment.tools(prompt)
+                if tools:
+                    check_tools(
+                        policy.tokenizer,
+                        str(policy.tokenizer.chat_template),
+                        json.dumps(dict(policy.template), sort_keys=True, default=str),
+                        json.dumps(tools, sort_keys=True, default=str),
+                    )
                 if first or tools:
                     messages = opening(prompt, first)
                     recorder.begin(policy, prompt.tools if tools is None else tools, messages)

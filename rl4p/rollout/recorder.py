@@ -21,6 +21,7 @@ from rl4p.base.errors import RunError
 from rl4p.base.serialization import Serializable
 from rl4p.base.types import Episode, Finish, Prompt, Sampling, Trajectories, Turn
 from rl4p.data.messages import message_of
+from rl4p.data.rendering import in_words, left_out, render
 from rl4p.model.policy import Policy, padded_width
 from rl4p.model.tokenizer import TEMPLATE_ERRORS
 from rl4p.protocols.engine import Completion, Request
@@ -191,22 +192,27 @@ class Recorder:
         """Appends messages of the environment to the conversation.
 
         Raises:
-          RunError: the chat template does not take the messages.
+          RunError: the chat template does not take the messages, or leaves one out.
         """
         self.messages += messages
-        tokenizer: Any = self.policy.tokenizer
+        tokenizer, options = self.policy.tokenizer, self.policy.template
         try:
-            text = tokenizer.apply_chat_template(
-                [dict(message) for message in self.messages],
-                tools=self.tools,
-                tokenize=False,
-                add_generation_prompt=True,
-                **self.policy.template,
+            text = render(
+                tokenizer, self.messages, self.tools, add_generation_prompt=True, **options
             )
         except TEMPLATE_ERRORS as error:
             raise RunError(
                 f"The model's chat template does not take the messages of the environment: {error}."
             ) from None
+        if any(str(each.get("content", "")).strip() not in text for each in messages):
+            first = len(self.messages) - len(messages)
+            parts = left_out(tokenizer, self.messages, self.tools, options)
+            if lost := [x for x in parts if x.message > first and x.field == "content"]:
+                raise RunError(
+                    "The model's chat template leaves out what the environment says "
+                    f"({in_words(lost)}): choose a template that writes it with "
+                    "model.chat_template=FILE."
+                )
         before, rest = self.continued(text)
         self.context = [*before, *tokenizer(rest, add_special_tokens=False)["input_ids"]]
         self.read(text, self.context, tuple(self.messages))

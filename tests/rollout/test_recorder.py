@@ -131,6 +131,33 @@ def test_a_template_that_refuses_a_message_is_one_sentence(begin):
         calls.extend([{"role": "tool", "content": "1"}])
 
 
+@pytest.mark.parametrize("role", ["tool", "system", "observation"])
+def test_a_template_that_leaves_a_message_out_is_one_sentence(begin, policy, role):
+    template = (
+        "{% for m in messages if m.role in ('user', 'assistant') %}"
+        "{{ '<|' + m.role + '|>' + m.content + '<|end|>' }}{% endfor %}<|assistant|>"
+    )
+    calls = begin(template, responses=[[*ids(policy, "a"), policy.end_ids[0]]])
+    asyncio.run(calls.respond())
+    with pytest.raises(RunError, match=rf"leaves out .*content of message 3 \(role {role}\)"):
+        calls.extend([{"role": role, "content": "RESULT"}])
+
+
+def test_a_result_has_the_id_that_a_template_wants(begin, policy):
+    template = (
+        "{% for m in messages %}{% if m.role == 'tool' and m.tool_call_id | length != 9 %}"
+        "{{ raise_exception('nine') }}{% endif %}<|{{ m.role }}|>{{ m.content }}<|end|>"
+        "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    sampled = [*ids(policy, "call"), policy.end_ids[0]]
+    calls = begin(template, responses=[sampled])
+    prompt = list(calls.context)
+    asyncio.run(calls.respond())
+    calls.extend([{"role": "tool", "name": "add", "content": "6"}])
+    rest = ids(policy, "<|tool|>6<|end|><|assistant|>")
+    assert calls.context == prompt + sampled + rest  # one segment: the sampled tokens stay
+
+
 def test_the_first_context_and_the_rest():
     context, rest = context_and_rest([segment([1, 2], (3,), [4, 5], (6, 7), [8])])
     assert context["tokens"].tolist() == [1, 2]

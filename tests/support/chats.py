@@ -166,8 +166,9 @@ THIRD = (
 
 # Questions, and the rows that they become.
 CALLS = (SYSTEM, *THREE_TURNS)
+CALLS_WITHOUT_THOUGHTS = without("reasoning_content", messages=CALLS)
 QWEN2_5 = (
-    conversation(CALLS, tools=(ADD,)),
+    conversation(CALLS_WITHOUT_THOUGHTS, tools=(ADD,)),
     [
         f"<|im_start|>system\nBe brief.\n\n{QWEN_TOOLS}"
         "<|im_start|>user\nHi<|im_end|>\n"
@@ -219,7 +220,7 @@ def llama3_header(role):
 
 
 LLAMA3_1 = (
-    conversation(CALLS, tools=(ADD,)),
+    conversation(CALLS_WITHOUT_THOUGHTS, tools=(ADD,)),
     [
         f"<|begin_of_text|>{llama3_header('system')}Environment: ipython\nCutting Knowledge Date: "
         "December 2023\nToday Date: 26 Jul 2024\n\nBe brief.<|eot_id|>"

@@ -23,7 +23,8 @@ TEMPLATE = (
     "{% if tools %}{{ '[' + tools[0]['function']['name'] + ']' }}{% endif %}"
     "{% for message in messages %}{{ message['role'][0] + ':' + message['content'] }}"
     "{% for call in message.get('tool_calls', []) %}"
-    "{{ '(' + call['function']['arguments']|tojson + ')' }}{% endfor %}{{ '|' }}{% endfor %}"
+    "{{ call['function']['name'] + '(' + call['function']['arguments']|tojson + ')' }}"
+    "{% endfor %}{{ '|' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'a:' }}{% endif %}{% if mark %}{{ mark }}{% endif %}"
 )
 

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple, Self
@@ -21,6 +21,7 @@ from rl4p.data.messages import (
     message_of,
     tool_calls,
 )
+from rl4p.data.rendering import in_words, left_out, render
 from rl4p.engine.detokenizer import overlap
 from rl4p.engine.serving.active_request import Choice
 from rl4p.engine.serving.app import HttpRequest, ServedModel
@@ -243,16 +244,11 @@ class Conversation(Body):
                     param="continue_final_message",
                 )
             options["continue_final_message"] = True
-        if self.has_tools and "tools" not in tokenizer.get_chat_template():
-            raise HttpError(
-                "The model's chat template knows no tools: leave tools out.", param="tools"
-            )
         sent = [server.as_sampled(message_of(x.model_dump(), x.role)) for x in self.messages]
         messages: Any = server.add_prompting(sent)
         tools: Any = self.tools if self.has_tools else None
 
-        render: Any = tokenizer.apply_chat_template
-        apply = partial(render, messages, tools=tools, tokenize=False, **options)
+        apply = partial(render_whole, tokenizer, messages, tools, options)
         size = sum(len(message["content"]) for message in messages)
         server.check_text(size, "messages")
         try:
@@ -263,6 +259,37 @@ class Conversation(Body):
                 param="messages",
             ) from None
         return await server.encode(text, "messages", special=False, messages=messages)
+
+
+def render_whole(
+    tokenizer: Any, messages: Sequence[Any], tools: Any, options: Mapping[str, Any]
+) -> str:
+    """Returns the text of a conversation.
+
+    Raises:
+      HttpError: the chat template leaves out the tools, a call, a result or a system message.
+    """
+    text = render(tokenizer, messages, tools, **options)
+    if tools or any(
+        each["role"] in ("system", "tool") or "tool_calls" in each for each in messages
+    ):
+        # Clients return thoughts, and texts beside calls, that templates leave out on purpose.
+        parts = [
+            part
+            for part in left_out(tokenizer, messages, tools, options)
+            if part.field in ("tools", "tool_calls") or part.role in ("system", "tool")
+        ]
+        if any(part.field == "tools" for part in parts):
+            raise HttpError(
+                "The model's chat template knows no tools: leave tools out.", param="tools"
+            )
+        if parts:
+            raise HttpError(
+                f"The model's chat template leaves out {in_words(parts)}: send it as a text of the "
+                "user, or serve a model whose template writes it.",
+                param="messages",
+            )
+    return text
 
 
 class ResponseFormat(Body, extra="ignore"):

@@ -107,7 +107,7 @@ def test_the_arguments_of_former_calls_become_objects(make_server):
         {"role": "tool", "tool_call_id": "c", "content": "2"},
     ]
     text, tools = prompt(make_server, {"messages": messages})
-    assert text == 'u:x|a:({"a": 1})|t:2|a:'
+    assert text == 'u:x|a:add({"a": 1})|t:2|a:'
     assert not tools
 
 
@@ -201,6 +201,26 @@ def test_tools_need_a_template_that_knows_them(make_server, policy):
     body = {"messages": [{"role": "user", "content": "a"}], "tools": [tool]}
     with pytest.raises(HttpError, match="knows no tools"):
         prompt(make_server, body, tokenizer=policy.tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("skipped", "messages", "words"),
+    [
+        ("tool", [{"role": "tool", "content": "2"}], r"content of message 2 \(role tool\)"),
+        ("system", [{"role": "system", "content": "x"}], r"content of message 2 \(role system\)"),
+        ("", [{"role": "assistant", "tool_calls": [MESSAGES_CALL]}], "tool_calls of message 2"),
+    ],
+)
+def test_what_a_template_leaves_out_is_refused(make_server, policy, skipped, messages, words):
+    from copy import copy
+
+    tokenizer = copy(policy.tokenizer)
+    tokenizer.chat_template = (
+        f"{{% for m in messages if m.role != '{skipped}' %}}{{{{ m.content }}}}{{% endfor %}}"
+    )
+    body = {"messages": [{"role": "user", "content": "a"}, *messages]}
+    with pytest.raises(HttpError, match=f"leaves out {words}"):
+        prompt(make_server, body, tokenizer=tokenizer)
 
 
 def test_the_sentence_of_a_template_is_passed_on(make_server, chatty):
