@@ -1,8 +1,8 @@
 """Conversations as token ids, with the ranges of tokens that are trained.
 
-The messages of the assistant are trained, each with the token that ends it. System and user
-messages, results of tools and the headers of messages are not. The chat template decides where a
-message begins:
+The messages of the assistant are trained, each with the token that ends it, except those that the
+data set excludes (`message_weights.py`). System and user messages, results of tools and the headers
+of messages are not. The chat template decides where a message begins:
 
 * A template with ``{% generation %}`` tags marks the text of the assistant.
 * With any other template, a message of the assistant begins where the generation prompt of the
@@ -17,6 +17,7 @@ Ranges of tokens are found by tokenizing the text up to a boundary, never by cha
 because some tokenizers leave whitespace out of them (`trim_offsets`).
 """
 
+import logging
 import re
 from array import array
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from rl4p.base.errors import InputError
 from rl4p.base.types import Demonstration, Prompt, Question
+from rl4p.data.message_weights import KEYS, check_weights, is_trained
 from rl4p.data.prompts import FIRST, encode_prompts, misfit, short_enough, system_of
 from rl4p.data.rendering import ShownCheck, as_read, render, take
 from rl4p.model.tokenizer import TEMPLATE_ERRORS
@@ -34,6 +36,7 @@ from rl4p.model.trial import try_first_use
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+log = logging.getLogger(__name__)
 Message = Mapping[str, Any]
 Range = tuple[int, int]
 
@@ -44,7 +47,7 @@ TAGS = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 class Row:
     """A conversation, or the beginning of one, as a sequence of tokens."""
 
-    messages: int  # their number; the last one is of the assistant
+    messages: int  # their number; the last one is trained
     tokens: list[int]  # up to the token that ends the last message
     begins: int  # the number of tokens before the last message
     trained: tuple[Range, ...]  # the ranges of trained tokens, in order
@@ -61,14 +64,14 @@ class Template:
     arguments: Mapping[str, Any]  # `model.template`
 
     def rows(self, messages: Sequence[Message]) -> list[Row]:
-        """Returns rows in which every message of the assistant is trained exactly once.
+        """Returns rows in which every message that is to be trained is trained exactly once.
 
-        Most conversations are one row. Messages after the last one of the assistant are left out.
+        Most conversations are one row. Messages after the last trained one are left out.
         """
         rows = [
             self.last_row(messages[:count])
             for count, message in enumerate(messages, 1)
-            if message["role"] == "assistant"
+            if is_trained(message)
         ]
         if not rows:
             raise InputError("no message is of the assistant")
@@ -201,6 +204,7 @@ def encode_demonstrations(
             max_prompt_tokens=max_prompt_tokens,
             template=template,
         )
+    questions = with_training(questions)
     given = {"system_prompt": system_prompt, "template": template or {}}
     check = ShownCheck(tokenizer, template or {})
     first = [
@@ -213,14 +217,43 @@ def encode_demonstrations(
     ]
     try_first_use(tokenizer, first)
     prompts_by_question: dict[int, list[Prompt]] = {}
-    for question in {id(row): row for row in questions}.values():  # a mixture repeats questions
+    for key, question in {id(row): row for row in questions}.items():  # a mixture repeats some
         if question.messages is None:
             prompts, _ = encode_prompts([question], tokenizer, max_prompt_tokens=maxsize, **given)
         else:
             prompts = demonstrations(question, tokenizer, end_ids=end_ids, check=check, **given)
-        prompts_by_question[id(question)] = prompts
+        prompts_by_question[key] = prompts
     encoded = [prompt for question in questions for prompt in prompts_by_question[id(question)]]
     return short_enough(encoded, max_prompt_tokens)
+
+
+def with_training(questions: Sequence[Question]) -> list[Question]:
+    """Returns the questions without the conversations that exclude all of their answers.
+
+    Raises:
+      InputError: a message has a weight that cannot act, or no conversation remains; names the
+        conversation, the message and the key.
+    """
+    excluded, others = set(), 0
+    for row in {id(row): row for row in questions}.values():
+        try:
+            others += check_weights(row.messages or ())
+        except InputError as error:
+            raise InputError(f"The conversation {row.id} ({row.question:.40}): {error}.") from None
+        messages = list(row.messages or ())
+        answers = [each for each in messages if each["role"] == "assistant"]
+        if not answers or any(map(is_trained, answers)):
+            continue
+        if row.solution is None or messages[-1] is answers[-1]:  # else the solution is trained
+            excluded.add(id(row))
+    keys = ", ".join(KEYS)
+    if len(excluded) == len({id(row) for row in questions}):
+        raise InputError(f"Nothing is trained: {keys} exclude each message of the assistant.")
+    if excluded:
+        log.warning("%d conversations left out: %s exclude all answers.", len(excluded), keys)
+    if others:
+        log.warning("%d messages are not trained, as no assistant says them: %s.", others, keys)
+    return [row for row in questions if id(row) not in excluded]
 
 
 def demonstrations(
@@ -234,8 +267,8 @@ def demonstrations(
 ) -> list[Prompt]:
     """Returns the prompts of a conversation, one for each row.
 
-    The last one has the question's id and reference answer. For each of the others, the last
-    message of its row is the reference answer.
+    The one that ends with the last answer has the question's id and reference answer. For each of
+    the others, the last message of its row is the reference answer.
     """
     messages = list(question.messages or ())
     first = question.prompt_messages(system_prompt)[:1]
@@ -256,14 +289,15 @@ def demonstrations(
     except (InputError, *TEMPLATE_ERRORS) as error:
         raise misfit(tokenizer, question, error) from None
     prompts = []
+    last = max(i for i, message in enumerate(messages, 1) if message["role"] == "assistant")
     for row in rows:
         part, answered = tuple(messages[: row.messages]), question
-        if row is not rows[-1]:
+        if row.messages < last:
             answer = part[-1].get("content") or ""
             answered = replace(
                 question,
                 id=f"{question.id}/{row.messages}",
-                question=next(x["content"] for x in reversed(part) if x["role"] == "user"),
+                question=next((x["content"] for x in reversed(part) if x["role"] == "user"), ""),
                 answer=answer,
                 solution=answer,
             )

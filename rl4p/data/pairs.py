@@ -19,6 +19,7 @@ from rl4p.base.errors import InputError
 from rl4p.base.types import Prompt, Question
 from rl4p.data.conversation import Template
 from rl4p.data.fields import MISSING, names_of, value_of
+from rl4p.data.message_weights import KEYS, check_weights, is_trained
 from rl4p.data.messages import conversation
 from rl4p.data.prompts import FIRST, misfit, short_enough, system_of
 from rl4p.data.rendering import ShownCheck
@@ -77,6 +78,10 @@ def pair_of(
         conversation([*before, *value], f'{place}, "{key}"', strip_tags=strip_tags, table=table)
         for key, value in zip(keys, values, strict=True)
     )
+    chosen, rejected = (
+        without_weights(messages, f'{place}, "{key}"')
+        for key, messages in zip(keys, (chosen, rejected), strict=True)
+    )
     shared = len(before) or common_length(chosen, rejected)
     for key, messages in zip(keys, (chosen, rejected), strict=True):
         rest = messages[shared:]
@@ -92,6 +97,23 @@ def pair_of(
         raise InputError(f'{place}, "{prompt_key}": the prompt has no message of the user.')
     responses = (chosen[shared], rejected[shared])
     return Pair(question=users[-1], messages=chosen[:shared], responses=responses)
+
+
+def without_weights(
+    messages: Sequence[Mapping[str, Any]], place: str
+) -> tuple[Mapping[str, Any], ...]:
+    """Returns the messages of a response without their weights, of which only the last one acts."""
+    try:
+        check_weights(messages)
+    except InputError as error:
+        raise InputError(f"{place}: {error}.") from None
+    if messages[-1]["role"] == "assistant" and not is_trained(messages[-1]):
+        keys = ", ".join(key for key in KEYS if key in messages[-1])
+        raise InputError(
+            f"{place}: the response is excluded from training ({keys}), and a pair trains both "
+            "responses: leave the key out, or the row."
+        )
+    return tuple({k: v for k, v in message.items() if k not in KEYS} for message in messages)
 
 
 def pair_of_texts(prompt: Any, texts: list[str], keys: tuple[str, str], place: str) -> Pair:

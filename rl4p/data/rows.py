@@ -22,6 +22,7 @@ from rl4p.data.fields import (
     value_of,
     without_exponent,
 )
+from rl4p.data.message_weights import is_trained
 from rl4p.data.messages import TAG, conversation, tools_of
 from rl4p.data.pairs import pair_of
 from rl4p.data.prompts import Prompting
@@ -48,8 +49,8 @@ class Rows(Prompting, ABC):
         functions, or such a list as JSON text. A row or a table may lack it.
       answer_key: the field with the worked answer. The reference answer is its text after its
         thoughts and ``####``, or all of it after its thoughts if it has no ``####``. None takes the
-        assistant message at the end of the conversation; without one, the question has no worked
-        answer.
+        assistant message at the end of the conversation; without one, or with one that the
+        conversation excludes from training, the question has no worked answer.
       reference_key: a field with the reference answer alone, a text or a number; None takes it
         from the worked answer.
       metadata_keys: fields that graders may read, as `metadata[key]`.
@@ -273,7 +274,7 @@ class Rows(Prompting, ABC):
             solution = self.text(row, self.answer_key, place, number=True)
         else:
             last = messages[-1] if messages else {"role": "user"}
-            answered = last["role"] == "assistant" and bool(last["content"].strip())
+            answered = is_trained(last) and bool(last["content"].strip())
             solution = last["content"] if answered else None
         if self.reference_key is not None:
             reference = self.text(row, self.reference_key, place, number=True).strip()
