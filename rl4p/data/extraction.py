@@ -109,12 +109,17 @@ def after_thoughts(response: str, generation_prompt: str | None = None) -> str |
         around = text[match.start() - 1 : match.start()], text[at : at + 1]
         if mark[0] == "`" or QUOTES.issuperset(around):
             continue
-        name = re.sub(r"begin_of_|end_of_|[^a-z]", "", mark)
+        name = name_of_thoughts(mark)
         if "/" not in mark and "end_of" not in mark:
             thoughts = thoughts or name
         elif thoughts in (None, name):
             thoughts, begin = None, max(begin, at)
     return None if thoughts else text[begin:]
+
+
+def name_of_thoughts(mark: str) -> str:
+    """Returns the name of thoughts, which the tags at their beginning and end share."""
+    return re.sub(r"begin_of_|end_of_|[^a-z]", "", mark.lower())
 
 
 @functools.lru_cache(maxsize=64)

@@ -1,20 +1,9 @@
-"""Conversations as chat templates take them, read from data sets and from chat requests.
-
-`tool_calls` reads the calls in a text of the assistant, in the forms that the chat templates of
-model families describe. No form is a part of another:
-
-    Hermes, Qwen         <tool_call>{"name": NAME, "arguments": {...}}</tool_call>
-    Qwen3-Coder          <tool_call><function=NAME><parameter=KEY>VALUE</parameter></function>
-                         </tool_call>
-    Llama 3              {"name": NAME, "parameters": {...}}, the whole message
-    Mistral              [TOOL_CALLS][{"name": NAME, "arguments": {...}}, ...], or
-                         [TOOL_CALLS]NAME[ARGS]{...} for each call
-"""
+"""Conversations as chat templates take them, read from data sets and from chat requests."""
 
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from rl4p.base.errors import InputError
 from rl4p.data.fields import MISSING
@@ -193,77 +182,3 @@ def described(value: Any) -> str:
     if isinstance(value, list | tuple | str) and not value:
         return "an empty one"
     return "nothing" if value is None else type(value).__name__
-
-
-BLOCK = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
-FUNCTION = re.compile(r"\s*<function=([^>\s]+)>(.*)</function>\s*", re.DOTALL)
-PARAMETER = re.compile(r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
-MISTRAL = re.compile(r"\s*([\w.-]+)\s*\[ARGS\](.*)", re.DOTALL)
-
-
-class ParsedCall(NamedTuple):
-    """A call of a tool."""
-
-    name: str
-    arguments: Mapping[str, Any]
-    texts: bool = False  # whether the values are texts without types, as those of Qwen3-Coder
-
-
-class MalformedCall(NamedTuple):
-    """What looks like a call and is none, with the reason."""
-
-    reason: str
-
-
-def tool_calls(text: str) -> list[ParsedCall | MalformedCall]:
-    """Returns the calls of a message in order; empty if it calls no tool."""
-    if "<tool_call>" in text:
-        return list(map(call_in, BLOCK.findall(text)))
-    if "[TOOL_CALLS]" in text:
-        calls = []
-        for part in text.split("[TOOL_CALLS]")[1:]:
-            if (match := MISTRAL.fullmatch(part)) is not None:
-                calls.append(call_of_json(part, name=match[1], arguments=match[2]))
-                continue
-            try:
-                values, _ = json.JSONDecoder().raw_decode(part.strip())
-            except (ValueError, RecursionError) as error:
-                calls.append(MalformedCall(f"the call is no JSON ({error})"))
-            else:
-                calls += map(call_of_value, values if isinstance(values, list) else [values])
-        return calls
-    part = text.replace("<|python_tag|>", "").strip()
-    return [call_of_json(part)] if part.startswith("{") and '"name"' in part else []
-
-
-def call_in(block: str) -> ParsedCall | MalformedCall:
-    """Returns the call between `<tool_call>` and `</tool_call>`."""
-    if "<function=" not in block:
-        return call_of_json(block)
-    match = FUNCTION.fullmatch(block)
-    if match is None:
-        return MalformedCall("<function=NAME> is not closed")
-    return ParsedCall(match[1], dict(PARAMETER.findall(match[2])), texts=True)
-
-
-def call_of_json(
-    text: str, *, name: str | None = None, arguments: str | None = None
-) -> ParsedCall | MalformedCall:
-    """Returns the call that JSON text describes; `name` if the text has the arguments alone."""
-    try:
-        value = json.loads(text if arguments is None else arguments)
-    except (ValueError, RecursionError) as error:
-        return MalformedCall(f"the call is no JSON ({error})")
-    return call_of_value(value if name is None else {"name": name, "arguments": value})
-
-
-def call_of_value(value: Any) -> ParsedCall | MalformedCall:
-    """Returns the call in a value of JSON. Arguments may be an object, or one as JSON text."""
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        return MalformedCall('a call is an object with "name" and "arguments"')
-    try:
-        return ParsedCall(
-            value["name"], arguments_of(value.get("arguments", value.get("parameters")))
-        )
-    except ValueError as error:
-        return MalformedCall(f"the arguments are wrong ({error})")

@@ -19,7 +19,9 @@ from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 from rl4p.base.errors import InputError
-from rl4p.data.messages import ParsedCall, for_request, tool_calls
+from rl4p.data.call_reader import CallReader
+from rl4p.data.messages import for_request
+from rl4p.data.tool_calls import ParsedCall
 from rl4p.model.tokenizer import TEMPLATE_ERRORS
 
 log = logging.getLogger(__name__)
@@ -118,7 +120,9 @@ def with_calls(messages: Sequence[Message]) -> list[Message]:
             results.append(each)
         if message["role"] != "assistant" or message.get("tool_calls") or not results:
             continue
-        read = [call for call in tool_calls(message["content"]) if isinstance(call, ParsedCall)]
+        read = [
+            call for call in CallReader().calls(message["content"]) if isinstance(call, ParsedCall)
+        ]
         content = message["content"]
         if len(read) == len(results):
             content = ""

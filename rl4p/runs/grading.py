@@ -10,7 +10,8 @@ import numpy as np
 
 from rl4p.base.errors import InputError
 from rl4p.base.types import Episode, Finish, Prompt, Rewards, Turn
-from rl4p.data.messages import ParsedCall, tool_calls
+from rl4p.data.call_reader import CallReader, functions_of
+from rl4p.data.tool_calls import ParsedCall
 from rl4p.distributed.processes import to_host
 from rl4p.loop.phases import without_failures
 from rl4p.model.tokenizer import token_texts
@@ -34,14 +35,16 @@ def rows_of_turns(episode: Episode, versions: np.ndarray) -> list[dict[str, Any]
     Args:
       versions: the weight version of each token that the policy chose, in all turns.
     """
-    rows = []
+    rows, prompt = [], episode.prompt
+    functions = functions_of(prompt.tools)
+    reader = CallReader(functions=functions, generation_prompt=prompt.generation_prompt)
     for turn, place in zip(episode.turns, episode.turn_places, strict=True):
         own = np.unique(versions[place])
         calls = [
             {"name": call.name, "arguments": dict(call.arguments)}
             if isinstance(call, ParsedCall)
             else {"malformed": call.reason}
-            for call in tool_calls(turn.text)
+            for call in reader.calls(turn.text)
         ]
         row = {
             "text": turn.text,

@@ -4,6 +4,7 @@ import asyncio
 import json
 import secrets
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple, Self
@@ -13,16 +14,12 @@ from pydantic import BeforeValidator, Field, WrapValidator, model_validator
 from pydantic_core import PydanticCustomError
 
 from rl4p.base.errors import InputError
-from rl4p.data.messages import (
-    MalformedCall,
-    ParsedCall,
-    arguments_of,
-    call_in,
-    message_of,
-    tool_calls,
-)
+from rl4p.data.call_reader import CallReader, CallStream, functions_of, marks_of
+from rl4p.data.extraction import MARK
+from rl4p.data.messages import arguments_of, message_of
+from rl4p.data.prompts import generation_prompt
 from rl4p.data.rendering import in_words, left_out, render
-from rl4p.engine.detokenizer import overlap
+from rl4p.data.tool_calls import MARKS, ParsedCall
 from rl4p.engine.serving.active_request import Choice
 from rl4p.engine.serving.app import HttpRequest, ServedModel
 from rl4p.engine.serving.body import (
@@ -41,10 +38,6 @@ from rl4p.engine.serving.body import (
 from rl4p.engine.serving.completions import OpenAIRequest, OpenAIResponse
 from rl4p.model.tokenizer import TEMPLATE_ERRORS, check_template
 
-BEGIN, END = "<tool_call>", "</tool_call>"
-MISTRAL, LLAMA = "[TOOL_CALLS]", "<|python_tag|>"
-MARKS = (BEGIN, MISTRAL, LLAMA)
-
 MOST_DIRECT = 4096  # characters of a conversation that is encoded without a thread
 
 
@@ -60,76 +53,31 @@ class ToolCall(NamedTuple):
 
 
 class ToolCallParser:
-    """Divides a text that arrives in parts into content and calls.
+    """Divides a text that arrives in parts into content and calls (`CallStream`).
 
-    What follows `[TOOL_CALLS]`, and a text that begins as a JSON object, is held back to the end,
-    because only then it is known to be calls. What looks like a call and is none stays part of the
-    content, as the model wrote it. White space around calls is left out.
+    What looks like a call and is none stays part of the content, as the model wrote it. White space
+    around calls is left out.
     """
 
-    def __init__(self) -> None:
-        self.held = ""
-        self.inside = False  # whether `held` follows BEGIN
-        self.to_the_end = False  # whether `held` and the rest of the text may be calls
-        self.begun = False  # whether the text has content or calls
+    def __init__(self, reader: CallReader = CallReader()) -> None:  # noqa: B008 - it is frozen
+        self.stream = CallStream(reader)
+        self.space = ""  # the white space at the end of the content so far
         self.count = 0  # of the calls so far
 
-    def feed(self, text: str) -> tuple[str, list[ToolCall]]:
+    def feed(self, text: str, *, ended: bool = False) -> tuple[str, list[ToolCall]]:
         """Returns the content and the calls that are complete by now."""
-        self.held += text
         content, calls = "", []
-        while not self.to_the_end:
-            if self.inside:
-                block, end, rest = self.held.partition(END)
-                if not end:
-                    break
-                self.inside, self.held = False, rest
-                call = call_in(block)
-                if isinstance(call, MalformedCall):
-                    content += BEGIN + block + END
-                else:
-                    calls.append(as_json(call))
-                    self.count += 1
-                continue
-            start = self.held.lstrip()
-            if not self.begun and (not start or LLAMA.startswith(start)):
-                break  # white space, or the beginning of a mark
-            if not self.begun and start.startswith((LLAMA, "{")):
-                self.to_the_end = True
-                break
-            self.begun = True
-            before, begin, rest = self.held.partition(BEGIN)
-            other = before.find(MISTRAL)
-            if other >= 0:
-                content += self.trimmed(before[:other], before[:other].rstrip())
-                self.held, self.to_the_end = self.held[other:], True
-            elif begin:
-                self.inside, self.held = True, rest
-                content += self.trimmed(before, before.rstrip())
+        for span in self.stream.feed(text, ended=ended):
+            found = [as_json(call) for call in span.calls if isinstance(call, ParsedCall)]
+            if found and len(found) == len(span.calls):
+                calls += found
+                self.count += len(found)
+                self.space = ""
             else:
-                certain = before[: len(before) - max(overlap(before, x) for x in (BEGIN, MISTRAL))]
-                certain = certain.rstrip()  # white space before a call is no content
-                content += self.trimmed(certain, certain)
-                self.held = before[len(certain) :]
-                break
-        return content, calls
-
-    def trimmed(self, text: str, content: str) -> str:
-        """Returns a piece of content, without the white space between calls."""
-        return "" if self.count and not text.strip() else content
-
-    def flush(self) -> tuple[str, list[ToolCall]]:
-        """Returns what was held back, at the end of the text."""
-        held, inside, to_the_end = self.held, self.inside, self.to_the_end
-        self.held, self.inside, self.to_the_end = "", False, False
-        if not inside and not to_the_end:
-            return self.trimmed(held, held), []
-        found = [call_in(held)] if inside else tool_calls(held)
-        calls = [as_json(call) for call in found if isinstance(call, ParsedCall)]
-        if not calls or len(calls) < len(found):
-            return (BEGIN + held if inside else held), []
-        self.count += len(calls)
-        return "", calls
+                whole = self.space + span.text
+                certain = whole.rstrip()
+                content, self.space = content + certain, whole[len(certain) :]
+        return content + (self.space if ended and not self.count else ""), calls
 
 
 def as_json(call: ParsedCall) -> ToolCall:
@@ -222,6 +170,29 @@ class Conversation(Body):
     @property
     def has_tools(self) -> bool:
         return bool(self.tools) and self.tool_choice == "auto"
+
+    def reader(self, server: ServedModel) -> CallReader:
+        """Returns the reader of the calls in the next message."""
+        tokenizer: Any = server.policy.tokenizer
+        template, written = tokenizer.get_chat_template(), None
+        if self.continue_final_message:
+            written = message_of(self.messages[-1].model_dump(), "the last message")["content"]
+        elif self.add_generation_prompt and MARK.search(template):
+            # The tags of thoughts that the template writes before a message.
+            options = {**server.policy.template, **self.chat_template_kwargs}
+            probe = [{"role": "user", "content": "?"}]
+            with suppress(*TEMPLATE_ERRORS):
+                whole, without = (
+                    render(tokenizer, probe, **options | {"add_generation_prompt": each})
+                    for each in (True, False)
+                )
+                written = generation_prompt(whole, without, "?")
+        tools: Any = self.tools  # as the client wrote them
+        return CallReader(
+            functions=functions_of(tools),
+            marks=marks_of(template),
+            generation_prompt=written,
+        )
 
     async def encode(self, server: ServedModel) -> list[int]:
         """Returns the token ids of the prompt.
@@ -343,8 +314,10 @@ class ChatResponse(OpenAIResponse):
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         # A parser for each choice; none without tools.
-        count = self.request.n * self.request.has_tools
-        self.parsers = [ToolCallParser() for _ in range(count)]
+        self.parsers: list[ToolCallParser] = []
+        if self.request.has_tools:
+            reader = self.request.reader(self.server)
+            self.parsers = [ToolCallParser(reader) for _ in range(self.request.n)]
 
     def body(self, choices: Sequence[Choice]) -> dict[str, Any]:
         bodies = []
@@ -382,12 +355,7 @@ class ChatResponse(OpenAIResponse):
         """Returns the content and the tool calls of a text."""
         if not self.parsers:
             return text, []
-        parser = self.parsers[index]
-        content, calls = parser.feed(text)
-        if ended:
-            more, last = parser.flush()
-            content, calls = content + more, calls + last
-        return content, calls
+        return self.parsers[index].feed(text, ended=ended)
 
     def choice(self, index: int, choice: Choice, start: int) -> dict[str, Any]:
         body = super().choice(index, choice, start)

@@ -1,11 +1,13 @@
 """What a policy asks of an environment in words or by tool calls, and what it is told."""
 
 import json
-from collections.abc import Awaitable, Callable, Hashable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rl4p.data.messages import MalformedCall, ParsedCall, tool_calls
+from rl4p.base.types import Prompt
+from rl4p.data.call_reader import CallReader, functions_of
+from rl4p.data.tool_calls import MalformedCall, ParsedCall
 from rl4p.protocols.environment import Message, StepResult
 
 
@@ -55,7 +57,7 @@ class TextActions:
 
 
 async def results_of_calls(
-    text: str, tools: Mapping[str, Any], answer: Callable[[ParsedCall], Awaitable[str]], most: int
+    text: str, reader: CallReader, answer: Callable[[ParsedCall], Awaitable[str]], most: int
 ) -> StepResult | None:
     """Returns a message of the role `tool` for each call in a text; None if it has no call.
 
@@ -63,11 +65,11 @@ async def results_of_calls(
     The metrics are the numbers of calls and of malformed calls.
 
     Args:
-      tools: the tools by name.
+      reader: knows the tools.
       answer: returns the result of a call of one of them.
       most: the most characters of a result; a longer one is cut, and ends with a note.
     """
-    calls = tool_calls(text)
+    calls, tools = reader.calls(text), reader.functions or {}
     if not calls:
         return None
 
@@ -89,31 +91,19 @@ async def results_of_calls(
     )
 
 
-def typed_arguments(call: ParsedCall, schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of a call, with the types of a JSON schema.
-
-    The form of Qwen3-Coder has texts alone; those of other types are read as JSON.
-    """
-    arguments = dict(call.arguments)
-    if call.texts:
-        types = {name: each.get("type") for name, each in schema.get("properties", {}).items()}
-        for name, text in arguments.items():
-            if types.get(name, "string") != "string":
-                try:
-                    arguments[name] = json.loads(text)
-                except ValueError:  # the server says what is wrong about it
-                    continue
-    return arguments
-
-
 class ServerTools:
     """The tools of a server, as the first episode lists them; they are no option."""
 
     schemas: tuple[Message, ...] | None = None
 
-    def functions(self) -> dict[str, Mapping[str, Any]]:
-        """Returns the functions in the schemas, by their names."""
-        return {each["function"]["name"]: each["function"] for each in self.schemas or ()}
+    def reader(self, prompt: Prompt) -> CallReader:
+        """Returns the reader of the calls of these tools, in an episode of a prompt."""
+        return reader_of(self.schemas or (), prompt)
+
+
+def reader_of(tools: Sequence[Message], prompt: Prompt) -> CallReader:
+    """Returns the reader of the calls of an environment's tools, in an episode of a prompt."""
+    return CallReader(functions=functions_of(tools), generation_prompt=prompt.generation_prompt)
 
 
 def schema_of(tool: Mapping[str, Any]) -> Message:

@@ -11,7 +11,7 @@ from typing import Any
 
 from rl4p.base.errors import InputError
 from rl4p.base.types import Prompt
-from rl4p.data.messages import MalformedCall
+from rl4p.data.tool_calls import MalformedCall
 from rl4p.distributed.daemon_threads import in_thread
 from rl4p.protocols.environment import Message, StepResult
 from rl4p.rollout.environments.actions import TextActions

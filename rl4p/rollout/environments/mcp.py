@@ -16,7 +16,7 @@ from rl4p.base.http import is_loopback
 from rl4p.base.types import Prompt
 from rl4p.configuration.bounds import Positive
 from rl4p.configuration.capability import Address, ReadPath, Variable, Word
-from rl4p.data.messages import ParsedCall
+from rl4p.data.tool_calls import ParsedCall
 from rl4p.protocols.environment import Message, StepResult
 from rl4p.rollout.agents.command import check_program
 from rl4p.rollout.environments.actions import (
@@ -24,7 +24,6 @@ from rl4p.rollout.environments.actions import (
     results_of_calls,
     schema_of,
     text_of_result,
-    typed_arguments,
 )
 
 
@@ -75,7 +74,7 @@ class MCP:
         check_key_variable(self.key_variable)
 
     def open(self, prompt: Prompt, seed: int, episode_id: str) -> "MCPEpisode":
-        return MCPEpisode(self)
+        return MCPEpisode(self, prompt)
 
     def tools(self, prompt: Prompt) -> Sequence[Message] | None:
         return self.known.schemas
@@ -84,8 +83,8 @@ class MCP:
 class MCPEpisode:
     """An episode of `MCP`: a session with the server."""
 
-    def __init__(self, options: MCP) -> None:
-        self.options, self.stack = options, AsyncExitStack()
+    def __init__(self, options: MCP, prompt: Prompt) -> None:
+        self.options, self.prompt, self.stack = options, prompt, AsyncExitStack()
         self.name = f"the MCP server {options.url or options.command[0]}"
         self.client: Any = None
 
@@ -149,23 +148,20 @@ class MCPEpisode:
         return tuple(schema_of(tool.model_dump()) for tool in tools)
 
     async def step(self, message: Message) -> StepResult:
-        tools = self.options.known.functions()
-
         async def answer(call: ParsedCall) -> str:
             from mcp.shared.exceptions import MCPError
             from mcp.types import INVALID_PARAMS
 
-            arguments = typed_arguments(call, tools[call.name]["parameters"])
             try:
-                result = await self.client.call_tool(call.name, arguments)
+                result = await self.client.call_tool(call.name, dict(call.arguments))
             except MCPError as error:
                 if error.code == INVALID_PARAMS:  # which the policy wrote
                     return f"Error: {error.message}"
                 raise ConnectionError(f"{self.name} reports: {error.message}") from None
             return text_of_result(result.model_dump())
 
-        most = self.options.max_result_characters
-        results = await results_of_calls(message["content"], tools, answer, most)
+        reader, most = self.options.known.reader(self.prompt), self.options.max_result_characters
+        results = await results_of_calls(message["content"], reader, answer, most)
         return StepResult(done=True) if results is None else results
 
     async def close(self) -> None:

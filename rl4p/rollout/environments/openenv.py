@@ -14,7 +14,7 @@ from rl4p.base.http import is_loopback
 from rl4p.base.types import Prompt
 from rl4p.configuration.bounds import Positive
 from rl4p.configuration.capability import Address, Variable
-from rl4p.data.messages import MalformedCall, ParsedCall
+from rl4p.data.tool_calls import MalformedCall, ParsedCall
 from rl4p.protocols.environment import Message, StepResult, columns_of
 from rl4p.rollout.environments.actions import (
     ServerTools,
@@ -22,7 +22,6 @@ from rl4p.rollout.environments.actions import (
     results_of_calls,
     schema_of,
     text_of_result,
-    typed_arguments,
 )
 
 CLOSING_SECONDS = 5.0  # for the server to end a session
@@ -171,13 +170,11 @@ class OpenEnvEpisode:
 
     async def step_of_calls(self, text: str) -> StepResult:
         """Calls the tools that a message names; their rewards are added."""
-        tools = self.options.known.functions()
 
         async def answer(call: ParsedCall) -> str:
             if self.done:
                 return "Error: the episode has ended."
-            arguments = typed_arguments(call, tools[call.name]["parameters"])
-            action = {"type": "call_tool", "tool_name": call.name, "arguments": arguments}
+            action = {"type": "call_tool", "tool_name": call.name, "arguments": call.arguments}
             earlier = self.reward
             observation = await self.observation("step", action)
             self.reward += earlier
@@ -186,7 +183,8 @@ class OpenEnvEpisode:
                 return f"Error: {error.get('message')}"
             return text_of_result(observation.get("result"))
 
-        results = await results_of_calls(text, tools, answer, self.options.max_result_characters)
+        reader, most = self.options.known.reader(self.prompt), self.options.max_result_characters
+        results = await results_of_calls(text, reader, answer, most)
         if results is None:
             return StepResult(done=True)
         return replace(results, reward=self.reward, done=self.done)

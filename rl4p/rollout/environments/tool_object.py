@@ -12,10 +12,11 @@ from pydantic import ConfigDict, ValidationError, validate_call
 from rl4p.base.errors import InputError
 from rl4p.base.types import Prompt
 from rl4p.configuration.bounds import Positive
-from rl4p.data.messages import ParsedCall
+from rl4p.data.call_reader import CallReader
+from rl4p.data.tool_calls import ParsedCall
 from rl4p.distributed.daemon_threads import in_thread
 from rl4p.protocols.environment import Message, StepResult, columns_of
-from rl4p.rollout.environments.actions import results_of_calls
+from rl4p.rollout.environments.actions import reader_of, results_of_calls
 
 OWN = ("reset", "get_reward", "close")  # public methods that are no tools
 
@@ -66,15 +67,15 @@ class ToolObject:
         return self.schemas
 
     def open(self, prompt: Prompt, seed: int, episode_id: str) -> "ToolEpisode":
-        self.schemas  # noqa: B018 - refuses tools without a schema before the first episode
-        return ToolEpisode(self.factory(), prompt, self.max_result_characters)
+        reader = reader_of(self.schemas, prompt)  # refuses tools without a schema
+        return ToolEpisode(self.factory(), prompt, reader, self.max_result_characters)
 
 
 class ToolEpisode:
     """An episode of `ToolObject`."""
 
-    def __init__(self, thing: Any, prompt: Prompt, most: int) -> None:
-        self.thing, self.prompt, self.most = thing, prompt, most
+    def __init__(self, thing: Any, prompt: Prompt, reader: CallReader, most: int) -> None:
+        self.thing, self.prompt, self.reader, self.most = thing, prompt, reader, most
         self.methods = methods_of(thing)
 
     async def reset(self) -> Sequence[Message] | str:
@@ -95,7 +96,7 @@ class ToolEpisode:
         return () if first is None else first
 
     async def step(self, message: Message) -> StepResult:
-        results = await results_of_calls(message["content"], self.methods, self.text, self.most)
+        results = await results_of_calls(message["content"], self.reader, self.text, self.most)
         if results is not None and not getattr(self.thing, "done", False):
             return results
         reward = await called(self.thing.get_reward) if hasattr(self.thing, "get_reward") else 0.0

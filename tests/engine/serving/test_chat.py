@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from rl4p.data.call_reader import CallReader
 from rl4p.data.messages import message_of
 from rl4p.engine.serving.app import ServerState
 from rl4p.engine.serving.body import HttpError, validate
@@ -14,11 +15,12 @@ ADD = ToolCall("add", '{"a": 1, "b": "é"}')
 
 
 def read(text, size):
-    parser, content, calls = ToolCallParser(), "", []
+    reader = CallReader(functions={"add": {}})
+    parser, content, calls = ToolCallParser(reader), "", []
     for at in range(0, len(text), size):
         more, found = parser.feed(text[at : at + size])
         content, calls = content + more, calls + found
-    more, found = parser.flush()
+    more, found = parser.feed("", ended=True)
     return content + more, calls + found
 
 
@@ -45,6 +47,16 @@ def read(text, size):
         ('<|python_tag|>{"name": "add", "parameters": {"a": 1, "b": "é"}}', "", [ADD]),
         ('{"sum": 3}', '{"sum": 3}', []),
         ("<|py", "<|py", []),
+        ("The tag <tool_call> begins a call.", "The tag <tool_call> begins a call.", []),
+        (
+            f"One \n<tool_call>{{</tool_call> two {CALL}",
+            "One \n<tool_call>{</tool_call> two",
+            [ADD],
+        ),
+        (f"<think>{CALL}</think> No.", f"<think>{CALL}</think> No.", []),
+        (f"<think>{CALL}</think>\n{CALL}", f"<think>{CALL}</think>", [ADD]),
+        ('{"name": "Bob", "age": 5}', '{"name": "Bob", "age": 5}', []),
+        ('{"name": "Bob", "parameters": {}}', '{"name": "Bob", "parameters": {}}', []),
     ],
 )
 def test_a_text_is_divided_into_content_and_calls(text, content, calls, size):
@@ -315,6 +327,51 @@ def test_a_call_without_its_end_tag_is_a_call(ask, scheduler, stream):
     assert call["function"] == {"name": "add", "arguments": '{"a": 1}'}
     assert call.get("index", 0) == 0
     assert choice["finish_reason"] == "tool_calls"
+
+
+TYPED = {"n": {"type": "integer"}, "tags": {"type": "array"}, "ok": {"type": "boolean"}}
+CODER = "<tool_call><function=add><parameter=n>5</parameter><parameter=tags>[1]</parameter>"
+CODER += "<parameter=ok>True</parameter><parameter=s>7</parameter></function></tool_call>"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_arguments_have_the_types_of_the_request(ask, scheduler, monkeypatch, stream):
+    monkeypatch.setattr(ServerState, "positions", 1000)
+    scheduler.says = CODER
+    parameters = {"type": "object", "properties": TYPED | {"s": {"type": ["string", "null"]}}}
+    tool = {"type": "function", "function": {"name": "add", "parameters": parameters}}
+    answer = ask(URL, {"messages": HI, "tools": [tool], "stream": stream, "max_tokens": 400})
+    choice = (answer[-1] if stream else answer)["choices"][0]
+    (call,) = choice["delta" if stream else "message"]["tool_calls"]
+    arguments = json.loads(call["function"]["arguments"])
+    assert arguments == {"n": 5, "tags": [1], "ok": True, "s": "7"}
+
+
+@pytest.mark.parametrize(
+    ("written", "change", "says", "calls"),
+    [
+        ("<think>", {}, CHAT_CALL, 0),
+        ("<think>", {}, f"{CHAT_CALL}</think>{CHAT_CALL}", 1),
+        ("<think></think>", {}, CHAT_CALL, 1),
+        ("{{ '<think>' if mark else '' }}", {}, CHAT_CALL, 1),
+        ("{{ '<think>' if mark else '' }}", {"chat_template_kwargs": {"mark": 1}}, CHAT_CALL, 0),
+        ("<think>", {"add_generation_prompt": False}, CHAT_CALL, 1),
+        ("<tool_call>", {}, '[TOOL_CALLS]add[ARGS]{"a": 1}', 0),
+    ],
+)
+def test_the_template_says_what_is_read(make_server, chatty, written, change, says, calls):
+    from copy import copy
+
+    async def main():
+        server = make_server()
+        tokenizer = copy(chatty.tokenizer)
+        end = "{% if add_generation_prompt %}" + written + "{% endif %}"
+        tokenizer.chat_template = "{% if tools %}t{% endif %}{{ messages[0].content }}" + end
+        server.policy = replace(server.policy, tokenizer=tokenizer)
+        body = {"messages": [{"role": "user", "content": "say <think>"}], "tools": [TOOL]}
+        return validate(Conversation, body | change).reader(server)
+
+    assert len(asyncio.run(main()).calls(says)) == calls
 
 
 def test_without_tools_a_call_is_text(ask, scheduler):

@@ -4,16 +4,20 @@ import asyncio
 
 import pytest
 
-from rl4p.data.messages import MalformedCall, ParsedCall
+from rl4p.base.types import Prompt
+from rl4p.data.call_reader import CallReader
+from rl4p.data.tool_calls import MalformedCall
 from rl4p.rollout.environments.actions import (
     ServerTools,
     TextActions,
     results_of_calls,
     schema_of,
     text_of_result,
-    typed_arguments,
 )
 
+PROMPT = Prompt(
+    id="p", question="q", answer="a", task="t", tokens=(1,), generation_prompt="<think>"
+)
 NONE = MalformedCall("No move.")
 
 
@@ -47,6 +51,7 @@ def test_the_answer_without_an_action_keeps_the_state():
     )
 
 
+TWO = CallReader(functions={"one": {}, "two": {}})
 CALL = '<tool_call>{"name": "NAME", "arguments": {}}</tool_call>'
 
 
@@ -55,7 +60,7 @@ async def answer(call):
 
 
 def results(text, most=100):
-    return asyncio.run(results_of_calls(text, {"one": None, "two": None}, answer, most))
+    return asyncio.run(results_of_calls(text, TWO, answer, most))
 
 
 def test_each_call_has_a_message_in_order():
@@ -81,34 +86,18 @@ def test_a_long_result_is_cut():
     assert message["content"] == "result [cut after 6 of 13 characters]"
 
 
-@pytest.mark.parametrize(
-    ("kind", "text", "value"),
-    [
-        ("integer", "4", 4),
-        ("array", "[1, 2]", [1, 2]),
-        ("string", "4", "4"),
-        ("integer", "four", "four"),
-    ],
-)
-def test_texts_become_values_of_the_types_of_the_schema(kind, text, value):
-    schema = {"properties": {"a": {"type": kind}}}
-    assert typed_arguments(ParsedCall("one", {"a": text}, texts=True), schema) == {"a": value}
-    assert typed_arguments(ParsedCall("one", {"a": text}), schema) == {"a": text}
-    assert typed_arguments(ParsedCall("one", {"b": text}, texts=True), schema) == {"b": text}
-
-
 def test_a_schema_has_the_form_of_chat_templates():
     parameters = {"type": "object", "properties": {"a": {"type": "integer"}}}
     schema = schema_of({"name": "add", "description": "Adds.", "input_schema": parameters})
     function = {"name": "add", "description": "Adds.", "parameters": parameters}
     assert schema == {"type": "function", "function": function}
     tools = ServerTools()
-    assert tools.functions() == {}
+    assert tools.reader(PROMPT).functions == {}
     tools.schemas = (schema, schema_of({"name": "end", "description": None}))
-    assert tools.functions() == {
-        "add": function,
-        "end": {"name": "end", "description": "", "parameters": {}},
-    }
+    end = {"name": "end", "description": "", "parameters": {}}
+    assert tools.reader(PROMPT) == CallReader(
+        functions={"add": function, "end": end}, generation_prompt="<think>"
+    )
 
 
 @pytest.mark.parametrize(

@@ -174,3 +174,74 @@ class Strict(Calculator):
 def test_a_factory_that_cannot_be_called_is_refused():
     with pytest.raises(InputError, match="must be a class or a function"):
         ToolObject(factory=Calculator())
+
+
+class Search:
+    """Notes what it is asked."""
+
+    def __init__(self) -> None:
+        self.asked = []
+
+    def find(
+        self, tags: list[str], limits: dict[str, int] | None = None, most: int | str | None = 3
+    ) -> str:
+        """Finds something.
+
+        Args:
+            tags: the tags.
+            limits: the limits.
+            most: the largest number of results.
+        """
+        self.asked.append((tags, limits, most))
+        return "found"
+
+    def get_reward(self) -> float:
+        return 0.5
+
+
+def coder(**arguments):
+    lines = (f"<parameter={name}>\n{value}\n</parameter>\n" for name, value in arguments.items())
+    return f"<tool_call>\n<function=find>\n{''.join(lines)}</function>\n</tool_call>"
+
+
+FIND = coder(tags='["a"]')
+ASKED = (["a"], None, 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "asked"),
+    [
+        (FIND, [ASKED]),
+        (coder(tags="[]", limits='{"k": 2}', most="7"), [([], {"k": 2}, "7")]),
+        (coder(tags="[]", limits="null", most="null"), [([], None, "null")]),
+        (coder(tags="a"), []),
+        (f"<think>{FIND}</think>Do not.", []),
+        (f"<think>{FIND}</think>{FIND}", [ASKED]),
+        (f"[THINK]{FIND}[/THINK]", []),
+        ('{"name": "find", "parameters": {"tags": ["a"]}}', [ASKED]),
+        ('{"name": "Bob", "parameters": {"tags": ["a"]}}', []),
+        ('{"name": "find", "tags": ["a"]}', []),
+        (coder(tags='["</parameter>"]'), [(["</parameter>"], None, 3)]),
+    ],
+)
+def test_a_tool_gets_what_was_written_behind_the_thoughts(make_prompt, text, asked):
+    made = []
+
+    def factory():
+        made.append(Search())
+        return made[-1]
+
+    message = {"role": "assistant", "content": text}
+    _, (result,) = episode(ToolObject(factory=factory), make_prompt(), message)
+    assert made[-1].asked == asked
+    wrong = text == coder(tags="a")
+    assert result.done == (not asked and not wrong)
+    assert wrong == ("tags: Input should be a valid list" in str(result.messages))
+
+
+def test_the_prompt_may_open_the_thoughts(make_prompt):
+    prompt = make_prompt(generation_prompt="<|assistant|><think>\n")
+    message = {"role": "assistant", "content": FIND}
+    _, (result,) = episode(ToolObject(factory=Search), prompt, message)
+    assert result.done
+    assert result.reward == 0.5
