@@ -1,12 +1,8 @@
 """Text environments with the interface of Gymnasium."""
 
-import logging
-import random
-from collections.abc import Callable
-from contextlib import nullcontext
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
-from threading import Lock
 from typing import Any
 
 from rl4p.base.errors import InputError
@@ -15,10 +11,9 @@ from rl4p.data.tool_calls import MalformedCall
 from rl4p.distributed.daemon_threads import in_thread
 from rl4p.protocols.environment import Message, StepResult
 from rl4p.rollout.environments.actions import TextActions
+from rl4p.rollout.environments.generators import OwnGenerators, watched
 
-log = logging.getLogger(__name__)
-
-ONE_RESET = Lock()  # held by sequential resets
+HINT = "set rollout.environment.sequential_resets=true"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,20 +21,24 @@ class Gymnasium(TextActions):
     """An environment with `reset(seed=...)` and `step(action)`, whose observations are texts.
 
     The first observation is appended to the prompt, on a new line, and each later one answers a
-    message of the policy.
+    message of the policy. A text `info["prefix"]` stands before an observation and `info["suffix"]`
+    on a new line after it, as in GEM, whose games have their boards there.
 
-    Environments such as those of GEM seed the global generator of Python in `reset` and draw from
-    it. Such resets disturb one another when they run at the same time, and samples of one prompt
-    then meet different worlds; `sequential_resets` prevents it.
+    Environments such as those of GEM seed the global generator of Python in `reset`, and draw from
+    it there and in their steps. Calls disturb one another when they run at the same time, and
+    samples of one prompt then meet different worlds. With `sequential_resets` one call runs at a
+    time, and each episode has the states of the generators of Python and NumPy for itself.
 
     Attributes:
       factory: returns a new environment; in YAML `factory._target_=gymnasium.make` and
         `factory.id=NAME`.
-      sequential_resets: whether environments are made and reset one after another.
+      sequential_resets: whether environments are made, reset and played one call after another.
+      info_fields: further fields of `info` that the policy reads, each on a line with its name.
     """
 
     factory: Callable[[], Any]
     sequential_resets: bool = False
+    info_fields: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not callable(self.factory):
@@ -63,57 +62,70 @@ class GymnasiumEpisode:
     environment: Any = None  # until `reset`
     state: Any = None  # the last observation
 
+    def __post_init__(self) -> None:
+        self.generators = OwnGenerators(self.seed)
+        self.known: set[str] = set()  # the fields of `info` so far
+
+    async def call(self, function: Callable[[], Any]) -> Any:
+        """Returns what the environment answers, in a thread."""
+        if self.options.sequential_resets:
+            return await in_thread(lambda: self.generators.call(function))
+        return await in_thread(lambda: watched(function, self.name, HINT))
+
+    def name(self) -> str:
+        return type(self.environment).__name__
+
     async def reset(self) -> str:
-        sequential = self.options.sequential_resets
+        def first() -> Any:
+            self.environment = self.options.factory()
+            return self.environment.reset(seed=self.seed)
 
-        def first() -> tuple[Any, bool]:
-            """Returns the first observation, and whether Python's global generator was used."""
-            with ONE_RESET if sequential else nullcontext():
-                before = random.getstate()
-                self.environment = self.options.factory()
-                observation, _ = self.environment.reset(seed=self.seed)
-                return observation, random.getstate() != before
-
-        self.state, drew = await in_thread(first)
-        if drew and not sequential:
-            warn_once(type(self.environment).__name__)
-        return f"\n{self.message(self.state)['content']}"
+        observation, info = await self.call(first)
+        self.state = self.text(observation, info)
+        return f"\n{self.state}"
 
     async def step(self, message: Message) -> StepResult:
         action = self.options.action(message["content"])
         if isinstance(action, MalformedCall):
             return self.options.without_action(self.state)
-        observation, reward, terminated, truncated, _ = await in_thread(
+        observation, reward, terminated, truncated, info = await self.call(
             lambda: self.environment.step(action)
         )
-        self.state = observation
+        done = bool(terminated or truncated)
+        self.state = self.text(observation, info)
+        if not done and (unknown := set(self.options.info_fields) - self.known):
+            has = ", ".join(sorted(self.known)) or "no fields"
+            raise InputError(
+                f"environment.info_fields={min(unknown)}: the info of {self.name()} has {has}."
+            )
         return StepResult(
-            messages=[self.message(observation)],
+            messages=[{"role": "user", "content": self.state}],
             reward=float(reward),
-            done=bool(terminated or truncated),
-            state=observation,
+            done=done,
+            state=self.state,
         )
 
-    def message(self, observation: Any) -> Message:
-        """Returns an observation as a message of the user.
+    def text(self, observation: Any, info: Mapping[str, Any]) -> str:
+        """Returns what the policy reads of an observation and its info.
 
         Raises:
-          TypeError: it is no text.
+          TypeError: the observation is no text.
         """
         if not isinstance(observation, str):
             raise TypeError(f"an observation is a text, not {type(observation).__name__}")
-        return {"role": "user", "content": observation}
+        self.known |= info.keys()
+        prefix, *after = (info.get(name) for name in ("prefix", "suffix"))
+        for name in self.options.info_fields:
+            if name in info:
+                value = info[name]
+                words = value if isinstance(value, str) else json.dumps(value, default=str)
+                after.append(f"{name}: {words}")
+        text = f"{prefix}{observation}" if isinstance(prefix, str) else observation
+        for part in after:
+            if isinstance(part, str) and part:
+                text += part if not text or text.endswith("\n") else f"\n{part}"
+        return text
 
     async def close(self) -> None:
         if hasattr(self.environment, "close"):  # optional in GEM
             await in_thread(self.environment.close)
-
-
-@cache
-def warn_once(name: str) -> None:
-    """Warns of an environment whose resets use the global generator."""
-    log.warning(
-        "The reset of %s uses Python's global generator, so the samples of a prompt may meet "
-        "different worlds: set rollout.environment.sequential_resets=true.",
-        name,
-    )

@@ -4,7 +4,7 @@ import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, get_type_hints
 
 from pydantic import ConfigDict, ValidationError, validate_call
@@ -17,8 +17,10 @@ from rl4p.data.tool_calls import ParsedCall
 from rl4p.distributed.daemon_threads import in_thread
 from rl4p.protocols.environment import Message, StepResult, columns_of
 from rl4p.rollout.environments.actions import reader_of, results_of_calls
+from rl4p.rollout.environments.generators import watched
 
 OWN = ("reset", "get_reward", "close")  # public methods that are no tools
+HINT = "draw from a generator of the object, with a seed from the row"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +94,10 @@ class ToolEpisode:
                     )
             names = [each.name for each in parameters]
             columns = {name: columns[name] for name in names if name in columns}
-        first = await called(self.thing.reset, **columns)
+        reset = partial(self.thing.reset, **columns)
+        if not inspect.iscoroutinefunction(self.thing.reset):  # where others draw meanwhile
+            reset = partial(watched, reset, lambda: type(self.thing).__name__, HINT)
+        first = await called(reset)
         return () if first is None else first
 
     async def step(self, message: Message) -> StepResult:

@@ -7,7 +7,8 @@ import time
 import pytest
 
 from rl4p.base.errors import InputError
-from rl4p.rollout.environments.gymnasium import Gymnasium, warn_once
+from rl4p.rollout.environments.generators import warn_once
+from rl4p.rollout.environments.gymnasium import Gymnasium
 
 
 class Guess:
@@ -104,6 +105,70 @@ def test_a_reset_that_uses_the_global_generator_warns_once(make_prompt, caplog):
     assert [message.partition(":")[2] for message in caplog.messages] == [
         " set rollout.environment.sequential_resets=true."
     ]
+
+
+class Doors:
+    """The open door stands in the info alone; `given` are the infos of reset and steps."""
+
+    def __init__(self, *infos, first="Go.", later="You went on."):
+        self.infos, self.first, self.later = list(infos), first, later
+
+    def reset(self, seed=None):
+        return self.first, self.infos.pop(0)
+
+    def step(self, action):
+        return self.later, 0.0, False, False, self.infos.pop(0)
+
+
+@pytest.mark.parametrize(
+    ("info", "expected"),
+    [
+        ({"suffix": "Door 2."}, "Go.\nDoor 2."),
+        ({"prefix": "Room 1: "}, "Room 1: Go."),
+        ({"prefix": "Room 1: ", "suffix": "Door 2.\n"}, "Room 1: Go.\nDoor 2.\n"),
+        ({"suffix": ""}, "Go."),
+        ({"suffix": 3, "prefix": None}, "Go."),  # of an environment that means something else
+        ({"moves": ["up", "left"]}, 'Go.\nmoves: ["up", "left"]'),
+        ({"score": 3, "moves": "up"}, "Go.\nmoves: up\nscore: 3"),
+        ({"suffix": "Door 2.", "moves": None}, "Go.\nDoor 2.\nmoves: null"),
+        ({"other": "not asked for"}, "Go."),
+    ],
+)
+def test_the_policy_reads_the_fields_of_info_that_show_the_world(make_prompt, info, expected):
+    options = Gymnasium(
+        factory=lambda: Doors(info, info, info, later="Go."), info_fields=("moves", "score")
+    )
+
+    async def run():
+        opened = options.open(make_prompt(), 17, "e1")
+        opened.known |= {"moves", "score"}
+        first = await opened.reset()
+        return first, await opened.step({"role": "assistant", "content": "on"})
+
+    first, result = asyncio.run(run())
+    assert first == f"\n{expected}"
+    assert result.messages[0]["content"] == result.state == expected
+
+
+def test_a_line_break_of_the_observation_is_not_doubled(make_prompt):
+    options = Gymnasium(factory=lambda: Doors({"suffix": "a"}, first="Go.\n"))
+    assert episode(options, make_prompt())[0] == "\nGo.\na"
+    options = Gymnasium(factory=lambda: Doors({"suffix": "a"}, first=""))
+    assert episode(options, make_prompt())[0] == "\na"
+
+
+def test_turns_in_other_worlds_are_in_other_states(make_prompt):
+    options = Gymnasium(factory=lambda: Doors(*({"suffix": f"Door {n}."} for n in range(3))))
+    _, (one, two), _ = episode(options, make_prompt(), "a", "b")
+    assert one.state != two.state
+
+
+def test_a_field_that_the_info_never_has_is_named(make_prompt):
+    late = Gymnasium(factory=lambda: Doors({}, {"moves": "up"}), info_fields=("moves",))
+    assert episode(late, make_prompt(), "a")[1][0].state == "You went on.\nmoves: up"
+    wrong = Gymnasium(factory=lambda: Doors({"score": 1}, {}), info_fields=("moves",))
+    with pytest.raises(InputError, match="info_fields=moves: the info of Doors has score"):
+        episode(wrong, make_prompt(), "a")
 
 
 def test_a_factory_that_cannot_be_called_is_refused():
