@@ -118,5 +118,7 @@ def content_of(question: Question) -> str:
 
     The metadata is a part of it, because some tasks have the same text in every question.
     """
-    content = [question.question, question.messages, question.tools, dict(question.metadata)]
+    bare = replace(question, system_prompt=None)  # that of its set
+    messages = question.messages and bare.prompt_messages()
+    content = [question.question, messages, question.tools, dict(question.metadata)]
     return json.dumps(content, sort_keys=True, default=str)

@@ -9,6 +9,7 @@ template, as TRL does: the prompt is the tokens with which both sequences and th
 begin, and an end token ends each response.
 """
 
+import json
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -82,7 +83,8 @@ def pair_of(
         without_weights(messages, f'{place}, "{key}"')
         for key, messages in zip(keys, (chosen, rejected), strict=True)
     )
-    shared = len(before) or common_length(chosen, rejected)
+    texts = [[json.dumps(x, sort_keys=True) for x in each] for each in (chosen, rejected)]
+    shared = len(before) or common_length(*texts)
     for key, messages in zip(keys, (chosen, rejected), strict=True):
         rest = messages[shared:]
         if [message["role"] for message in rest] != ["assistant"]:
@@ -90,7 +92,7 @@ def pair_of(
                 f'{place}, "{key}": one message of the assistant must follow the prompt, not '
                 f"{len(rest)} messages ({', '.join(message['role'] for message in rest)})."
             )
-    if chosen[shared] == rejected[shared]:
+    if texts[0][shared] == texts[1][shared]:
         raise InputError(f"{place}: {equal}")
     users = [message["content"] for message in chosen[:shared] if message["role"] == "user"]
     if not users:

@@ -62,7 +62,8 @@ class Rows(Prompting, ABC):
         separate held-out rows.
       several_answers: whether a question may have several rows, as samples of a policy do. All of
         its answers are then trained on, and an evaluation uses the question once. Otherwise the
-        first row of a question counts.
+        first row of a question counts. Questions differ if their texts or their metadata do, and
+        answers if any part of a message does, such as its thoughts or calls.
       chosen_key, rejected_key: the fields with the better and the worse response of a preference
         pair (`data/pairs.py`). `question_key` then names the prompt, a text or a list of messages,
         which a row may lack. The worked answer is the better response.
@@ -160,7 +161,8 @@ class Rows(Prompting, ABC):
 
     def held_out(self) -> Sequence[Question]:
         if self.holds_out_rows:
-            return first_of_each(self.read(self.held_out_key), identity)
+            rows = self.read(self.held_out_key)
+            return first_of_each(rows, identity) if self.several_answers else rows
         questions = first_of_each(self.all_questions, identity)
         return sorted(questions, key=lambda row: digest(text_of(row)))[: self.kept_back]
 
@@ -168,11 +170,12 @@ class Rows(Prompting, ABC):
         """Returns the questions of an option, without repeated ones."""
         origin, rows = self.origin(key), self.selected(key)
         if self.several_answers:
-            distinct = first_of_each(rows, lambda row: (identity(row), answers_of(row)))
+            distinct = first_of_each(rows, lambda row: (identity(row), content_of(row)))
             what = "rows skipped"
         else:
             # The first row of a question, at the place of its last: saved runs depend on it.
-            distinct = list({row.id: row for row in reversed(rows)}.values())[::-1]
+            by_key = {(row.id, metadata_of(row)): row for row in reversed(rows)}
+            distinct = list(by_key.values())[::-1]
             what = "questions skipped (data.several_answers=true keeps their other answers)"
         if len(distinct) < len(rows):
             log.warning("%s: %d repeated %s.", origin, len(rows) - len(distinct), what)
@@ -186,14 +189,14 @@ class Rows(Prompting, ABC):
                 "of its own: leave it out."
             )
         # The first answer of a question has the id that the question has without other answers. The
-        # ids of the others depend on their answers too.
-        first = {row.id: row for row in reversed(distinct)}
-        return [
-            row
-            if row is first[row.id]
-            else replace(row, id=self.id_of(row, f"{text_of(row)}\0{answers_of(row)}"))
-            for row in distinct
-        ]
+        # ids of the others depend on their answers too, and on all else that is not the same.
+        by_id: dict[str, Question] = {}
+        for row in distinct:
+            ends = ("", f"\0{answers_of(row)}", f"\0{content_of(row)}")
+            ids = (self.id_of(row, text_of(row) + end) for end in ends)
+            own = next(each for each in ids if each not in by_id)
+            by_id[own] = row if own == row.id else replace(row, id=own)
+        return list(by_id.values())
 
     def selected(self, key: str) -> list[Question]:
         """Returns the questions that `where`, `skip` and `limit` select, in their order."""
@@ -346,8 +349,18 @@ class Rows(Prompting, ABC):
 
 
 def answers_of(row: Question) -> str | None:
-    """Returns a text of the answers of a row, which is equal for equal answers."""
+    """Returns the text of the answers of a row, without what else differs (`content_of`)."""
     return row.solution if row.pair is None else json.dumps(row.pair, sort_keys=True)
+
+
+def content_of(row: Question) -> str:
+    """Returns a text that is equal for rows of a prompt in which everything is equal."""
+    answers = [row.messages, row.solution, row.answer, row.pair]
+    return json.dumps(answers, sort_keys=True) + metadata_of(row)
+
+
+def metadata_of(row: Question) -> str:
+    return json.dumps(dict(row.metadata), default=str, skipkeys=True)
 
 
 def text_of(row: Question) -> str:

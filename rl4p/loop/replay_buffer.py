@@ -141,16 +141,17 @@ class ReplayBuffer:
 
 
 def content_key(prompt: Question) -> str:
-    """Returns a key that is equal for prompts whose messages have equal roles and contents.
+    """Returns a key that is equal for prompts with equal messages, tools and metadata.
 
     Contents are compared in Unicode form NFKC, in lower case, with single spaces.
     """
-    content = []
+    content: list[Any] = []
     for message in prompt.prompt_messages():
-        text = message.get("content")
+        text = message.pop("content", None)
         if isinstance(text, str):
             text = SPACES.sub(" ", unicodedata.normalize("NFKC", text)).strip().lower()
-        content.append([message["role"], text])
+        content.append([message.pop("role"), text, *filter(None, [message])])
+    content += filter(None, [prompt.tools, dict(prompt.metadata)])
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=as_json).encode()).hexdigest()
 
 

@@ -95,6 +95,20 @@ def test_questions_that_differ_in_their_metadata_are_different():
         Mixture(sets={"a": boards, "b": other}).train()
 
 
+def test_a_prompt_that_is_held_out_with_another_answer_is_left_out(caplog):
+    def chats(answer, held_out, system=None):
+        rows = [
+            {"m": [{"role": "user", "content": text}, {"role": "assistant", "content": answer}]}
+            for text, answer in (("1+1", answer), ("1+2", "3"), (held_out, "#### 2"))
+        ]
+        options = {"messages_key": "m", "answer_key": None, "system_prompt": system}
+        return Memory(rows=rows[:2], held_out_rows=rows[2:], **options)
+
+    mixture = Mixture(sets={"a": chats("2", "5+5"), "b": chats("#### 2", "1+1", system="Add.")})
+    assert {row.question for row in mixture.train()} == {"1+2"}
+    assert "data.sets.a: 1 questions left out, because they are held out." in caplog.text
+
+
 def test_an_error_names_the_set():
     with pytest.raises(InputError, match=r"data\.sets\.b: data\.rows has no rows"):
         Mixture(sets={"a": rows("x"), "b": rows("")}).train()

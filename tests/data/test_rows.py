@@ -191,6 +191,87 @@ def test_equal_conversations_are_one_question(caplog):
     assert "1 repeated questions skipped" in caplog.text
 
 
+def called(**arguments):
+    return [{"type": "function", "function": {"name": "add", "arguments": arguments}}]
+
+
+EMPTY = {"role": "assistant", "content": ""}
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        [ANSWER | {"reasoning_content": way} for way in ("a", "b", "c")],
+        [ANSWER | {"thinking": "a"}, ANSWER | {"reasoning": "a"}, ANSWER],
+        [EMPTY | {"tool_calls": called(n=n)} for n in (1, 1.0, True, "1", None)],
+        [EMPTY | {"tool_calls": called(**{name: 1})} for name in ("a", "b")],
+        [EMPTY | {"tool_calls": called(n=1) * count} for count in (1, 2)],
+        [EMPTY | {"tool_calls": called()}, EMPTY],
+        [ANSWER | {"name": name} for name in ("Ada", "Bob")],
+        [ANSWER, ANSWER | {"weight": 1}],
+        [ANSWER | {"content": text} for text in ("4", " 4")],
+    ],
+    ids=["thoughts", "names", "values", "keys", "counts", "calls", "authors", "weights", "spaces"],
+)
+def test_rows_whose_answers_differ_anywhere_are_kept(answers, caplog):
+    rows = [{"m": [*CONVERSATION, answer]} for answer in (*answers, answers[0])]
+    data = Memory(
+        rows=rows, held_out_rows=rows, messages_key="m", answer_key=None, several_answers=True
+    )
+    assert [row.messages[-1] for row in data.train()] == answers
+    assert len({row.id for row in data.train()}) == len(answers)
+    assert data.train()[0].id == one({"m": CONVERSATION}, messages_key="m", answer_key=None).id
+    assert len(data.held_out()) == 1  # an evaluation uses the question once
+    assert "1 repeated rows skipped" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        [CONVERSATION[1] | {"reasoning_content": way} for way in ("a", "b")],
+        [CONVERSATION[1] | {"tool_calls": called(n=n)} for n in (1, True, "1")],
+        [CONVERSATION[1] | {"name": "Ada"}, CONVERSATION[1]],
+    ],
+    ids=["thoughts", "calls", "names"],
+)
+def test_prompts_that_differ_anywhere_are_kept(before):
+    rows = [{"m": [CONVERSATION[0], said, CONVERSATION[2]]} for said in (*before, before[0])]
+    data = Memory(rows=rows, held_out_rows=rows, messages_key="m", answer_key=None)
+    for questions in (data.train(), data.held_out()):
+        assert len(questions) == len({row.id for row in questions}) == len(before)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_rows_of_one_text_differ_by_what_graders_and_environments_read(several):
+    rows = [{"question": "Play.", "answer": "1", "board": {"n": n}} for n in (1, 2, 3, 1)]
+    options = {"metadata_keys": ["board"], "several_answers": several}
+    data = Memory(rows=rows, held_out_rows=rows, **options)
+    assert sorted(row.metadata["board"]["n"] for row in data.train()) == [1, 2, 3]
+    assert len({row.id for row in data.train()}) == 3
+    assert len(data.held_out()) == (1 if several else 3)
+    with pytest.raises(InputError, match=r"holds out every row"):  # never the same text in both
+        Memory(rows=rows, **options).train()
+
+
+def test_pairs_that_differ_in_a_type_are_kept():
+    def pair(n, other):
+        calls = (EMPTY | {"tool_calls": called(n=value)} for value in (n, other))
+        return {"prompt": CONVERSATION[:1]} | {k: [x] for k, x in zip("ab", calls, strict=True)}
+
+    rows = [pair(1, 2), pair(1, True), pair(1, 1.0), pair(1, 2)]
+    options = {"chosen_key": "a", "rejected_key": "b", "question_key": "prompt"}
+    data = Memory(rows=rows, held_out_rows=rows, several_answers=True, **options)
+    assert len({row.id for row in data.train()}) == len(data.train()) == 3
+    with pytest.raises(InputError, match=r'"a" and "b" are equal'):
+        one(pair(1, 1), **options)
+
+
+def test_the_ids_of_other_answers_are_those_of_earlier_versions():
+    rows = [{"question": "1+1", "answer": answer} for answer in ("2", "#### 2")]
+    ids = [row.id for row in Memory(rows=rows, held_out_rows=[], several_answers=True).train()]
+    assert ids == ["4a1b21d876ae00c8", "30f8e684f31034ce"]
+
+
 def test_a_system_prompt_that_no_conversation_takes_is_refused():
     system = {"role": "system", "content": "Add."}
     rows = [{"m": [system, *CONVERSATION]}, {"m": CONVERSATION}]

@@ -72,6 +72,10 @@ def test_more_rewards_of_a_prompt_are_added_to_its_own(prompt):
         ({"messages": ({"role": "system", "content": "question a"},)}, False),
         ({"system_prompt": "Be short."}, False),
         ({"id": "other", "answer": "2"}, True),
+        ({"metadata": {"board": 1}}, False),
+        ({"tools": ({"name": "add"},)}, False),
+        ({"messages": ({"role": "user", "content": "Question A"},)}, True),
+        ({"messages": ({"role": "user", "content": "question a", "name": "Ada"},)}, False),
     ],
 )
 def test_prompts_are_equal_by_role_and_normalised_content(prompt, change, same):
