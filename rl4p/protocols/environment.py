@@ -6,7 +6,7 @@ exactly the tokens that it chose. An agent is a program that talks to the policy
 a server whose contract is here too.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -112,6 +112,10 @@ class CallRefused(Exception):
         self.param = param
 
 
+def never(completion: Completion) -> None:
+    """Says that no stop string ends a completion."""
+
+
 class ModelCalls(Protocol):
     """The calls of the model in one episode, which are recorded as tokens.
 
@@ -154,8 +158,17 @@ class ModelCalls(Protocol):
         """
         ...
 
-    async def complete(self, context: Sequence[int], max_tokens: int) -> Completion:
+    async def complete(
+        self,
+        context: Sequence[int],
+        max_tokens: int,
+        stopped: Callable[[Completion], int | None] = never,
+    ) -> Completion:
         """Returns the completion of a context.
+
+        Args:
+          stopped: returns how many tokens of a completion complete a stop string, after which it
+            ends; None if none do.
 
         Raises:
           CallRefused: as `room`.

@@ -25,7 +25,7 @@ from rl4p.data.rendering import in_words, left_out, render
 from rl4p.model.policy import Policy, padded_width
 from rl4p.model.tokenizer import TEMPLATE_ERRORS
 from rl4p.protocols.engine import Completion, Request
-from rl4p.protocols.environment import CallRefused
+from rl4p.protocols.environment import CallRefused, never
 
 Message = Mapping[str, Any]
 
@@ -266,7 +266,12 @@ class Recorder:
             )
         return min(room, limits.call_tokens or room)
 
-    async def complete(self, context: Sequence[int], max_tokens: int) -> Completion:
+    async def complete(
+        self,
+        context: Sequence[int],
+        max_tokens: int,
+        stopped: Callable[[Completion], int | None] = never,
+    ) -> Completion:
         limit = min(max_tokens, self.room(context))
         # Note what the client says to the last message, and how long it took.
         _, messages = self.contexts.get(tuple(context), ("", None))
@@ -282,10 +287,19 @@ class Recorder:
             )
         # Calls at the same time must not draw with the same keys.
         drawn, self.drawn = self.drawn, self.drawn + limit
-        return await self.call(context, limit, drawn)
+        return await self.call(context, limit, drawn, stopped)
 
-    async def call(self, context: Sequence[int], limit: int, drawn: int) -> Completion:
-        """Draws a completion, and appends it to its segment and to the turns of the episode."""
+    async def call(
+        self,
+        context: Sequence[int],
+        limit: int,
+        drawn: int,
+        stopped: Callable[[Completion], int | None] = never,
+    ) -> Completion:
+        """Draws a completion, and appends it to its segment and to the turns of the episode.
+
+        What was drawn after a stop string belongs to nothing: it is neither answered nor trained.
+        """
         text, messages = self.contexts.get(tuple(context), (None, None))
         segment, began = self.leaf(context), time.monotonic()
         # What this call may need at most counts until it has ended.
@@ -306,6 +320,8 @@ class Recorder:
             completion = await self.generate(request)
         finally:
             self.claimed = [x for x in self.claimed if x is not segment]
+        if (end := stopped(completion)) is not None:
+            completion = beginning(completion, end, Finish.STOP)
         if not self.over:
             tokens = completion.tokens.tolist()
             self.used -= limit - len(tokens)
@@ -340,6 +356,17 @@ class Recorder:
             key=lambda segment: len(segment.tokens),
             default=Segment(),
         )
+
+
+def beginning(completion: Completion, count: int, finish: Finish) -> Completion:
+    """Returns the first tokens of a completion, which ended there for this reason."""
+    return replace(
+        completion,
+        tokens=completion.tokens[:count],
+        logprobs=completion.logprobs[:count],
+        versions=completion.versions[:count],
+        finish=finish,
+    )
 
 
 def name_of(message: Message) -> Any:

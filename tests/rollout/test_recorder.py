@@ -267,6 +267,17 @@ def test_two_calls_at_a_time_never_share_a_segment(make):
     assert calls.used == 2 + 3 + 7
 
 
+def test_a_stop_string_ends_what_is_recorded(make):
+    calls = make()
+    calls.read("1 2", [1, 2])
+    completion = asyncio.run(calls.complete([1, 2], 4, lambda completion: 1))
+    assert (completion.tokens.tolist(), completion.finish) == ([3], Finish.STOP)
+    (segment,) = calls.episode.segments
+    assert (segment.tokens, segment.chosen) == ([1, 2, 3], [False, False, True])
+    assert (calls.episode.turns[0].tokens, calls.used) == (1, 1)
+    assert calls.continued("1 23 99 more") == ((1, 2, 3), " 99 more")
+
+
 def test_the_text_of_a_call_is_known_when_it_comes_back(make):
     calls = make()
     calls.read("1 2", [1, 2])

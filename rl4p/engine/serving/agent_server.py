@@ -4,8 +4,8 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from pydantic import BaseModel
 
@@ -21,10 +21,13 @@ from rl4p.engine.serving.chat import chat_completions
 from rl4p.engine.serving.completions import completions, token_generation
 from rl4p.engine.serving.openai_responses import openai_responses
 from rl4p.engine.serving.web_server import address_of, configured, listening
+from rl4p.engine.serving.wishes import Drawn, Wishes
 from rl4p.model.policy import Policy
+from rl4p.protocols.engine import Completion
 from rl4p.protocols.environment import CallRefused, ModelCalls, OpenAgentServer
 
 SAMPLED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty")
+DISTRIBUTION = (*SAMPLED, "frequency_penalty", "logit_bias")
 HOST, MODEL = "127.0.0.1", "rl4p"
 MANY = 2**20  # completions: the episode limits its calls itself
 ROUTES: dict[tuple[str, str], Handler] = {
@@ -34,7 +37,7 @@ ROUTES: dict[tuple[str, str], Handler] = {
     ("POST", "/v1/messages"): anthropic_messages,
     ("POST", "/inference/v1/generate"): token_generation,
 }
-NEVER = {"min_tokens", "prompt_logprobs", "seed", "stop", "stop_token_ids", "ignore_eos"}
+NEVER = {"min_tokens", "prompt_logprobs", "seed", "stop_token_ids", "ignore_eos"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,10 +47,17 @@ class AgentServer:
     Attributes:
       port: the port to listen at; 0 chooses a free one.
       body_mebibytes: the longest body of a request.
+      drops: the fields of requests that are dropped, since the run decides them. Other fields than
+        these are refused if they would change which tokens are drawn; so is a seed by default.
+      formats: what a format of the answer does (`response_format`): `prompt` writes it into the
+        prompt, and `refuse` refuses it. It is never enforced.
     """
 
     port: Port = 0
     body_mebibytes: Positive = 16
+    drops: tuple[Drawn, ...] = DISTRIBUTION
+    formats: Literal["prompt", "refuse"] = "prompt"
+    named: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
 
     @asynccontextmanager
     async def serving(self, policy: Policy) -> AsyncIterator[OpenAgentServer]:
@@ -88,6 +98,12 @@ class EpisodeAddresses:
             slots=MANY,
             waiting=0,
             calls=calls,
+            wishes=Wishes(
+                drops=self.options.drops,
+                formats=self.options.formats,
+                sampling=calls.sampling,
+                named=self.options.named,
+            ),
         )
         most = self.options.body_mebibytes * 2**20
         self.apps[name] = App(state, Guard(token=None), most_bytes=most, routes=ROUTES)
@@ -184,15 +200,25 @@ class EpisodeState(ServedModel):
 
     async def complete(self, active: ActiveRequest, sequence: TokenSequence, number: int) -> None:
         """Completes a choice as a call of the episode. It is delivered as a whole."""
+
+        def stopped(completion: Completion) -> int | None:
+            """Returns how many tokens complete the first stop string; None without one."""
+            choice = Choice(self.detokenizer, active.options, stream=False)
+            tokens, logprobs = completion.tokens.tolist(), completion.logprobs.tolist()
+            choice.add(Chunk(sequence, tokens, logprobs, [], None, ""))
+            return None if choice.matched is None else len(choice.tokens)
+
         try:
-            completion = await self.calls.complete(sequence.context, sequence.max_tokens)
+            completion = await self.calls.complete(sequence.context, sequence.max_tokens, stopped)
         except CallRefused as error:
             active.fail(error)
             return
         if len(completion.versions):
             self.newest = str(completion.versions[-1])
         tokens, logprobs = completion.tokens.tolist(), completion.logprobs.tolist()
-        chunk = Chunk(sequence, tokens, logprobs, [], completion.finish, self.newest)
+        # A choice finds its stop string itself, in tokens that go on.
+        finish = completion.finish if stopped(completion) is None else None
+        chunk = Chunk(sequence, tokens, logprobs, [], finish, self.newest)
         active.receive(number, [chunk])
 
     def as_sampled(self, message: dict[str, Any]) -> Mapping[str, Any]:

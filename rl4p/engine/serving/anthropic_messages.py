@@ -37,6 +37,8 @@ class MessagesRequest(Body):
     system: str | list[dict[str, Any]] | None = None
     tools: Annotated[list[dict[str, Any]], MANY] = Field(default_factory=list)
     tool_choice: dict[str, Any] | None = None
+    output_config: dict[str, Any] | None = None
+    output_format: dict[str, Any] | None = None
     stop_sequences: list[str] | None = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
@@ -44,9 +46,9 @@ class MessagesRequest(Body):
     stream: bool = False
 
     def for_chat(self) -> dict[str, Any]:
-        kind = (self.tool_choice or {}).get("type", "auto")
-        if kind not in ("auto", "none"):
-            raise HttpError(f"tool_choice {kind} cannot be enforced.", param="tool_choice")
+        choice = self.tool_choice or {}
+        kind = choice.get("type", "auto")
+        given = self.output_format or (self.output_config or {}).get("format")
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         functions = [
             {
@@ -60,7 +62,9 @@ class MessagesRequest(Body):
             "model": self.model,
             "messages": [*system, *(x for each in self.messages for x in messages_of(each))],
             "tools": [{"type": "function", "function": function} for function in functions],
-            "tool_choice": kind,
+            "tool_choice": {"any": "required", "tool": choice}.get(kind, kind),
+            "parallel_tool_calls": not choice.get("disable_parallel_tool_use"),
+            "response_format": given and {"type": "json_schema", "json_schema": given},
             "max_tokens": self.max_tokens,
             "stop": self.stop_sequences,
             "temperature": self.temperature,
@@ -96,7 +100,8 @@ def messages_of(message: dict[str, Any]) -> list[dict[str, Any]]:
 
 async def anthropic_messages(http: HttpRequest) -> JsonResponse | EventStream:
     request = await http.body(MessagesRequest)
-    response = await next_message(http, validate(ChatRequest, request.for_chat()))
+    chat = validate(ChatRequest, request.for_chat(), http.server.wishes)
+    response = await next_message(http, chat)
     assert isinstance(response, JsonResponse)
     message = body(response.value)
     return EventStream(events(message)) if request.stream else JsonResponse(message)
@@ -104,7 +109,9 @@ async def anthropic_messages(http: HttpRequest) -> JsonResponse | EventStream:
 
 def body(chat: dict[str, Any]) -> dict[str, Any]:
     (choice,), usage = chat["choices"], chat["usage"]
-    said = choice["message"]
+    said, reason = choice["message"], choice["finish_reason"]
+    matched = choice.get("stop_reason")
+    stop = matched if reason == "stop" and isinstance(matched, str) else None
     content: list[dict[str, Any]] = []
     if said["content"]:
         content.append({"type": "text", "text": said["content"]})
@@ -118,8 +125,8 @@ def body(chat: dict[str, Any]) -> dict[str, Any]:
         "role": "assistant",
         "model": chat["model"],
         "content": content,
-        "stop_reason": STOP_REASONS.get(choice["finish_reason"], "max_tokens"),
-        "stop_sequence": None,
+        "stop_reason": "stop_sequence" if stop else STOP_REASONS.get(reason, "max_tokens"),
+        "stop_sequence": stop,
         "usage": {
             "input_tokens": usage["prompt_tokens"],
             "output_tokens": usage["completion_tokens"],
@@ -139,6 +146,6 @@ async def events(message: dict[str, Any]) -> AsyncIterator[bytes]:
         yield named_event("content_block_start", index=index, content_block=block | start)
         yield named_event("content_block_delta", index=index, delta=delta)
         yield named_event("content_block_stop", index=index)
-    ended = {"stop_reason": message["stop_reason"], "stop_sequence": None}
+    ended = {name: message[name] for name in ("stop_reason", "stop_sequence")}
     yield named_event("message_delta", delta=ended, usage=message["usage"])
     yield named_event("message_stop")

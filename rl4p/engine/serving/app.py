@@ -32,6 +32,7 @@ from rl4p.engine.serving.body import (
     validate,
 )
 from rl4p.engine.serving.scheduler import Scheduler
+from rl4p.engine.serving.wishes import Wishes
 from rl4p.model.policy import Policy
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -63,6 +64,7 @@ class ServedModel(ABC):
       waiting: the most completions that wait for a slot.
       add_prompting: returns the messages of a chat request with the prompts of a data set added.
       open: the completions and scored prompts that run or wait.
+      wishes: how fields are taken that are not enforced; None refuses them.
     """
 
     policy: Policy
@@ -79,6 +81,7 @@ class ServedModel(ABC):
     closing: bool = False
     rids: dict[str, ActiveRequest] = field(default_factory=dict)  # by SGLang's request id
     responses: dict[tuple[str, int], int] = field(default_factory=dict)  # by path and status
+    wishes: Wishes | None = None
 
     @property
     def positions(self) -> int:
@@ -332,8 +335,8 @@ class HttpRequest:
 
     async def body(self, model: type[B]) -> B:
         if len(self.content) < MOST_DIRECT:
-            return parse(model, self.content)
-        return await asyncio.to_thread(parse, model, self.content)
+            return parse(model, self.content, self.server.wishes)
+        return await asyncio.to_thread(parse, model, self.content, self.server.wishes)
 
     def query(self, model: type[B]) -> B:
         pairs = dict(parse_qsl(self.query_string.decode("latin-1")))

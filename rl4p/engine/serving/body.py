@@ -258,8 +258,11 @@ class Body(BaseModel):
 B = TypeVar("B", bound=Body)
 
 
-def parse(model: type[B], content: bytes) -> B:
+def parse(model: type[B], content: bytes, wishes: Any = None) -> B:
     """Reads the JSON of a body; an empty body is an empty object.
+
+    Args:
+      wishes: as in `validate`.
 
     Raises:
       HttpError: the content is not JSON, or a field is wrong.
@@ -270,17 +273,21 @@ def parse(model: type[B], content: bytes) -> B:
         value = from_json(content, allow_inf_nan=False) if content else {}
     except ValueError as error:
         raise HttpError(f"The body is not JSON: {error}.") from None
-    return validate(model, value)
+    return validate(model, value, wishes)
 
 
-def validate(model: type[B], value: Any) -> B:
+def validate(model: type[B], value: Any, wishes: Any = None) -> B:
     """Reads the fields of an object; the first wrong field is refused.
+
+    Args:
+      wishes: how fields are taken that no server enforces (`wishes.py`); None refuses them.
 
     Raises:
       HttpError: a field is wrong.
     """
     try:
-        return model.model_validate(value)
+        kept = value if wishes is None else wishes.kept(value)
+        return model.model_validate(kept, context=wishes)
     except ValidationError as error:
         problem = error.errors(include_url=False, include_input=False)[0]
     kind, message, context = problem["type"], problem["msg"], problem.get("ctx", {})

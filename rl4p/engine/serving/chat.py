@@ -24,7 +24,6 @@ from rl4p.engine.serving.active_request import Choice
 from rl4p.engine.serving.app import HttpRequest, ServedModel
 from rl4p.engine.serving.body import (
     MANY,
-    AlwaysTrue,
     Body,
     EventStream,
     FirstError,
@@ -36,6 +35,14 @@ from rl4p.engine.serving.body import (
     PositiveCount,
 )
 from rl4p.engine.serving.completions import OpenAIRequest, OpenAIResponse
+from rl4p.engine.serving.wishes import (
+    ParallelCalls,
+    ResponseFormat,
+    ToolChoice,
+    Wishes,
+    instruction,
+    with_instruction,
+)
 from rl4p.model.tokenizer import TEMPLATE_ERRORS, check_template
 
 MOST_DIRECT = 4096  # characters of a conversation that is encoded without a thread
@@ -159,10 +166,8 @@ class Conversation(Body):
     tools: Annotated[list[Tool], FirstError(), MANY, WrapValidator(unchanged)] = Field(
         default_factory=list
     )
-    tool_choice: Annotated[
-        Literal["auto", "none"], Must("auto or none: a call cannot be enforced")
-    ] = "auto"
-    parallel_tool_calls: AlwaysTrue = True
+    tool_choice: ToolChoice = "auto"
+    parallel_tool_calls: ParallelCalls = True
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -194,6 +199,11 @@ class Conversation(Body):
             generation_prompt=written,
         )
 
+    @property
+    def instruction(self) -> str:
+        """The sentence that asks for the format of the answer; "" if there is none."""
+        return ""
+
     async def encode(self, server: ServedModel) -> list[int]:
         """Returns the token ids of the prompt.
 
@@ -217,9 +227,11 @@ class Conversation(Body):
             options["continue_final_message"] = True
         sent = [server.as_sampled(message_of(x.model_dump(), x.role)) for x in self.messages]
         messages: Any = server.add_prompting(sent)
+        if self.instruction:
+            messages = with_instruction(messages, self.instruction)
         tools: Any = self.tools if self.has_tools else None
 
-        apply = partial(render_whole, tokenizer, messages, tools, options)
+        apply = partial(render_whole, tokenizer, messages, tools, options, server.wishes)
         size = sum(len(message["content"]) for message in messages)
         server.check_text(size, "messages")
         try:
@@ -233,9 +245,16 @@ class Conversation(Body):
 
 
 def render_whole(
-    tokenizer: Any, messages: Sequence[Any], tools: Any, options: Mapping[str, Any]
+    tokenizer: Any,
+    messages: Sequence[Any],
+    tools: Any,
+    options: Mapping[str, Any],
+    wishes: Wishes | None,
 ) -> str:
     """Returns the text of a conversation.
+
+    A server of agents only names tools that a template reads and does not write, since a policy may
+    know them from training.
 
     Raises:
       HttpError: the chat template leaves out the tools, a call, a result or a system message.
@@ -250,7 +269,12 @@ def render_whole(
             for part in left_out(tokenizer, messages, tools, options)
             if part.field in ("tools", "tool_calls") or part.role in ("system", "tool")
         ]
-        if any(part.field == "tools" for part in parts):
+        unseen = [part for part in parts if part.field == "tools"]
+        if unseen and wishes is not None and "tools" in tokenizer.get_chat_template():
+            names = [tool["function"]["name"] for tool in tools]
+            wishes.name("tools", names, "the model's chat template leaves out")
+            parts = [part for part in parts if part not in unseen]
+        elif unseen:
             raise HttpError(
                 "The model's chat template knows no tools: leave tools out.", param="tools"
             )
@@ -263,12 +287,6 @@ def render_whole(
     return text
 
 
-class ResponseFormat(Body, extra="ignore"):
-    """The format of the message."""
-
-    type: Annotated[Literal["text"], Must("text: other formats cannot be enforced")]
-
-
 class ChatRequest(OpenAIRequest, Conversation):
     """The body of a request for the next message of a conversation."""
 
@@ -279,6 +297,10 @@ class ChatRequest(OpenAIRequest, Conversation):
     logprobs: bool = False
     top_logprobs: Logprobs | None = None
     response_format: ResponseFormat | None = None
+
+    @property
+    def instruction(self) -> str:
+        return instruction(self.response_format)
 
     @model_validator(mode="after")
     def check_logprobs(self) -> Self:

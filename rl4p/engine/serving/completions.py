@@ -391,7 +391,8 @@ async def token_generation(http: HttpRequest) -> JsonResponse:
     own["logprobs"] = 0  # of the drawn tokens, whatever the request says
     values = {"max_tokens": http.server.room(request.token_ids)}
     given = {k: v for k, v in request.sampling_params.items() if k != "detokenize"}
-    response = await complete(http, validate(CompletionRequest, values | given | own))
+    whole = validate(CompletionRequest, values | given | own, http.server.wishes)
+    response = await complete(http, whole)
     assert isinstance(response, JsonResponse)
     choices = [
         {

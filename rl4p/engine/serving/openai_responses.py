@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator
 from itertools import count
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -21,21 +21,23 @@ from rl4p.engine.serving.body import (
     validate,
 )
 from rl4p.engine.serving.chat import ChatRequest, next_message
+from rl4p.engine.serving.wishes import ParallelCalls, TextFormat, ToolChoice
 
 
 class ResponsesRequest(Body):
     """The body of a request. The whole conversation is in `input`: no response is stored."""
 
-    IGNORED = ("metadata", "store", "user", "include", "truncation", "text", "reasoning")
-    IGNORED += ("parallel_tool_calls", "prompt_cache_key", "safety_identifier", "service_tier")
-    IGNORED += ("stream_options",)
+    IGNORED = ("metadata", "store", "user", "include", "truncation", "reasoning")
+    IGNORED += ("prompt_cache_key", "safety_identifier", "service_tier", "stream_options")
     OFF = ("previous_response_id", "conversation", "background")
 
     model: Name | None = None
     input: str | Annotated[list[dict[str, Any]], MANY]
     instructions: str | None = None
     tools: Annotated[list[dict[str, Any]], MANY] = Field(default_factory=list)
-    tool_choice: Literal["auto", "none"] = "auto"
+    tool_choice: ToolChoice = "auto"
+    parallel_tool_calls: ParallelCalls = True
+    text: TextFormat | None = None
     max_output_tokens: PositiveCount | None = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
@@ -96,8 +98,9 @@ async def openai_responses(http: HttpRequest) -> JsonResponse | EventStream:
         "max_completion_tokens": request.max_output_tokens,
         "temperature": request.temperature,
         "top_p": request.top_p,
+        "response_format": request.text,
     }
-    response = await next_message(http, validate(ChatRequest, values))
+    response = await next_message(http, validate(ChatRequest, values, http.server.wishes))
     assert isinstance(response, JsonResponse)
     whole = body(response.value)
     return EventStream(events(whole)) if request.stream else JsonResponse(whole)

@@ -14,6 +14,8 @@ from rl4p.engine.serving.body import HttpError, validate
 from rl4p.engine.serving.chat import ChatRequest
 from rl4p.protocols.engine import Completion
 from rl4p.protocols.environment import CallRefused
+from rl4p.rollout.recorder import beginning
+from tests.support.episodes import completion
 
 RUN = SimpleNamespace(calls=SimpleNamespace(sampling=Sampling(temperature=0.5)))
 
@@ -27,7 +29,7 @@ RUN = SimpleNamespace(calls=SimpleNamespace(sampling=Sampling(temperature=0.5)))
         ({"top_p": 0.9}, "top_p must be 1, as"),
         ({"presence_penalty": 0.5}, "presence_penalty must be 0, as"),
         ({"seed": 7}, "seed would change which tokens are trained"),
-        ({"stop": "x"}, "stop would change which tokens are trained"),
+        ({"stop": "x"}, None),
         ({"min_tokens": 2}, "min_tokens would change"),
     ],
 )
@@ -45,10 +47,54 @@ def test_tokens_are_drawn_as_they_are_trained(fields, sentence):
         EpisodeState.sampling_of(RUN, request, named)
 
 
+@pytest.mark.parametrize(
+    ("stops", "text", "ends"),
+    [
+        (("</code>",), "print(1)", True),
+        (("Observation:", "</code>"), "print(1)", True),
+        (("1)</",), "print(", True),
+        (("elsewhere",), "print(1)</code> and more", False),
+    ],
+)
+def test_a_stop_string_ends_what_is_seen_and_what_is_recorded(policy, stops, text, ends):
+    drawn = policy.tokenizer.encode("print(1)</code> and more", add_special_tokens=False)
+    recorded = []
+
+    async def complete(context, max_tokens, stopped):
+        whole = completion(*drawn, policy.end_ids[0])
+        end = stopped(whole)
+        recorded.append(whole if end is None else beginning(whole, end, Finish.STOP))
+        return recorded[-1]
+
+    async def main():
+        state = EpisodeState(
+            policy=policy,
+            detokenizer=Detokenizer(policy.tokenizer),
+            queue=ReadyQueue(asyncio.get_running_loop()),
+            name="rl4p",
+            source="rl4p",
+            address="",
+            slots=9,
+            waiting=0,
+            calls=SimpleNamespace(complete=complete),
+        )
+        options = CompletionOptions(
+            sampling=Sampling(), max_tokens=99, end_ids=policy.end_ids, stops=stops
+        )
+        (choice,) = await state.start(options, [[1]], [[0]], stream=False).finished()
+        assert (choice.text(), choice.finish) == (text, "stop")
+        assert choice.tokens == recorded[0].tokens.tolist()
+        assert choice.matched == (stops[-1] if ends else policy.end_ids[0])
+        seen = policy.tokenizer.decode(choice.tokens, skip_special_tokens=True)
+        assert seen == text + (stops[-1] if ends else "")
+
+    asyncio.run(main())
+
+
 def test_completions_are_delivered_whole_and_refusals_as_errors(policy):
     ended = []
 
-    async def complete(context, max_tokens):
+    async def complete(context, max_tokens, stopped):
         if max_tokens > 2:
             raise CallRefused("There is no room.")
         await asyncio.sleep(0)

@@ -7,6 +7,7 @@ import pytest
 
 from rl4p.engine.serving.anthropic_messages import MessagesRequest, body, events, messages_of
 from rl4p.engine.serving.body import HttpError, validate
+from rl4p.engine.serving.chat import ChatRequest
 
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
 CHAT = {
@@ -39,7 +40,13 @@ def test_blocks_are_messages():
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"tool_choice": {"type": "any"}}, "tool_choice any cannot be enforced"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice must be auto or none"),
+        ({"tool_choice": {"type": "tool", "name": "f"}}, "tool_choice must be auto or none"),
+        (
+            {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}},
+            "parallel_tool_calls must be true",
+        ),
+        ({"output_format": {"schema": {}}}, "response_format.type must be text"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "Blocks of type image"),
         ({"max_tokens": None}, "max_tokens is missing"),
     ],
@@ -47,7 +54,13 @@ def test_blocks_are_messages():
 def test_what_is_not_supported_is_refused(fields, sentence):
     usual = {"max_tokens": 5, "messages": [{"role": "user", "content": "1"}]}
     with pytest.raises(HttpError, match=sentence):
-        validate(MessagesRequest, usual | fields).for_chat()
+        validate(ChatRequest, validate(MessagesRequest, usual | fields).for_chat())
+
+
+def test_a_stop_sequence_is_named():
+    choice = CHAT["choices"][0] | {"finish_reason": "stop", "stop_reason": "END"}
+    message = body(CHAT | {"choices": [choice]})
+    assert (message["stop_reason"], message["stop_sequence"]) == ("stop_sequence", "END")
 
 
 def test_the_events_of_a_message_have_all_of_it():
