@@ -142,12 +142,22 @@ class ModelCalls(Protocol):
         """
         ...
 
-    def as_sampled(self, message: Message) -> Message:
-        """Returns a message of the assistant with the text that was sampled, if it was."""
+    def as_sampled(self, message: Message, earlier: Sequence[Message] = ()) -> Message:
+        """Returns a message of the assistant with the text that was sampled, if it was.
+
+        Args:
+          earlier: the conversation before it, as the client sent it.
+        """
         ...
 
-    def answered(self, tokens: Sequence[int], message: Message) -> None:
-        """Receives the message that a client gets for the tokens of a completion."""
+    def answered(
+        self, tokens: Sequence[int], message: Message, earlier: Sequence[Message] = ()
+    ) -> None:
+        """Receives the message that a client gets for the tokens of a completion.
+
+        Args:
+          earlier: the conversation before it, as the client sent it.
+        """
         ...
 
     def room(self, context: Sequence[int]) -> int:

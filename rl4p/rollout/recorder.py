@@ -8,7 +8,6 @@ a new segment, which the policy reads from its beginning. There is no third way:
 not sampled is never trained.
 """
 
-import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,6 +25,7 @@ from rl4p.model.policy import Policy, padded_width
 from rl4p.model.tokenizer import TEMPLATE_ERRORS
 from rl4p.protocols.engine import Completion, Request
 from rl4p.protocols.environment import CallRefused, never
+from rl4p.rollout.sampled_messages import SampledMessages
 
 Message = Mapping[str, Any]
 
@@ -166,7 +166,7 @@ class Recorder:
     def __post_init__(self) -> None:
         self.contexts: dict[tuple[int, ...], tuple[str, Sequence[Message] | None]] = {}
         self.marks: list[tuple[str, tuple[int, ...]]] = []  # of contexts with their completions
-        self.sampled: dict[Any, str] = {}  # the sampled text of each message that a client got
+        self.sampled = SampledMessages()
         self.claimed: list[Segment] = []  # those that a running call goes on with
         self.calls = self.drawn = self.used = 0
         self.over = self.full = False  # whether the episode has ended, and has refused a call
@@ -244,13 +244,15 @@ class Recorder:
     ) -> None:
         self.contexts[tuple(tokens)] = text, messages
 
-    def as_sampled(self, message: Message) -> Message:
-        text = self.sampled.get(name_of(message))
+    def as_sampled(self, message: Message, earlier: Sequence[Message] = ()) -> Message:
+        text = self.sampled.text_of(message, earlier)
         return message if text is None else {"role": "assistant", "content": text}
 
-    def answered(self, tokens: Sequence[int], message: Message) -> None:
-        name = name_of(message_of(message, "assistant"))
-        self.sampled[name] = self.decode(without_end(tokens, self.end_ids))
+    def answered(
+        self, tokens: Sequence[int], message: Message, earlier: Sequence[Message] = ()
+    ) -> None:
+        text = self.decode(without_end(tokens, self.end_ids))
+        self.sampled.add(message_of(message, "assistant"), text, earlier)
 
     def room(self, context: Sequence[int]) -> int:
         if self.over:
@@ -367,15 +369,6 @@ def beginning(completion: Completion, count: int, finish: Finish) -> Completion:
         versions=completion.versions[:count],
         finish=finish,
     )
-
-
-def name_of(message: Message) -> Any:
-    """Returns what two equal messages of the assistant have in common, whatever their form."""
-    calls = [
-        (call["function"]["name"], json.dumps(call["function"]["arguments"], sort_keys=True))
-        for call in message.get("tool_calls") or ()
-    ]
-    return message.get("role"), message.get("content") or "", tuple(calls)
 
 
 def text_of(tokenizer: Any, tokens: Sequence[int]) -> str:

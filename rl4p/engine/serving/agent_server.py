@@ -221,11 +221,13 @@ class EpisodeState(ServedModel):
         chunk = Chunk(sequence, tokens, logprobs, [], finish, self.newest)
         active.receive(number, [chunk])
 
-    def as_sampled(self, message: dict[str, Any]) -> Mapping[str, Any]:
-        return self.calls.as_sampled(message)
+    def as_sampled(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        return [self.calls.as_sampled(each, messages[:i]) for i, each in enumerate(messages)]
 
-    def answered(self, choice: Choice, message: Mapping[str, Any]) -> None:
-        self.calls.answered(choice.tokens, message)
+    def answered(
+        self, choice: Choice, message: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]]
+    ) -> None:
+        self.calls.answered(choice.tokens, message, earlier)
 
     async def encode(
         self,

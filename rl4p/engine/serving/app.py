@@ -190,12 +190,18 @@ class ServedModel(ABC):
         """
         return sampling
 
-    def as_sampled(self, message: dict[str, Any]) -> Mapping[str, Any]:
-        """Returns a message of a conversation as the chat template takes it."""
-        return message
+    def as_sampled(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """Returns the messages of a conversation as the chat template takes them."""
+        return list(messages)
 
-    def answered(self, choice: Choice, message: Mapping[str, Any]) -> None:  # noqa: B027
-        """Receives the message that a client gets for a choice that has ended."""
+    def answered(  # noqa: B027
+        self, choice: Choice, message: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Receives the message that a client gets for a choice that has ended.
+
+        Args:
+          earlier: the conversation before it, as the client sent it.
+        """
 
     def count(self, change: int) -> None:
         self.open += change

@@ -176,12 +176,16 @@ class Conversation(Body):
     def has_tools(self) -> bool:
         return bool(self.tools) and self.tool_choice == "auto"
 
+    def given(self) -> list[Mapping[str, Any]]:
+        """Returns the messages as chat templates take them."""
+        return [message_of(each.model_dump(), each.role) for each in self.messages]
+
     def reader(self, server: ServedModel) -> CallReader:
         """Returns the reader of the calls in the next message."""
         tokenizer: Any = server.policy.tokenizer
         template, written = tokenizer.get_chat_template(), None
         if self.continue_final_message:
-            written = message_of(self.messages[-1].model_dump(), "the last message")["content"]
+            written = self.given()[-1]["content"]
         elif self.add_generation_prompt and MARK.search(template):
             # The tags of thoughts that the template writes before a message.
             options = {**server.policy.template, **self.chat_template_kwargs}
@@ -225,8 +229,7 @@ class Conversation(Body):
                     param="continue_final_message",
                 )
             options["continue_final_message"] = True
-        sent = [server.as_sampled(message_of(x.model_dump(), x.role)) for x in self.messages]
-        messages: Any = server.add_prompting(sent)
+        messages: Any = server.add_prompting(server.as_sampled(self.given()))
         if self.instruction:
             messages = with_instruction(messages, self.instruction)
         tools: Any = self.tools if self.has_tools else None
@@ -349,7 +352,7 @@ class ChatResponse(OpenAIResponse):
             if calls:
                 message["content"] = content or None
                 message["tool_calls"] = [call.body() for call in calls]
-            self.server.answered(choice, message)
+            self.server.answered(choice, message, self.request.given())
             bodies.append({"message": message} | self.choice(index, choice, 0))
         return self.head | {"choices": bodies, "usage": self.usage(choices)} | self.prompt(0)
 
@@ -370,7 +373,8 @@ class ChatResponse(OpenAIResponse):
                 {"index": number} | call.body() for number, call in enumerate(calls, first)
             ]
         if choice.finish is not None:
-            self.server.answered(choice, {"role": "assistant", "content": ""} | delta)
+            message = {"role": "assistant", "content": ""} | delta
+            self.server.answered(choice, message, self.request.given())
         return {"delta": delta} | self.choice(index, choice, start)
 
     def parse(self, index: int, text: str, *, ended: bool) -> tuple[str, list[ToolCall]]:

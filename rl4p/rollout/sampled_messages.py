@@ -1,0 +1,114 @@
+"""Messages of a policy that a client got and sends back, and the texts that were sampled for them.
+
+A client keeps a message in its own form: it may write numbers and the order of keys otherwise, add
+defaults, move thoughts into a field of their own, and change white space. Such a message means the
+same, so that the policy reads its own text again:
+
+* A message whose calls have the ids and the names of a sampled one is this message, unless its text
+  is another one; a client may leave out the text beside calls.
+* Another message is found by its words and its calls. Where several texts have the same words, the
+  messages of the policy before it decide, and the newest if these are not known.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from rl4p.data.extraction import MARK, after_thoughts
+
+Message = Mapping[str, Any]
+Name = tuple[Any, ...]
+
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # the names of one field
+
+
+class SampledCalls(NamedTuple):
+    """A sampled message with calls: their names, the message's content and its sampled text."""
+
+    names: tuple[str, ...]
+    content: str
+    text: str
+
+
+class SampledMessages:
+    """The sampled messages of an episode."""
+
+    def __init__(self) -> None:
+        self.by_ids: dict[tuple[str, ...], SampledCalls] = {}
+        # By name the text of each path: the names of the policy's messages before it.
+        self.by_name: dict[Name, dict[tuple[Name, ...], str]] = {}
+
+    def add(self, message: Message, text: str, earlier: Sequence[Message]) -> None:
+        """Adds a message that a client got, and its text.
+
+        Args:
+          earlier: the conversation before it, as the client sent it.
+        """
+        texts = self.by_name.setdefault(name_of(message), {})
+        path = path_of(earlier)
+        texts.pop(path, None)  # so that the newest text is the last
+        texts[path] = text
+        if (ids := ids_of(message)) is not None:
+            self.by_ids[ids] = SampledCalls(names_of(message), message.get("content") or "", text)
+
+    def text_of(self, message: Message, earlier: Sequence[Message]) -> str | None:
+        """Returns the text that was sampled for a message; None if it was not sampled.
+
+        Args:
+          earlier: the conversation before it.
+        """
+        found = self.by_ids.get(ids_of(message) or ())
+        if found is not None and found.names == names_of(message):
+            given = words(message)
+            whole, rest = words(found._asdict()), after_thoughts(found.content) or ""
+            if given in ("", whole, words({"content": rest})):
+                return found.text
+        texts = self.by_name.get(name_of(message))
+        if texts is None:
+            return None
+        newest = next(reversed(texts.values()))
+        return newest if len(texts) == 1 else texts.get(path_of(earlier), newest)
+
+
+def calls_of(message: Message) -> Sequence[Mapping[str, Any]]:
+    return message.get("tool_calls") or ()
+
+
+def ids_of(message: Message) -> tuple[str, ...] | None:
+    """Returns the ids of the calls of a message; None if it has none."""
+    ids = tuple(str(call.get("id") or "") for call in calls_of(message))
+    return ids if ids and all(ids) else None
+
+
+def names_of(message: Message) -> tuple[str, ...]:
+    return tuple(call["function"]["name"] for call in calls_of(message))
+
+
+def words(message: Message) -> str:
+    """Returns the words of a message and its thoughts, without the tags around these."""
+    thoughts = next((message[each] for each in THOUGHTS if message.get(each)), "")
+    return " ".join(MARK.sub(" ", f"{thoughts} {message.get('content') or ''}").split())
+
+
+def name_of(message: Message) -> Name:
+    """Returns what messages of the same meaning have in common, whatever their form."""
+    arguments = [canonical(call["function"]["arguments"]) for call in calls_of(message)]
+    return message.get("role"), words(message), names_of(message), tuple(arguments)
+
+
+def path_of(messages: Sequence[Message]) -> tuple[Name, ...]:
+    """Returns the names of the policy's messages in a conversation."""
+    return tuple(name_of(each) for each in messages if each.get("role") == "assistant")
+
+
+def canonical(value: Any) -> str:
+    """Returns a text that is equal for equal values of JSON, in which 12.0 is 12."""
+
+    def number(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {name: number(each) for name, each in value.items()}
+        if isinstance(value, list | tuple):
+            return [number(each) for each in value]
+        return int(value) if isinstance(value, float) and value.is_integer() else value
+
+    return json.dumps(number(value), sort_keys=True)
