@@ -24,7 +24,7 @@ class Chip:
     Attributes:
       platform: cpu, gpu or tpu.
       kind: a prefix of the `device_kind` that JAX reports.
-      memory: the size in bytes; 0 if unknown.
+      memory: the size in bytes, of a TPU without what its programs cannot use; 0 if unknown.
       flops: bfloat16 operations per second in matrix products; 0 if unknown.
       bandwidth: memory bandwidth in bytes per second; 0 if unknown.
       network: the bytes per second that it sends along one axis of a slice; 0 if unknown.
@@ -62,14 +62,15 @@ CARDS = "1 2 4 8"
 # topologies). The bandwidth of all links there counts both directions; a ring along an axis sends
 # over two of the four links in a plane, or of the six in a cube, in one direction each. A chip of
 # tpu7x is two devices, each with half of its figures. A hop of about a microsecond is the figure of
-# jax-ml.github.io/scaling-book/sharding.
+# jax-ml.github.io/scaling-book/sharding. The memory is what libtpu gives to programs, as it says
+# when it refuses one: a quarter to one and a quarter GiB less than the specification.
 #   kind, memory in GiB, TFLOP/s, memory GB/s, network GB/s, wirings, libtpu's name
 TPUS = {
-    "v4": ("TPU v4", 32, 275, 1228, 100, CUBES, "v4"),
-    "v5e": ("TPU v5 lite", 16, 197, 820, 100, PLANES, "v5e"),
-    "v5p": ("TPU v5", 95, 459, 2765, 200, CUBES, "v5"),
-    "v6e": ("TPU v6 lite", 32, 918, 1638, 200, PLANES, "v6e"),
-    "tpu7x": ("TPU7x", 96, 1153.5, 3690, 100, CUBES, "tpu7x"),
+    "v4": ("TPU v4", 30.75, 275, 1228, 100, CUBES, "v4"),
+    "v5e": ("TPU v5 lite", 15.75, 197, 820, 100, PLANES, "v5e"),
+    "v5p": ("TPU v5", 95.74, 459, 2765, 200, CUBES, "v5"),
+    "v6e": ("TPU v6 lite", 31.25, 918, 1638, 200, PLANES, "v6e"),
+    "tpu7x": ("TPU7x", 94.75, 1153.5, 3690, 100, CUBES, "tpu7x"),
 }
 # Sources: NVIDIA's data sheets of A100 SXM, L4, L40S, H100 SXM, H200 SXM and DGX B200, and the
 # white papers of the Ada and Blackwell architectures for the RTX cards. Rates are of dense matrices

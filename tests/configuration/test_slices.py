@@ -126,15 +126,18 @@ def test_a_device_is_found_by_what_jax_calls_it(kind, name):
 @pytest.mark.parametrize(
     ("name", "gib", "flops", "bandwidth", "network", "described_as"),
     [
-        ("v5e", 16, 197e12, 820e9, 100e9, "v5e"),
-        ("v5p", 95, 459e12, 2765e9, 200e9, "v5"),
-        ("v6e", 32, 918e12, 1638e9, 200e9, "v6e"),
-        ("tpu7x", 192 / 2, 2307e12 / 2, 7380e9 / 2, 100e9, "tpu7x"),
+        ("v4", 30.75, 275e12, 1228e9, 100e9, "v4"),
+        ("v5e", 15.75, 197e12, 820e9, 100e9, "v5e"),
+        ("v5p", 95.74, 459e12, 2765e9, 200e9, "v5"),
+        ("v6e", 31.25, 918e12, 1638e9, 200e9, "v6e"),
+        ("tpu7x", 94.75, 2307e12 / 2, 7380e9 / 2, 100e9, "tpu7x"),
         ("h100", 80e9 / 2**30, 989e12, 3350e9, 450e9, None),
         ("l4", 24e9 / 2**30, 121e12, 300e9, 32e9, None),
     ],
 )
-def test_a_chip_has_its_vendor_s_figures(name, gib, flops, bandwidth, network, described_as):
+def test_a_chip_has_its_vendor_s_figures_and_the_memory_of_its_programs(
+    name, gib, flops, bandwidth, network, described_as
+):
     chip = CHIPS[name]
     assert chip.memory == pytest.approx(gib * 2**30)
     assert (chip.flops, chip.bandwidth, chip.network) == (flops, bandwidth, network)

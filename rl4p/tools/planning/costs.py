@@ -51,8 +51,10 @@ class Cost:
     """The cost of one program in a step. Bytes are per device.
 
     Attributes:
-      arguments, outputs, temporaries, aliased: the compiler's counts in bytes. Aliased outputs
-        reuse donated buffers.
+      arguments, outputs, aliased: the compiler's counts in bytes. Aliased outputs reuse donated
+        buffers.
+      temporaries: the compiler's count in bytes; on a TPU, what its peak has beside the arguments
+        and outputs.
       beside: the bytes of arrays that are on the device meanwhile but are not arguments.
       total: beside + arguments + outputs + temporaries - aliased.
       flops: the floating-point operations of all matrix products on all devices.
@@ -83,17 +85,22 @@ def cost(program: Program, chip: Chip, mesh: Mesh) -> Cost:
     """Returns the cost of a compiled program that runs on `mesh`."""
     flops = program.times * product_flops(program.traced.jaxpr.jaxpr, program.iterations)
     if program.compiled is None:  # too large; the temporaries include its results
+        beside = program.live - program.arguments
         return Cost(
             phase=program.phase,
-            temporaries=program.refused,
-            beside=program.live,
-            total=program.live + program.refused,
+            arguments=program.arguments,
+            temporaries=max(0, program.refused - program.arguments),
+            beside=beside,
+            total=beside + max(program.refused, program.arguments),
             flops=flops,
             compile_seconds=program.seconds,
         )
     memory, text = program.compiled.memory_analysis(), program.compiled.as_text()
     arguments, outputs = memory.argument_size_in_bytes, memory.output_size_in_bytes
     temporaries, aliased = memory.temp_size_in_bytes, memory.alias_size_in_bytes
+    if chip.platform == "tpu" and (peak := memory.peak_memory_in_bytes):
+        # Its temporaries are not all in memory at a time; others allocate them as one block.
+        temporaries = max(0, peak - (arguments + outputs - aliased))
     beside = max(0, program.live - arguments)
     count, whole, sent = Counter[str](), Counter[str](), Counter[str]()
     along = defaultdict[str, float](float)  # seconds, by axes, which have links of their own

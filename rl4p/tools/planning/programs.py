@@ -7,6 +7,7 @@ that are results of another program have the shardings that this program gives t
 import math
 import re
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -43,7 +44,8 @@ class Program:
       phase: the name of the function in the plan.
       traced: the function, traced by JAX.
       compiled: the compiled function; None if the compiler found that it cannot fit.
-      refused: the bytes of temporaries for which the compiler found no room.
+      refused: the bytes for which the compiler found no room: arguments, outputs and temporaries.
+      arguments: the bytes of the arguments on a device, if it found none.
       live: the bytes of all arrays on a device while it runs, its arguments included.
       iterations: the number of iterations of a loop whose trip count is not static.
       times: how often the program runs in a step.
@@ -57,6 +59,7 @@ class Program:
     compiled: Any
     live: int
     refused: int = 0
+    arguments: int = 0
     iterations: int = 1
     times: int = 1
     read: float | None = None
@@ -67,22 +70,23 @@ class Program:
 def program(phase: str, traced: Any, live: Any, **options: Any) -> Program:
     """Compiles a traced function."""
     started = time.perf_counter()
-    compiled, refused = None, 0
+    compiled, refused, arguments = None, 0, 0
     try:
         compiled = traced.lower().compile()
     except jax.errors.JaxRuntimeError as error:
         refused = bytes_refused(str(error))
         if not refused:
             raise
+        arguments = bytes_of_arguments(traced, live)
     seconds = time.perf_counter() - started
     write(f"{phase}: compiled in {seconds:.0f} s")  # a large model takes minutes
-    live = bytes_of_chip(live)
     return Program(
         phase=phase,
         traced=traced,
         compiled=compiled,
-        live=live,
+        live=bytes_of_chip(live),
         refused=refused,
+        arguments=arguments,
         seconds=seconds,
         **options,
     )
@@ -92,7 +96,10 @@ UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 def bytes_refused(message: str) -> int:
-    """Returns the bytes of temporaries named in an out-of-memory message; 0 for other errors."""
+    """Returns the bytes of a program that a refusal for memory names; 0 for other errors.
+
+    libtpu calls them temporaries, and counts the arguments and outputs among them.
+    """
     match = re.search(
         r"RESOURCE_EXHAUSTED.*?\(?([\d.]+)([KMGT])i?B?\)? *exceeds|"
         r"RESOURCE_EXHAUSTED.*?Used ([\d.]+)([KMGT])",
@@ -103,6 +110,18 @@ def bytes_refused(message: str) -> int:
         return 0
     number, unit = [group for group in match.groups() if group]
     return int(float(number) * UNITS[unit])
+
+
+def bytes_of_arguments(traced: Any, live: Any) -> int:
+    """Returns the bytes of the arguments on a device, which are among the live arrays.
+
+    JAX does not say how the arguments of a traced function are divided, but the live arrays do.
+    """
+    arrays = defaultdict[tuple, list[Any]](list)
+    for each in jax.tree.leaves(live):
+        arrays[each.shape, each.dtype].append(each)
+    wanted = ((each.shape, each.dtype) for each in jax.tree.leaves(traced.in_avals))
+    return bytes_of_chip([arrays[key].pop() for key in wanted if arrays[key]])
 
 
 def programs(run: AbstractRun) -> list[Program]:

@@ -187,16 +187,61 @@ def test_what_is_beside_is_never_less_than_nothing():
     assert cost(made, CHIP, TWO).beside == 0
 
 
-def test_a_program_that_was_refused_costs_what_it_asked_for():
-    traced = make().traced
-    refused = Program(
-        phase="decode", traced=traced, compiled=None, live=100, refused=7, iterations=1, seconds=2.0
+@pytest.mark.parametrize(
+    ("live", "arguments", "refused", "temporaries", "total"),
+    [
+        (100, 0, 7, 7, 107),
+        (100, 60, 80, 20, 120),  # the compiler counts the arguments, and not the arrays beside
+        (100, 100, 174, 74, 174),
+        (100, 100, 100, 0, 100),
+        (100, 60, 40, 0, 100),  # no program has less than its arguments
+    ],
+)
+def test_a_program_that_was_refused_costs_what_it_asked_for(
+    live, arguments, refused, temporaries, total
+):
+    made = Program(
+        phase="decode",
+        traced=make().traced,
+        compiled=None,
+        live=live,
+        arguments=arguments,
+        refused=refused,
+        seconds=2.0,
     )
-    found = cost(refused, CHIP, TWO)
-    assert (found.total, found.beside, found.temporaries) == (107, 100, 7)
-    assert (found.arguments, found.outputs, found.aliased) == (0, 0, 0)
+    found = cost(made, CHIP, TWO)
+    assert (found.total, found.beside) == (total, live - arguments)
+    assert (found.arguments, found.temporaries) == (arguments, temporaries)
+    assert (found.outputs, found.aliased) == (0, 0)
     assert found.flops == 2 * N**3
     assert (found.seconds_at_least, found.compile_seconds) == (None, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("platform", "peak", "temporaries"),
+    [
+        ("tpu", 155, 65),  # of 99 bytes of temporaries, 65 are in memory at a time
+        ("tpu", 90, 0),
+        ("tpu", 0, 99),  # the compiler does not know it
+        ("gpu", 155, 99),  # all temporaries are one block
+        ("cpu", 155, 99),
+    ],
+)
+def test_a_program_of_a_tpu_takes_its_peak(platform, peak, temporaries):
+    made = make()
+    memory = SimpleNamespace(
+        argument_size_in_bytes=90,
+        output_size_in_bytes=70,
+        alias_size_in_bytes=70,
+        temp_size_in_bytes=99,
+        peak_memory_in_bytes=peak,
+    )
+    compiled = SimpleNamespace(
+        memory_analysis=lambda: memory, as_text=lambda: made.compiled.as_text()
+    )
+    found = cost(replace(made, compiled=compiled, live=100), replace(CHIP, platform=platform), TWO)
+    assert found.temporaries == temporaries
+    assert found.total == 10 + 90 + temporaries
 
 
 @pytest.mark.parametrize(

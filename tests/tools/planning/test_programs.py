@@ -16,7 +16,14 @@ from rl4p.model.decoder_config import DecoderConfig
 from rl4p.model.experts import Experts
 from rl4p.rollout.demonstrations import Demonstrations
 from rl4p.tools.planning import programs as planning
-from rl4p.tools.planning.programs import Program, bytes_refused, product_flops, program, rollout
+from rl4p.tools.planning.programs import (
+    Program,
+    bytes_of_arguments,
+    bytes_refused,
+    product_flops,
+    program,
+    rollout,
+)
 from tests.support.plans import FSDP, KERNELS, KEYS, LAYERS, TP, WIDTH
 
 # The small run on eight devices.
@@ -56,6 +63,8 @@ def test_what_lives_is_at_least_what_a_program_is_given(small):
 # A single program.
 
 X = jax.ShapeDtypeStruct((4, 8), jnp.float32)
+Y = jax.ShapeDtypeStruct((8,), jnp.bfloat16)
+KEY = jax.eval_shape(lambda: jax.random.key(0))
 
 
 def test_a_program_is_compiled_once_and_says_so(capsys):
@@ -74,7 +83,7 @@ def refusing(message):
     def compile():
         raise jax.errors.JaxRuntimeError(message)
 
-    return SimpleNamespace(lower=lambda: SimpleNamespace(compile=compile))
+    return SimpleNamespace(lower=lambda: SimpleNamespace(compile=compile), in_avals=((X,), {}))
 
 
 EXCEEDS = (
@@ -84,10 +93,28 @@ EXCEEDS = (
 
 
 def test_a_program_that_cannot_fit_is_kept_with_what_it_asked_for():
-    made = program("update", refusing(EXCEEDS), [X])
+    made = program("update", refusing(EXCEEDS), [X, X])
     assert made.compiled is None
     assert made.refused == int(15.96 * 2**30)
-    assert made.live == 4 * 8 * 4
+    assert (made.live, made.arguments) == (2 * 4 * 8 * 4, 4 * 8 * 4)  # one array is beside it
+
+
+@pytest.mark.parametrize(
+    ("arguments", "live", "size"),
+    [
+        ([], [X], 0),
+        ([X], [X], 128),
+        ([X, X], [X, X, X], 256),
+        ([X, X], [X], 128),  # one array is given twice
+        ([X, Y], [Y, X], 128 + 16),
+        ([Y], [X, Y.update(dtype=jnp.float32)], 0),
+        ([(X, {"a": Y})], [[X], {"b": (Y, Y)}], 128 + 16),
+        ([KEY], [KEY, X], 8),
+    ],
+)
+def test_the_bytes_of_arguments_are_those_of_live_arrays(arguments, live, size):
+    traced = jax.jit(lambda *arguments: 0).trace(*arguments)
+    assert bytes_of_arguments(traced, live) == size
 
 
 def test_any_other_error_of_the_compiler_is_raised():

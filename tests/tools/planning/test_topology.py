@@ -244,9 +244,9 @@ def mesh_of(kind, platform="tpu", stats=None, *, described=False):
     return mesh
 
 
-def test_memory_is_the_vendors_of_chips_that_are_not_here():
+def test_memory_is_what_programs_may_use_of_chips_that_are_not_here():
     chip, memory = memory_of(mesh_of("TPU v5 lite", stats={"bytes_limit": 7}, described=True))
-    assert (chip.kind, memory) == ("TPU v5 lite", 16 * GIB)
+    assert (chip.kind, memory) == ("TPU v5 lite", 15.75 * GIB)
 
 
 def test_of_a_gpu_that_is_not_here_jax_takes_its_share(monkeypatch):
@@ -258,8 +258,8 @@ def test_of_a_gpu_that_is_not_here_jax_takes_its_share(monkeypatch):
 def test_memory_is_what_the_devices_report_where_they_do():
     chip, memory = memory_of(mesh_of("TPU v6 lite", stats={"bytes_limit": 7}))
     assert (chip.kind, memory) == ("TPU v6 lite", 7)
-    assert memory_of(mesh_of("TPU v6 lite", stats={"other": 1}))[1] == 32 * GIB
-    assert memory_of(mesh_of("TPU v6 lite"))[1] == 32 * GIB
+    assert memory_of(mesh_of("TPU v6 lite", stats={"other": 1}))[1] == 31.25 * GIB
+    assert memory_of(mesh_of("TPU v6 lite"))[1] == 31.25 * GIB
 
 
 def test_devices_of_a_cpu_share_its_memory(monkeypatch):

@@ -17,8 +17,9 @@ from tests.support.plans import PROGRAMS, SMALL
 
 EXPERIMENTS = Path(__file__).resolve().parents[3] / "experiments"
 README = (EXPERIMENTS / "launch" / "README.md").read_text()
-# "26.4 of 32 GiB of each chip", "31.0 of 95 GiB of each chip of v5p_8, 21.8 of 32 of v6e_8".
-FIGURE = re.compile(r"(\d+\.\d+) of (\d+)(?: GiB of each chip)?(?: of (v\w+))?")
+# "26.4 of 31.25 GiB of each chip", "31.0 of 95.74 GiB of each chip of v5p_8, 21.8 of 31.25 of
+# v6e_8".
+FIGURE = re.compile(r"(\d+\.\d+) of (\d+\.\d+)(?: GiB of each chip)?(?: of (v\w+))?")
 ROW = re.compile(r"^    (\w+) +((?:[\d.,]+ +){7}[\d.,]+) +([\d.]+) s +\d+ s$", re.MULTILINE)
 TRAFFIC = re.compile(
     r"^    (\w+): (\S+ over .+) ([\d,]+) times, ([\d.]+) GiB in total, ([\d.]+) sent per chip$",
