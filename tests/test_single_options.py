@@ -399,6 +399,7 @@ def row(number: int) -> dict[str, Any]:
         "other_tools": [
             {"type": "function", "function": {"name": "sum", "parameters": {"type": "object"}}}
         ],
+        "other_system": "Be brief.",
         "clue": f"Letter {number}",
         "tests": [f"assert f({number}) == 1"],
         "other_tests": [f"assert f({number}) == 2"],

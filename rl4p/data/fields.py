@@ -21,6 +21,7 @@ import numpy as np
 from rl4p.base.errors import InputError
 
 MISSING = object()
+MEDIA = ("images", "image", "videos", "video", "audios", "audio")  # fields that no policy reads
 MOST_DIGITS = 10_000  # before or after the point
 
 
@@ -113,6 +114,37 @@ def check_columns(keys: Sequence[str], columns: Sequence[str], place: str) -> li
             )
         named.append(column)
     return list(dict.fromkeys(named))
+
+
+def is_filled(value: Any) -> bool:
+    """Returns whether a field has a value: no null, no empty text, and no list of such values."""
+    if isinstance(value, Mapping):
+        return any(map(is_filled, value.values()))
+    values = plain_list(value)
+    if values is not None:
+        return any(map(is_filled, values))
+    return value not in (MISSING, None, False, b"") and not (
+        isinstance(value, str) and not value.strip()
+    )
+
+
+def filled_rows(column: Any) -> list[bool]:
+    """Returns for each row of an Arrow column whether it has a value, without reading it."""
+    from pyarrow import compute as functions
+    from pyarrow import types
+
+    compute: Any = functions
+    kind, valid = column.type, compute.is_valid(column)
+    if types.is_struct(kind):  # a picture: its bytes, or its path
+        parts = [filled_rows(compute.struct_field(column, i)) for i in range(kind.num_fields)]
+        return [any(each) for each in zip(*parts, strict=True)]
+    if types.is_list(kind) or types.is_large_list(kind):
+        lengths = compute.list_value_length(column)
+    elif types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind):
+        lengths = compute.binary_length(column)
+    else:
+        return valid.to_pylist()
+    return compute.fill_null(compute.greater(lengths, 0), False).to_pylist()
 
 
 DIGITS = re.compile(r"[+-]?[0-9]{1,64}(?:\.[0-9]{0,64}|/[0-9]{0,63}[1-9])?")

@@ -2,7 +2,7 @@
 
 import csv
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from io import StringIO
 from pathlib import Path
@@ -13,7 +13,7 @@ from rl4p.base.storage import local_copy
 from rl4p.base.types import Question
 from rl4p.configuration.capability import ReadPath
 from rl4p.data.extraction import extract
-from rl4p.data.fields import of_fields, parse_line
+from rl4p.data.fields import filled_rows, of_fields, parse_line
 from rl4p.data.rows import Rows
 
 
@@ -138,14 +138,27 @@ class Parquet(Files):
                 with file.open("rb") as content, parquet.ParquetFile(content) as table:
                     columns = self.columns(table.schema_arrow.names, str(file))
                     fields = {field.name: field.type for field in table.schema_arrow}
-                    convert, before = of_fields({name: fields[name] for name in columns}), 0
-                    for batch in table.iter_batches(BATCH, columns=columns):
+                    media = self.media_in(columns)
+                    read = {name: fields[name] for name in columns if name not in media}
+                    convert, before = of_fields(read), 0
+                    for whole in table.iter_batches(BATCH, columns=columns):
+                        batch = with_flags(whole, media)
                         for i, row in enumerate(python_rows(batch, file, before), before + 1):
                             yield f"{file}, row {i}", convert(row) if convert else row
                         before += batch.num_rows
             except pyarrow.ArrowInvalid as error:
                 reason = " ".join(str(error).split())
                 raise InputError(f"{file}: not a readable Parquet file ({reason}).") from None
+
+
+def with_flags(batch: Any, names: Sequence[str]) -> Any:
+    """Returns a record batch whose columns of these names say whether the rows have a value."""
+    import pyarrow
+
+    for name in names:
+        flags = pyarrow.array(filled_rows(batch.column(name)))
+        batch = batch.set_column(batch.schema.get_field_index(name), name, flags)
+    return batch
 
 
 def python_rows(batch: Any, file: Path, before: int) -> list[dict[str, Any]]:

@@ -4,13 +4,14 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import repeat
 from typing import Any, ClassVar
 
 from rl4p.base.errors import InputError
 from rl4p.base.storage import local_copy
 from rl4p.configuration.capability import ReadPath
-from rl4p.data.fields import of_fields
-from rl4p.data.files import JSONLines
+from rl4p.data.fields import filled_rows, of_fields
+from rl4p.data.files import BATCH, JSONLines
 from rl4p.data.rows import Rows
 
 log = logging.getLogger(__name__)
@@ -57,10 +58,12 @@ class HuggingFace(Rows):
         rows = self.load(split)
         columns = self.columns(rows.column_names, place)
         # Columns that are not selected are not decoded; images would take most of the time.
-        rows = rows.select_columns(columns)
+        media = self.media_in(columns)
+        flags = flags_of(rows, media)
+        rows = rows.select_columns([name for name in columns if name not in media])
         convert = of_fields({field.name: field.type for field in rows.features.arrow_schema})
-        for i, row in enumerate(rows, 1):
-            yield f"{place}, row {i}", convert(row) if convert else row
+        for i, (row, own) in enumerate(zip(rows, flags, strict=False), 1):
+            yield f"{place}, row {i}", (convert(row) if convert else row) | own
 
     def load(self, split: str) -> Any:
         """Returns a split as a `datasets.Dataset`."""
@@ -108,6 +111,16 @@ class HuggingFace(Rows):
                 f"data.path={self.path} (data.subset={self.subset or 'null'}, split {split}) "
                 f"cannot be loaded: {reason}"
             ) from error
+
+
+def flags_of(rows: Any, names: list[str]) -> Iterator[dict[str, bool]]:
+    """Yields for each row which of these columns have a value, without decoding pictures."""
+    if not names:
+        yield from repeat({})
+    for batch in rows.select_columns(names).with_format("arrow").iter(BATCH):
+        columns = [filled_rows(batch.column(name)) for name in names]
+        for values in zip(*columns, strict=True):
+            yield dict(zip(names, values, strict=True))
 
 
 def use_cache_if_offline(path: str) -> None:

@@ -1,16 +1,23 @@
 """Conversations as chat templates take them, read from data sets and from chat requests."""
 
 import json
+import logging
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from rl4p.base.errors import InputError
-from rl4p.data.fields import MISSING
+from rl4p.data.fields import MISSING, is_filled
+
+log = logging.getLogger(__name__)
 
 ROLES = ("system", "user", "assistant", "tool")
 # The names of the fields and of the roles in ShareGPT's format.
 OTHER_NAMES = {"from": "role", "value": "content", "human": "user", "gpt": "assistant"}
+# Other names of roles: OpenAI's, and those of calls and results in LLaMA-Factory's ShareGPT format.
+OTHER_ROLES = {"developer": "system", "function_call": "assistant", "observation": "tool"}
+OTHER_ROLES |= {"function": "tool", "ipython": "tool", "model": "assistant"}
 TAG = re.compile(r"</?(?:think|answer)>", re.IGNORECASE)  # what it encloses stays
 
 Message = dict[str, Any]
@@ -58,6 +65,64 @@ def conversation(
     return messages
 
 
+def completion_of(value: Any, prompt: Any) -> list[Any] | None:
+    """Returns the messages of an answer that is a list of them, as JSON text beside JSON text."""
+    if isinstance(value, str) and isinstance(prompt, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return None
+        messages = isinstance(value, list) and all(isinstance(x, Mapping) for x in value)
+        return value if messages and value else None
+    return list(value) if isinstance(value, list | tuple) else None
+
+
+def continued(
+    prompt: Sequence[Message], completion: Sequence[Any], place: str, **options: bool
+) -> tuple[Message, ...]:
+    """Returns a conversation and the messages that go on with it, which alone are trained.
+
+    Raises:
+      InputError: they are no messages, or the last one is not of the assistant; names the place.
+    """
+    whole = conversation([*prompt, *completion], place, **options)
+    if whole[-1]["role"] != "assistant" or not completion:
+        raise InputError(f"{place}: the last message must be of the assistant.")
+    before = [
+        message | {"train": False} if message["role"] == "assistant" else message
+        for message in prompt
+    ]
+    return (*before, *whole[len(before) :])
+
+
+def with_system(
+    messages: tuple[Mapping[str, Any], ...], text: Any, place: str
+) -> tuple[Mapping[str, Any], ...]:
+    """Returns a conversation that begins with the system message beside it, if it has none.
+
+    Raises:
+      InputError: the message is no text; names the place.
+    """
+    if not is_filled(text):
+        return messages
+    if not isinstance(text, str):
+        raise InputError(f"{place}: a text is expected, not {described(text)}.")
+    if messages[0]["role"] != "system":
+        return ({"role": "system", "content": text}, *messages)
+    if messages[0]["content"] != text:
+        warn_once(
+            "The system message beside a conversation (data.system_key) is not read where the "
+            "conversation has one of its own."
+        )
+    return messages
+
+
+@cache
+def warn_once(message: str) -> None:
+    """Logs a warning, and the same one only once."""
+    log.warning(message)
+
+
 def tools_of(value: Any, place: str, *, table: bool = False) -> tuple[Message, ...] | None:
     """Returns the tools of a row, as chat templates take them, or None if it has none.
 
@@ -97,9 +162,12 @@ def message_of(value: Any, place: str) -> Message:
     if "role" not in message:
         message = {OTHER_NAMES.get(name, name): each for name, each in message.items()}
         message["role"] = OTHER_NAMES.get(str(message.get("role")), message.get("role"))
-    role = message["role"] = "system" if message["role"] == "developer" else message["role"]
+    given = str(message["role"])
+    if given == "function_call":
+        message = with_calls_of(message, place)
+    role = message["role"] = OTHER_ROLES.get(given, given)
     if role not in ROLES:
-        raise InputError(f"{place}: the role must be one of {', '.join(ROLES)}, not {role!r}.")
+        raise InputError(f"{place}: the role must be one of {', '.join(ROLES)}, not {given!r}.")
     if message.get("function_call"):
         raise InputError(f"{place}: function_call is not read by templates: write tool_calls.")
     content = message.get("content", "" if message.get("tool_calls") else None)
@@ -132,6 +200,22 @@ def message_of(value: Any, place: str) -> Message:
                 own = number | {"type": "function", "function": own}
             message["tool_calls"].append(own)
     return message | {"content": content}
+
+
+def with_calls_of(message: Message, place: str) -> Message:
+    """Returns a message whose content, a call or a list of them as JSON, is its `tool_calls`."""
+    content = message.pop("content", None)
+    try:
+        calls = json.loads(content) if isinstance(content, str) else content
+    except (ValueError, RecursionError):
+        calls = None
+    calls = [calls] if isinstance(calls, Mapping) else calls
+    if not isinstance(calls, list | tuple) or not calls:
+        raise InputError(
+            f'{place}: the text of function_call must be a call as JSON, {{"name": ..., '
+            '"arguments": {...}}, or a list of them.'
+        )
+    return message | {"tool_calls": calls}
 
 
 def arguments_of(value: Any) -> dict[str, Any]:

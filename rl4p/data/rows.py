@@ -14,16 +14,26 @@ from rl4p.base.types import Question
 from rl4p.configuration.bounds import Natural, Positive
 from rl4p.data.extraction import after_thoughts, final_answer
 from rl4p.data.fields import (
+    MEDIA,
     MISSING,
     check_columns,
     equals,
+    is_filled,
     kind_of,
     names_of,
     value_of,
     without_exponent,
 )
 from rl4p.data.message_weights import is_trained
-from rl4p.data.messages import TAG, conversation, tools_of
+from rl4p.data.messages import (
+    TAG,
+    completion_of,
+    continued,
+    conversation,
+    tools_of,
+    warn_once,
+    with_system,
+)
 from rl4p.data.pairs import pair_of
 from rl4p.data.prompts import Prompting
 
@@ -47,10 +57,14 @@ class Rows(Prompting, ABC):
         it; the others get `system_prompt`.
       tools_key: a field with the tools that a conversation may call, a list of JSON schemas of
         functions, or such a list as JSON text. A row or a table may lack it.
+      system_key: a field with the system message of a conversation that has none of its own, as
+        in LLaMA-Factory's files. A row or a table may lack it.
       answer_key: the field with the worked answer. The reference answer is its text after its
         thoughts and ``####``, or all of it after its thoughts if it has no ``####``. None takes the
         assistant message at the end of the conversation; without one, or with one that the
-        conversation excludes from training, the question has no worked answer.
+        conversation excludes from training, the question has no worked answer. Beside a
+        conversation it may be a list of messages that go on with it, as TRL's `completion`: the
+        answer is its last message, and no message before it is trained.
       reference_key: a field with the reference answer alone, a text or a number; None takes it
         from the worked answer.
       metadata_keys: fields that graders may read, as `metadata[key]`.
@@ -79,6 +93,7 @@ class Rows(Prompting, ABC):
     question_key: str = "question"
     messages_key: str | None = None
     tools_key: str = "tools"
+    system_key: str = "system"
     answer_key: str | None = "answer"
     reference_key: str | None = None
     metadata_keys: tuple[str, ...] = ()
@@ -109,10 +124,12 @@ class Rows(Prompting, ABC):
             for name in ("messages_key", "answer_key"):
                 if getattr(self, name) != getattr(type(self), name):
                     raise ValueError(f"{name} has no effect with chosen_key: leave it out.")
-        elif self.messages_key is None and self.tools_key != "tools":
-            raise ValueError(
-                f"tools_key={self.tools_key} has no effect without messages_key: leave it out."
-            )
+        elif self.messages_key is None:
+            for name in ("tools_key", "system_key"):
+                if (key := getattr(self, name)) != getattr(type(self), name):
+                    raise ValueError(
+                        f"{name}={key} has no effect without messages_key: leave it out."
+                    )
         if self.task_key is not None and self.task != type(self).task:
             raise ValueError(
                 f"task={self.task} has no effect with task_key, which names the task of each row: "
@@ -243,7 +260,13 @@ class Rows(Prompting, ABC):
 
     def question(self, row: Any, place: str) -> Question:
         """Returns the question of a row."""
-        messages = tools = pair = None
+        for name in self.media_in(row):
+            if is_filled(row[name]):
+                raise InputError(
+                    f'{place}: "{name}" is not empty, but only texts are supported: leave such '
+                    "rows out, or name the field in data.metadata_keys if it is for graders."
+                )
+        messages = tools = pair = completion = None
         if self.chosen_key is not None and self.rejected_key is not None:
             pair = pair_of(
                 row,
@@ -265,15 +288,27 @@ class Rows(Prompting, ABC):
             if value is MISSING:
                 raise InputError(self.absent(row, self.messages_key, place))
             where = f'{place}, "{self.messages_key}"'
-            messages = conversation(value, where, strip_tags=self.strip_tags, table=self.adds_nulls)
+            options = {"strip_tags": self.strip_tags, "table": self.adds_nulls}
+            messages = conversation(value, where, **options)
+            completion = self.answer_key and completion_of(value_of(row, self.answer_key), value)
+            if completion is not None:
+                where = f'{place}, "{self.answer_key}"'
+                messages = continued(messages, completion, where, **options)
             question = next(m["content"] for m in reversed(messages) if m["role"] == "user")
         if messages is not None:
             where = f'{place}, "{self.tools_key}"'
             tools = tools_of(value_of(row, self.tools_key), where, table=self.adds_nulls)
+            where = f'{place}, "{self.system_key}"'
+            messages = with_system(messages, value_of(row, self.system_key), where)
+        elif is_filled(text := value_of(row, "system")) and "system" not in self.named_keys():
+            warn_once(
+                f'{self.origin(self.training_key)}: the field "system" of a question is not read '
+                f"({str(text)[:40]!r}): set data.system_prompt, or use data.messages_key."
+            )
         if pair is not None:
             preferred = pair.responses[0]
             solution = preferred if isinstance(preferred, str) else preferred["content"]
-        elif self.answer_key is not None:
+        elif self.answer_key is not None and completion is None:
             solution = self.text(row, self.answer_key, place, number=True)
         else:
             last = messages[-1] if messages else {"role": "user"}
@@ -304,6 +339,12 @@ class Rows(Prompting, ABC):
         )
         return replace(built, id=self.id_of(built, text_of(built)))
 
+    def named_keys(self) -> set[str]:
+        """Returns the fields that the options name."""
+        keys = (self.question_key, self.messages_key, self.answer_key, self.reference_key)
+        others = (self.task_key, self.chosen_key, self.rejected_key)
+        return {*filter(None, (*keys, *others)), *self.metadata_keys, *map(str, self.where)}
+
     def id_of(self, row: Question, text: str) -> str:
         """Returns the id of a row, which is a digest of a text, and its task where tasks differ."""
         return digest(text) if self.task_key is None else f"{row.task}/{digest(text)}"
@@ -324,11 +365,19 @@ class Rows(Prompting, ABC):
     def absent(self, row: Any, key: str, place: str) -> str:
         value = value_of(row, key)
         if value is not MISSING and value is not None and not isinstance(value, str):
-            return f'{place}: the value of "{key}" is {kind_of(value)}, and a text is expected.'
+            way_out = ""
+            if isinstance(value, list | tuple) and self.messages_key is None:
+                way_out = " (data.messages_key names a list of messages)"
+            kind = kind_of(value)
+            return f'{place}: the value of "{key}" is {kind}, and a text is expected{way_out}.'
         options = "data.question_key, data.answer_key and data.reference_key"
         if self.messages_key is not None:
             options = "data.messages_key and data.answer_key, which null leaves to the conversation"
         return f'{place}: no text under "{key}": {names_of(row)} (set {options}).'
+
+    def media_in(self, row: Iterable[Any]) -> list[str]:
+        """Returns the fields of a row or a table with pictures and the like."""
+        return [name for name in row if name in MEDIA and name not in self.named_keys()]
 
     def columns(self, names: Sequence[str], place: str) -> list[str]:
         """Returns the columns of a table that the options name.
@@ -339,12 +388,13 @@ class Rows(Prompting, ABC):
         """
         if self.chosen_key is None:
             question = self.question_key if self.messages_key is None else self.messages_key
-            keys, optional = (question, self.answer_key), [self.tools_key] * bool(self.messages_key)
+            keys = (question, self.answer_key)
+            optional = [self.tools_key, self.system_key] if self.messages_key else ["system"]
         else:
             keys = self.chosen_key, self.rejected_key
-            optional = [self.question_key, self.tools_key]
+            optional = [self.question_key, self.tools_key, self.system_key]
         named = [key for key in (*keys, self.reference_key, self.task_key) if key is not None]
-        named += [key for key in optional if key in names]
+        named += [key for key in (*optional, *MEDIA) if key in names]
         return check_columns([*named, *self.metadata_keys, *map(str, self.where)], names, place)
 
 

@@ -1,6 +1,7 @@
 """Tests files of JSON lines, CSV and Parquet, and the lines that are refused."""
 
 import json
+from dataclasses import replace
 
 import pyarrow
 import pytest
@@ -278,6 +279,19 @@ def write_parquet(tmp_path):
         return str(path)
 
     return write_parquet
+
+
+@pytest.mark.parametrize(
+    "value", [[b"x"], [{"bytes": b"x", "path": None}], {"bytes": None, "path": "x.png"}, "x", b"y"]
+)
+def test_pictures_in_a_column_are_refused(write_parquet, value):
+    empty = {list: [], dict: {"bytes": None, "path": None}}.get(type(value))
+    rows = [{"question": f"{n}?", "answer": "1", "images": empty} for n in range(3)]
+    rows[2]["images"] = value
+    kept = Parquet(path=write_parquet(rows), limit=2, held_out_size=1)
+    assert len(kept.train()) == 1
+    with pytest.raises(InputError, match='row 3: "images" is not empty, but only texts'):
+        replace(kept, limit=None).train()
 
 
 def test_a_file_has_the_questions_of_the_same_rows_as_json_lines(write_parquet, tmp_path):

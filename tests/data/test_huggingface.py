@@ -71,6 +71,24 @@ def test_message_lists(tmp_path):
     assert question.answer == "2"
 
 
+@pytest.mark.parametrize("images", [[], [{"bytes": b"not decoded", "path": None}]])
+def test_pictures_are_refused_without_decoding_them(images, tmp_path):
+    kinds = {
+        "question": datasets.Value("string"),
+        "answer": datasets.Value("string"),
+        "images": datasets.Sequence(datasets.Image()),
+    }
+    row = {"question": "1?", "answer": "2", "images": images}
+    data = datasets.Dataset.from_list([row], features=datasets.Features(kinds))
+    data.save_to_disk(tmp_path / "saved")
+    questions = HuggingFace(path=str(tmp_path / "saved"), held_out_split="train")
+    if images:
+        with pytest.raises(InputError, match='row 1: "images" is not empty, but only texts'):
+            questions.train()
+    else:
+        assert questions.train()[0].answer == "2"
+
+
 def test_a_bad_row_and_a_missing_column_are_named(tmp_path):
     rows = [*ROWS[:2], {"question": "?", "answer": None, "level": 1}]
     datasets.Dataset.from_list(rows).save_to_disk(tmp_path / "bad")

@@ -31,6 +31,34 @@ def test_the_names_of_sharegpt():
     assert read(rows)[1] == {"role": "user", "content": "x"}
 
 
+CALL = {"name": "add", "arguments": {"a": 1}}
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ({"from": "observation", "value": "2"}, {"role": "tool", "content": "2"}),
+        ({"role": "observation", "content": "2"}, {"role": "tool", "content": "2"}),
+        ({"role": "function", "name": "add", "content": "2"}, {"role": "tool", "content": "2"}),
+        ({"from": "ipython", "value": "2"}, {"role": "tool", "content": "2"}),
+        ({"from": "model", "value": "2"}, {"role": "assistant", "content": "2"}),
+        ({"from": "function_call", "value": json.dumps(CALL)}, {"tool_calls": [CALL]}),
+        ({"from": "function_call", "value": json.dumps([CALL, CALL])}, {"tool_calls": [CALL] * 2}),
+        ({"role": "function_call", "content": [CALL]}, {"content": "", "tool_calls": [CALL]}),
+    ],
+)
+def test_the_roles_of_calls_and_results(message, expected):
+    last = read([USER, message])[1]
+    assert last.items() >= expected.items()
+    assert last["role"] == expected.get("role", "assistant")
+
+
+@pytest.mark.parametrize("text", ["add(1)", "", "[]", "3", None])
+def test_a_function_call_that_is_none_is_refused(text):
+    with pytest.raises(InputError, match="message 2: the text of function_call must be a call"):
+        read([USER, {"from": "function_call", "value": text}])
+
+
 def test_parts_of_a_content_are_joined():
     parts = [{"type": "text", "text": "1"}, {"type": "text", "text": "+1?"}]
     assert read([USER | {"content": parts}]) == (USER,)

@@ -1,9 +1,12 @@
 """Tests of what all sources of rows have in common, with rows in memory."""
 
+import json
+
 import pytest
 
 from rl4p.base.errors import InputError
 from rl4p.configuration import compose, instantiate
+from rl4p.data.messages import warn_once
 from rl4p.data.rows import Memory, first_of_each
 
 LEVELS = [
@@ -182,6 +185,81 @@ def test_the_tools_of_a_row_belong_to_its_prompt():
         assert question.tools == tools
         assert question.id != without.id
     assert without.tools is None
+
+
+SYSTEM = {"role": "system", "content": "Be brief."}
+
+
+@pytest.mark.parametrize("key", ["system", "instruction"])
+def test_a_system_message_beside_a_conversation_begins_it(key):
+    row = {"m": CONVERSATION, key: "Be brief."}
+    question = one(row, messages_key="m", answer_key=None, system_key=key)
+    assert question.prompt_messages("other") == [SYSTEM, *CONVERSATION]
+    assert question.id == one({"m": [SYSTEM, *CONVERSATION]}, messages_key="m", answer_key=None).id
+
+
+@pytest.mark.parametrize("text", [None, "", " "])
+def test_an_empty_system_message_is_none(text):
+    question = one({"m": CONVERSATION, "system": text}, messages_key="m", answer_key=None)
+    assert question.prompt_messages() == list(CONVERSATION)
+
+
+def test_a_system_message_that_is_not_read_is_named(caplog):
+    warn_once.cache_clear()
+    row = {"m": [SYSTEM, *CONVERSATION], "system": "Be brief."}
+    assert one(row, messages_key="m", answer_key=None).messages[0] == SYSTEM
+    assert not caplog.text
+    one(row | {"system": "Add."}, messages_key="m", answer_key=None)
+    assert "data.system_key) is not read where" in caplog.text
+    one({"question": "1+1?", "answer": "2", "system": "Be brief."})
+    assert "the field \"system\" of a question is not read ('Be brief.')" in caplog.text
+    with pytest.raises(InputError, match=r'row 1, "system": a text is expected, not int'):
+        one(row | {"system": 3}, messages_key="m", answer_key=None)
+
+
+@pytest.mark.parametrize("key", ["images", "image", "videos", "audio"])
+@pytest.mark.parametrize("value", [["x.png"], "x.png", b"y", [{"bytes": b"x"}], {"path": "x"}])
+def test_a_row_with_media_is_refused(key, value):
+    row = {"question": "1?", "answer": "2", key: value}
+    with pytest.raises(InputError, match=f'row 1: "{key}" is not empty, but only texts'):
+        one(row)
+    with pytest.raises(InputError, match="only texts"):
+        one({"m": CONVERSATION, key: value}, messages_key="m", answer_key=None)
+    assert one(row, metadata_keys=(key,)).metadata == {key: value}
+
+
+@pytest.mark.parametrize("value", [None, " ", [], [None], [b""], {"bytes": None, "path": None}])
+def test_empty_media_are_none(value):
+    assert one({"question": "1?", "answer": "2", "images": value}).answer == "2"
+
+
+WRONG = {"role": "assistant", "content": "#### 9"}
+
+
+@pytest.mark.parametrize("form", [list, tuple, json.dumps])
+def test_an_answer_may_be_messages_after_the_conversation(form):
+    prompt = [CONVERSATION[0], WRONG, CONVERSATION[0]]
+    value = prompt if form is not json.dumps else json.dumps(prompt)
+    row = {"prompt": value, "completion": form([ANSWER])}
+    question = one(row, messages_key="prompt", answer_key="completion")
+    assert question.messages == (prompt[0], WRONG | {"train": False}, prompt[2], ANSWER)
+    assert question.solution == ANSWER["content"]
+    assert question.prompt_messages()[-1] == CONVERSATION[0]
+
+
+def test_an_answer_of_messages_that_is_none_is_refused():
+    row = {"prompt": CONVERSATION, "completion": [CONVERSATION[0]]}
+    options = {"messages_key": "prompt", "answer_key": "completion"}
+    with pytest.raises(
+        InputError, match='row 1, "completion": the last message must be of the ass'
+    ):
+        one(row, **options)
+    with pytest.raises(
+        InputError, match='row 1, "completion": the last message must be of the ass'
+    ):
+        one(row | {"completion": []}, **options)
+    with pytest.raises(InputError, match=r"is a list, and a text is expected \(data\.messages_key"):
+        one(row, question_key="prompt", answer_key="completion")
 
 
 def test_equal_conversations_are_one_question(caplog):
