@@ -104,12 +104,12 @@ class CallRefused(Exception):
     """A call of the model that the episode does not allow; the message is a sentence.
 
     Attributes:
-      param: the field of the request that is wrong, if it is one.
+      longest: the longest context for which there is room; None if the reason is another.
     """
 
-    def __init__(self, message: str, param: str | None = None) -> None:
+    def __init__(self, message: str, longest: int | None = None) -> None:
         super().__init__(message)
-        self.param = param
+        self.longest = longest
 
 
 def never(completion: Completion) -> None:
@@ -199,8 +199,8 @@ class OpenAgentServer(Protocol):
         """Returns the address for the calls of an episode, which ends in `/v1`."""
         ...
 
-    def unregister(self, address: str) -> None:
-        """Closes an address."""
+    def unregister(self, address: str) -> str | None:
+        """Closes an address; returns why it refused a request last, None if it refused none."""
         ...
 
 

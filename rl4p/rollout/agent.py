@@ -41,9 +41,10 @@ class Agent(EpisodeRollout):
     number, or None to leave the reward to terms that grade the last response. An exception of the
     function, a passed deadline, and an episode without a call of the model make the sample invalid.
 
-    Requests use the sampling distribution of `engine`; one that names another is refused, and so
-    are stop strings and seeds. An episode without room (`max_response_tokens`, `max_calls`) refuses
-    further calls, and is cut.
+    Requests use the sampling distribution of `engine`; what they name of another is dropped or
+    refused, as the server's options say. An episode without room (`max_response_tokens`,
+    `max_calls`) refuses further calls, and is cut. The failure of an episode has the last refusal
+    of its address.
 
     Attributes:
       agent: the function; in YAML `agent._target_=package.Class`, of whose object `__call__` is the
@@ -115,12 +116,14 @@ class Agent(EpisodeRollout):
                     )
                 episode.turns[-1] = replace(episode.turns[-1], reward=float(reward))
         except Exception as error:  # noqa: BLE001 - the function of a user may raise anything
-            if not calls.full:  # else its client raised the refusal
+            if not (calls.full and episode.turns):  # else it is cut: its client raised the refusal
                 own = isinstance(error, EpisodeFailure)
                 episode.failure = str(error) if own else f"{type(error).__name__}: {error}"
         finally:
             calls.over = True
-            server.opened.unregister(address)
+            refusal = server.opened.unregister(address)
+        if episode.failure is not None and refusal is not None and refusal not in episode.failure:
+            episode.failure += f"; its address last refused: {refusal}"
         if calls.full:
             episode.finish = Finish.LENGTH
         if not any(segment.tokens for segment in episode.segments):  # without a call: its prompt

@@ -261,12 +261,18 @@ class Recorder:
         read = len(context) - len(self.leaf(context).tokens) if self.calls else 0
         room = min(limits.tokens - self.used - read, limits.positions - len(context))
         if room < 1 or self.calls >= limits.calls:
-            self.full = True
-            raise CallRefused(
-                f"The episode has no room for another call: it has {self.calls} of "
-                f"{limits.calls} calls and {self.used} of {limits.tokens} tokens."
-            )
+            raise self.no_room(len(context) + min(room, 0))
         return min(room, limits.call_tokens or room)
+
+    def no_room(self, longest: int) -> CallRefused:
+        """Cuts the episode; returns the error of a call whose context may be so long."""
+        self.full = True
+        limits = self.limits
+        return CallRefused(
+            f"The episode has no room for another call: it has {self.calls} of "
+            f"{limits.calls} calls and {self.used} of {limits.tokens} tokens.",
+            longest=longest,
+        )
 
     async def complete(
         self,
@@ -300,12 +306,17 @@ class Recorder:
     ) -> Completion:
         """Draws a completion, and appends it to its segment and to the turns of the episode.
 
-        What was drawn after a stop string belongs to nothing: it is neither answered nor trained.
+        Calls at the same time share the room: one that ends when there is less of it is cut. What
+        was drawn after that, or after a stop string, is neither answered nor trained. A call that
+        its client gives up gives everything back.
+
+        Raises:
+          CallRefused: other calls have left no room.
         """
         text, messages = self.contexts.get(tuple(context), (None, None))
         segment, began = self.leaf(context), time.monotonic()
-        # What this call may need at most counts until it has ended.
-        self.used += limit + (len(context) - len(segment.tokens) if self.calls else 0)
+        read = len(context) - len(segment.tokens) if self.calls else 0
+        self.used += read
         self.calls += 1
         self.claimed.append(segment)
         if not segment.tokens:
@@ -320,13 +331,22 @@ class Recorder:
         )
         try:
             completion = await self.generate(request)
+            room = self.limits.tokens - self.used
+            if room < 1 and not self.over:
+                raise self.no_room(len(context) + room - 1)
+        except BaseException:
+            self.used -= read
+            self.calls -= 1
+            raise
         finally:
             self.claimed = [x for x in self.claimed if x is not segment]
         if (end := stopped(completion)) is not None:
             completion = beginning(completion, end, Finish.STOP)
         if not self.over:
+            if len(completion.tokens) > room:
+                completion = beginning(completion, room, Finish.LENGTH)
             tokens = completion.tokens.tolist()
-            self.used -= limit - len(tokens)
+            self.used += len(tokens)
             number = next(i for i, x in enumerate(self.episode.segments) if x is segment)
             self.episode.places.append((number, sum(segment.chosen)))
             segment.read(context[len(segment.tokens) :])

@@ -41,6 +41,6 @@ def test_the_server_serves_agents():
     assert not isinstance(object(), ServesAgents)
 
 
-def test_a_refusal_names_the_field():
-    refusal = CallRefused("There is no room.", "messages")
-    assert (str(refusal), refusal.param) == ("There is no room.", "messages")
+def test_a_refusal_names_the_room():
+    refusal = CallRefused("There is no room.", 7)
+    assert (str(refusal), refusal.longest) == ("There is no room.", 7)

@@ -149,7 +149,7 @@ def test_a_request_for_another_distribution_is_refused(sample):
     async def asks(episode):
         async with client(episode) as openai:
             for options in (
-                {"min_tokens": 2},
+                {"extra_body": {"min_tokens": 2}},
                 {"seed": 3},
                 {"logprobs": True, "top_logprobs": 2},
             ):
@@ -231,6 +231,54 @@ def test_what_makes_an_episode_invalid(sample, agent, sentence):
     trajectories, episodes = sample(rollout(agent, **options), group_size=1)
     check_trajectories(trajectories)
     assert {episode.failure for episode in episodes} == {sentence}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "sentence"),
+    [
+        ("chat/completions", {"messages": [user("1")], "seed": 7}, "seed would change which"),
+        ("chat/completions", {"messages": [user("1")], "n": 0}, "n must be an integer from 1"),
+        ("chat/completions", {"messages": [user("1")], "x": 1}, "x is not a field of this request"),
+        ("completions", {"prompt": "1", "min_tokens": 2}, "min_tokens"),
+        ("responses", {"input": "1", "background": True}, "background is not supported"),
+        ("messages", {"messages": [user("1")]}, "max_tokens is missing"),
+        ("embeddings", {"input": "1"}, "/v1/embeddings does not exist"),
+        ("chat/completions", {"messages": [user("1" * 999)]}, "This model's maximum context"),
+    ],
+)
+def test_a_failure_has_the_last_refusal_of_its_address(sample, path, body, sentence):
+    """Whatever the program says of it: a Node program's last line is the version of Node."""
+
+    async def hides(episode):
+        async with httpx2.AsyncClient() as http:
+            answer = await http.post(f"{episode.base_url}/{path}", json=body)
+        assert answer.is_error
+        raise RuntimeError("Node.js v20.20.2")
+
+    _, episodes = sample(rollout(hides, max_failed=1.0), group_size=1)
+    (failure,) = {episode.failure for episode in episodes}
+    assert failure.startswith("RuntimeError: Node.js v20.20.2; its address last refused: ")
+    assert sentence in failure
+
+
+@pytest.mark.parametrize("calls", ["at the same time", "n"])
+def test_calls_at_a_time_need_no_limit_of_their_own(sample, requests, calls):
+    async def votes(episode):
+        async with client(episode) as openai:
+            ask = partial(openai.chat.completions.create, model="gpt", messages=[user("one")])
+            if calls == "n":
+                answer = await ask(n=2)
+                return len(answer.choices)
+            return len(await asyncio.gather(ask(), ask()))
+
+    options = {"max_call_tokens": None, "max_response_tokens": 160}
+    trajectories, episodes = sample(rollout(votes, **options), group_size=1)
+    check_trajectories(trajectories)
+    assert {episode.failure for episode in episodes} == {None}
+    for row, episode in enumerate(episodes):
+        mask = np.asarray(trajectories.response_mask_BT)[row]
+        assert mask.sum() == sum(turn.tokens for turn in episode.turns)
+        assert len(episode.turns) == 2 or episode.finish is Finish.LENGTH
 
 
 def test_what_is_no_agent_is_refused():

@@ -267,6 +267,65 @@ def test_two_calls_at_a_time_never_share_a_segment(make):
     assert calls.used == 2 + 3 + 7
 
 
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_calls_at_a_time_share_the_room(make, count):
+    calls = make(tokens=20 + 2 * (count - 1), calls=count)
+    run(calls, *([number] for number in range(count)))
+    assert calls.used == 2 * count + count - 1  # the first context is free
+    assert [turn.tokens for turn in calls.episode.turns] == [2] * count
+    assert not calls.full
+
+
+def test_a_call_that_ends_when_others_have_used_the_room_is_cut_or_refused(make):
+    calls = make(tokens=5)  # 2 of them are contexts
+
+    async def everything():
+        contexts = ([1], [2], [3])
+        return await asyncio.gather(
+            *(calls.complete(context, 4) for context in contexts), return_exceptions=True
+        )
+
+    first, second, third = asyncio.run(everything())
+    assert first.tokens.tolist() == [2, END]
+    assert (second.tokens.tolist(), second.finish) == ([3], Finish.LENGTH)
+    assert isinstance(third, CallRefused)
+    assert calls.full
+    assert calls.used <= 5
+    assert [segment.tokens for segment in calls.episode.segments] == [[1, 2, END], [2, 3], []]
+    _, rest = context_and_rest(calls.episode.segments)
+    assert rest["tokens"].tolist() == [2, END, 2, 3]
+
+
+@pytest.mark.parametrize("before", [0, 1, 2])
+def test_a_call_that_its_client_gives_up_gives_everything_back(make, before):
+    calls = make(tokens=40, calls=3)
+    for number in range(before):
+        run(calls, [number])
+    state = calls.used, calls.calls, len(calls.episode.turns)
+    draw = calls.generate
+
+    async def never_ends(request):
+        await asyncio.sleep(60)
+
+    async def gives_up():
+        task = asyncio.ensure_future(calls.complete([9, 9], 30))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+
+    calls.generate = never_ends
+    for _ in range(4):  # more often than there are calls
+        asyncio.run(gives_up())
+    assert (calls.used, calls.calls, len(calls.episode.turns)) == state
+    assert not calls.claimed
+    calls.generate = draw
+    run(calls, [9, 9])
+    assert calls.used == state[0] + 2 + 2 * bool(before)
+    assert not calls.full
+    drawn = [request.drawn for request in calls.generate.__self__.requests]
+    assert len(set(drawn)) == len(drawn)
+
+
 def test_a_stop_string_ends_what_is_recorded(make):
     calls = make()
     calls.read("1 2", [1, 2])

@@ -358,6 +358,8 @@ class ActiveRequest:
             await self.waiter
         if self.disconnected:
             raise ClientDisconnectError
+        if isinstance(self.error, HttpError):
+            raise self.error
         if self.error is not None:
             raise HttpError(str(self.error), status=503)
 

@@ -109,8 +109,10 @@ class EpisodeAddresses:
         self.apps[name] = App(state, Guard(token=None), most_bytes=most, routes=ROUTES)
         return f"{self.address}/{name}/v1"
 
-    def unregister(self, address: str) -> None:
-        del self.apps[address.split("/")[-2]]
+    def unregister(self, address: str) -> str | None:
+        state = self.apps.pop(address.split("/")[-2]).server
+        assert isinstance(state, EpisodeState)
+        return state.last_refusal
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -124,6 +126,21 @@ class EpisodeAddresses:
         await send_response(JsonResponse(error.body(), 404), send)
 
 
+def refusal(error: CallRefused, context: Sequence[int]) -> HttpError:
+    """Returns the error of a call, in words by which clients know that a context is full.
+
+    By these of OpenAI and vLLM, and by the code, litellm, crewai, strands and pydantic-ai end or
+    shorten a conversation. They repeat a request that fails in other words.
+    """
+    known = ""
+    if error.longest is not None:
+        known = (
+            f"This model's maximum context length is {error.longest} tokens. However, your "
+            f"messages have {len(context)} tokens. "
+        )
+    return HttpError(f"{known}{error}", param="messages", code="context_length_exceeded")
+
+
 @dataclass(kw_only=True)
 class EpisodeState(ServedModel):
     """The policy as one episode meets it.
@@ -131,14 +148,19 @@ class EpisodeState(ServedModel):
     Attributes:
       calls: the calls of the episode.
       newest: the weight version that drew its last token.
+      last_refusal: why it refused the last of the requests that it refused; None without one.
     """
 
     calls: ModelCalls
     newest: str = "0"
+    last_refusal: str | None = None
 
     @property
     def version(self) -> str:
         return self.newest
+
+    def refused(self, error: HttpError) -> None:
+        self.last_refusal = str(error)
 
     def check_model(self, name: str | None) -> None:
         """Accepts any name, since a program may have one built in."""
@@ -153,7 +175,7 @@ class EpisodeState(ServedModel):
         try:
             return self.calls.room(prompt)
         except CallRefused as error:
-            raise HttpError(str(error), param=error.param, code="context_length_exceeded") from None
+            raise refusal(error, prompt) from None
 
     def sampling_of(self, request: BaseModel, sampling: Sampling) -> Sampling:
         """Returns the distribution of the run.
@@ -211,7 +233,7 @@ class EpisodeState(ServedModel):
         try:
             completion = await self.calls.complete(sequence.context, sequence.max_tokens, stopped)
         except CallRefused as error:
-            active.fail(error)
+            active.fail(refusal(error, sequence.context))
             return
         if len(completion.versions):
             self.newest = str(completion.versions[-1])

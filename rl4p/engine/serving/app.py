@@ -203,6 +203,9 @@ class ServedModel(ABC):
           earlier: the conversation before it, as the client sent it.
         """
 
+    def refused(self, error: HttpError) -> None:  # noqa: B027
+        """Receives the error that a client gets."""
+
     def count(self, change: int) -> None:
         self.open += change
 
@@ -411,6 +414,7 @@ class App:
             )
             status = await send_response(await handler(request), send)
         except HttpError as error:
+            self.server.refused(error)
             status = await send_response(JsonResponse(error.body(), error.status), send)
         except ClientDisconnectError:
             self.server.disconnects += 1

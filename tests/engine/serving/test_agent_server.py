@@ -9,7 +9,7 @@ import pytest
 from rl4p.base.types import Finish, Sampling
 from rl4p.engine.detokenizer import Detokenizer
 from rl4p.engine.serving.active_request import CompletionOptions, ReadyQueue
-from rl4p.engine.serving.agent_server import EpisodeState
+from rl4p.engine.serving.agent_server import EpisodeState, refusal
 from rl4p.engine.serving.body import HttpError, validate
 from rl4p.engine.serving.chat import ChatRequest
 from rl4p.protocols.engine import Completion
@@ -91,6 +91,15 @@ def test_a_stop_string_ends_what_is_seen_and_what_is_recorded(policy, stops, tex
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(("longest", "known"), [(7, True), (None, False)])
+def test_no_room_is_said_in_words_that_clients_know(longest, known):
+    error = refusal(CallRefused("The episode has no room.", longest=longest), [1] * 9)
+    words = "This model's maximum context length is 7 tokens. However, your messages have 9 tokens."
+    assert (words in str(error)) == known
+    assert str(error).endswith("The episode has no room.")
+    assert (error.status, error.code) == (400, "context_length_exceeded")
+
+
 def test_completions_are_delivered_whole_and_refusals_as_errors(policy):
     ended = []
 
@@ -130,8 +139,9 @@ def test_completions_are_delivered_whole_and_refusals_as_errors(policy):
             assert (choice.tokens, choice.logprobs) == ([5, policy.end_ids[0]], [-1.0, -2.0])
             assert (choice.finish, choice.spans[0].version) == ("stop", "4")
         assert (len(choices), state.version, state.open) == (2, "4", 0)
-        with pytest.raises(HttpError, match="There is no room"):
+        with pytest.raises(HttpError, match="There is no room") as refused:
             await start(9).finished()
+        assert (refused.value.status, refused.value.code) == (400, "context_length_exceeded")
         with pytest.raises(HttpError, match="are not computed in an episode"):
             start(2, alternatives=1)
         start(2).cancel()  # its tokens are not recorded
