@@ -16,10 +16,11 @@ from fractions import Fraction
 from typing import Any
 
 from math_verify import LatexExtractionConfig, parse, verify
-from sympy import Basic, Expr, Float, MatrixBase, Rational, log, nan, zoo
+from sympy import Basic, Expr, Float, I, MatrixBase, Rational, log, nan, zoo
 
 from rl4p.data.box import boxed
 from rl4p.data.quantity import plain_notation, quantity
+from rl4p.reward.measures import same_measure
 
 LONGEST = 4096  # characters of an answer; a longer one equals nothing
 DIGITS = 6  # of a decimal that stands for a fraction or a root
@@ -56,8 +57,9 @@ def equal(reference: str, given: str) -> bool:
     that it is the rounded value of, to at least six digits: 2.333333 is 7/3, and 0.0000004 is not
     1/3000000. This holds for the members of a list too, and at every size.
 
-    Two times of day are equal if their parts are: as ratios, 12:30 would be 4:10. What divides by
-    zero is equal to nothing but the same text.
+    Two times of day are equal if their parts are: as ratios, 12:30 would be 4:10. Second units,
+    directions and dates count (`measures.py`). The letter i is sqrt(-1) if it is the only one.
+    What divides by zero is equal to nothing but the same text.
     """
     if len(given) > LONGEST:
         return False
@@ -71,6 +73,10 @@ def equal(reference: str, given: str) -> bool:
         return [int(x or -1) for x in expected_time.groups()] == [
             int(x or -1) for x in given_time.groups()
         ]
+    if re.search(r"[0-9'\u2032]|\\prime|dots", expected + given):
+        known = same_measure(expected, given, equal)
+        if known is not None:
+            return known
     if "=" not in expected + given:
         known = same_numbers(expected, given)
         if known is not None:
@@ -87,13 +93,14 @@ def equal(reference: str, given: str) -> bool:
     if known is not None:
         return known
     places = max(decimal_places(each) for each in (*pair[0], *pair[1], 0))
-    return verify(
+    same = verify(
         list(pair[0]),
         list(pair[1]),
         float_rounding=places + DIGITS,
         numeric_precision=places + 15,
         timeout_seconds=None,
     )
+    return same or same_complex(*pair, expected + given)
 
 
 @dataclass(frozen=True)
@@ -221,6 +228,30 @@ def same_values(first: Sequence[Any], second: Sequence[Any], texts: tuple[str, s
         return None
 
 
+def same_complex(first: Sequence[Any], second: Sequence[Any], text: str) -> bool:
+    """Returns whether two expressions are the same number if their only letter i is sqrt(-1).
+
+    It is not if it is an index, or a vector: bold, or with a hat or an arrow.
+    """
+    pair = [each for each in (*first[:1], *second[:1]) if isinstance(each, Expr)]
+    letters: dict[Any, Any] = {x: I for each in pair for x in each.free_symbols}
+    if (
+        len(pair) < 2
+        or {*map(str, letters)} != {"i"}
+        or re.search(r"_\{?i|(?:bf|hat|vec|bm)\s*\{?\\?i", text)
+    ):
+        return False
+    try:
+        values = [each.subs(letters).doit().evalf(PRECISION) for each in pair]
+        parts = [value.as_real_imag() for value in values]
+        distance, size = abs(values[0] - values[1]), max(map(abs, values))
+        return all(x.is_Number and x.is_finite for part in parts for x in part) and bool(
+            distance <= size * Float(10, PRECISION) ** (10 - PRECISION)
+        )
+    except (ArithmeticError, AttributeError, TypeError, ValueError):
+        return False
+
+
 def is_decimal(value: Any) -> bool:
     """Returns whether a value can be written as a decimal."""
     if not value.is_Rational:
@@ -260,7 +291,8 @@ def plain(text: str) -> str:
             break
     text = re.sub(r"\\text\{(-?\$?\d[^{}]*)\}", r"\1", text)  # \text{5 ft}
     text = plain_notation(text).translate(SAME)
-    text = SPACES.sub(" ", text).strip().removesuffix(".").strip()
+    text = SPACES.sub(" ", text.replace("...", r"\ldots ")).strip().removesuffix(".").strip()
+    text = re.sub(r"\^ ?(?:\{ ?\\prime ?\}|\\prime(?![a-z]))", "'", text)
     text = text.replace("**", "^").removeprefix(r"\$").removeprefix("$")
     if re.fullmatch(r"-?\d{1,3}(?: \d{3})+(?:\.\d+)?", text):  # 12 345
         return text.replace(" ", "")
