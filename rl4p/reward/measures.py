@@ -247,7 +247,7 @@ def measures(text: str) -> list[tuple[Fraction, str, bool]] | None:
                 unit.append(word)
         if parts and KINDS.get(parts[0][1]) == "angle":
             angles = {"prime": "arcminutes", "doubleprime": "arcseconds"}
-            unit = [angles[word] if word in angles else word for word in unit]
+            unit = [angles.get(word, word) for word in unit]
         parts.append((value, " ".join(unit), changed))
     units = [unit for _, unit, _ in parts]
     if not all(units[:-1]) or any(len(x) == 1 and x not in KINDS and x not in "%rR" for x in units):
