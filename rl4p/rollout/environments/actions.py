@@ -7,6 +7,7 @@ from typing import Any
 
 from rl4p.base.types import Prompt
 from rl4p.data.call_reader import CallReader, functions_of
+from rl4p.data.extraction import after_thoughts
 from rl4p.data.tool_calls import MalformedCall, ParsedCall
 from rl4p.protocols.environment import Message, StepResult
 
@@ -15,9 +16,9 @@ from rl4p.protocols.environment import Message, StepResult
 class TextActions:
     """Options that read the action of a step from a message of the policy.
 
-    The action is the text of the message; if `action_begin` is given, what follows its last
-    occurrence, up to `action_end`. A message without an action is answered with `missing_action`
-    and costs a turn.
+    The action is the text of the message behind its thoughts; if `action_begin` is given, what
+    follows its last occurrence there, up to `action_end`. A message without an action is answered
+    with `missing_action` and costs a turn.
 
     Attributes:
       action_begin, action_end: what encloses the action in a message; null for the whole message.
@@ -30,8 +31,11 @@ class TextActions:
     missing_action: str = "Your message has no action."
     discrete: bool = False
 
-    def action(self, text: str) -> Any:
-        """Returns the action in a message, or what is wrong about it."""
+    def action(self, message: str, prompt: Prompt) -> Any:
+        """Returns the action in a message to a prompt, or what is wrong about it."""
+        text = after_thoughts(message, prompt.generation_prompt)
+        if text is None:  # the message was cut while thinking
+            return MalformedCall(self.missing_action)
         if self.action_begin is not None:
             _, begin, text = text.rpartition(self.action_begin)
             if not begin:

@@ -50,7 +50,7 @@ class Gymnasium(TextActions):
         return None
 
     def open(self, prompt: Prompt, seed: int, episode_id: str) -> "GymnasiumEpisode":
-        return GymnasiumEpisode(self, seed)
+        return GymnasiumEpisode(self, prompt, seed)
 
 
 @dataclass(eq=False)
@@ -58,6 +58,7 @@ class GymnasiumEpisode:
     """An episode of `Gymnasium`."""
 
     options: Gymnasium
+    prompt: Prompt
     seed: int
     environment: Any = None  # until `reset`
     state: Any = None  # the last observation
@@ -85,7 +86,7 @@ class GymnasiumEpisode:
         return f"\n{self.state}"
 
     async def step(self, message: Message) -> StepResult:
-        action = self.options.action(message["content"])
+        action = self.options.action(message["content"], self.prompt)
         if isinstance(action, MalformedCall):
             return self.options.without_action(self.state)
         observation, reward, terminated, truncated, info = await self.call(

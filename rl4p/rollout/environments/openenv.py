@@ -145,7 +145,7 @@ class OpenEnvEpisode:
         self.reward = 0.0
         if self.options.action_field is None:
             return await self.step_of_calls(message["content"])
-        action = self.options.action(message["content"])
+        action = self.options.action(message["content"], self.prompt)
         if isinstance(action, MalformedCall):
             return self.options.without_action(self.state)
         name = self.options.action_field

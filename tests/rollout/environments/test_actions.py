@@ -1,6 +1,7 @@
 """Tests how an action is read from a message."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -18,6 +19,7 @@ from rl4p.rollout.environments.actions import (
 PROMPT = Prompt(
     id="p", question="q", answer="a", task="t", tokens=(1,), generation_prompt="<think>"
 )
+PLAIN = replace(PROMPT, generation_prompt=None)
 NONE = MalformedCall("No move.")
 
 
@@ -29,16 +31,27 @@ NONE = MalformedCall("No move.")
         ("7", NONE, NONE),
         ("<a>7", NONE, NONE),
         ("<a>x</a>", "x", NONE),
+        ("<think><a>1</a></think><a>7</a>", "7", 7),
+        ("<think>maybe <a>1</a></think>I pass.", NONE, NONE),
+        ("<think>maybe <a>1</a>", NONE, NONE),
+        ("maybe <a>1</a></think><a>7</a>", "7", 7),
+        ("[THINK]<a>1[/THINK]</a>", NONE, NONE),
     ],
 )
 def test_the_action_of_a_message(text, action, number):
     enclosed = {"action_begin": "<a>", "action_end": "</a>", "missing_action": "No move."}
-    assert TextActions(**enclosed).action(text) == action
-    assert TextActions(**enclosed, discrete=True).action(text) == number
+    assert TextActions(**enclosed).action(text, PLAIN) == action
+    assert TextActions(**enclosed, discrete=True).action(text, PLAIN) == number
 
 
 def test_the_whole_message_is_the_action():
-    assert TextActions().action(" go <a>north</a> ") == "go <a>north</a>"
+    assert TextActions().action(" go <a>north</a> ", PLAIN) == "go <a>north</a>"
+    assert TextActions(discrete=True).action("<think>7 or 8?</think>\n8", PLAIN) == 8
+
+
+def test_the_prompt_may_open_the_thoughts():
+    assert TextActions().action("north</think>south", PROMPT) == "south"
+    assert TextActions(missing_action="No move.").action("north", PROMPT) == NONE
 
 
 def test_the_answer_without_an_action_keeps_the_state():
