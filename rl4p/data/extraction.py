@@ -64,9 +64,10 @@ def same_answer(given: str | None, reference: str) -> bool:
 
     If the reference is a number without words, such as ``12``, ``$1,200`` or ``3/4``, the answer
     has to be exactly this number; it may have a unit (`quantity` lists the notations).
-    Otherwise, it has to be the same text up to white space: ``5 apples`` is not ``5 pears``.
+    Otherwise, it has to be the same text up to white space: ``5 apples`` is not ``5 pears``. An
+    empty answer is never right.
     """
-    if given is None:
+    if given is None or not given.strip():
         return False
     expected = quantity(reference, units=False)
     if expected is None:

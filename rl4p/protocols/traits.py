@@ -84,12 +84,14 @@ class TermTraits(PhaseTraits):
       weight: the factor of its grades in the total reward.
       whole_groups: whether it is called with groups (`reward.GroupTerm`).
       extract: where it finds the final answer of a response (`data/extraction.py`).
+      reads_answer: whether it compares with the reference answer, which every prompt then needs.
       has_model: whether it runs a model on the devices, which `rl4p.plan` must know.
     """
 
     weight: float | None = None
     whole_groups: bool = False
     extract: Any = "hashes"
+    reads_answer: bool = False
     has_model: bool = False
 
 

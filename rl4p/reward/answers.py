@@ -8,6 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
+from typing import ClassVar
 
 from rl4p.base.types import Episode, Prompt
 from rl4p.configuration.bounds import AboveZero, Positive, Share
@@ -66,6 +67,8 @@ class Correct:
         order: [boxed, hashes]. Thoughts are left out.
     """
 
+    reads_answer: ClassVar[bool] = True
+
     weight: float = 1.0
     extract: Extraction | tuple[Extraction, ...] = "hashes"
 
@@ -119,6 +122,8 @@ class Math:
       workers: the number of worker processes.
       deadline: how long all responses of a batch may take, in seconds; None for no limit.
     """
+
+    reads_answer: ClassVar[bool] = True
 
     weight: float = 1.0
     extract: Extraction = "boxed"
@@ -229,6 +234,8 @@ class Crossword:
         for `contains` can be earned by guessing many words: 0.27 at the most.
     """
 
+    reads_answer: ClassVar[bool] = True
+
     weight: float = 1.0
     shaped: bool = False
 
@@ -282,6 +289,8 @@ class RushHour:
       alternatives: whether another solution without more moves than the reference is exact as well
         (it then gets 1 in full). A board often has several shortest solutions.
     """
+
+    reads_answer: ClassVar[bool] = True
 
     weight: float = 1.0
     shaped: bool = False

@@ -25,15 +25,17 @@ class ReasoningGym:
     """The score that a generator of reasoning_gym gives to an answer, from 0 to 1 (2505.24760).
 
     Many generators give a part of the score to an answer that is nearly right or badly formatted.
-    A response without an answer gets 0. A prompt of other data than `data=reasoning_gym` gets None.
+    A response without an answer or with an empty one gets 0. So does an answer for which the scorer
+    raises an exception, and one that scores no more than the words `I do not know`, unless it is
+    the reference. A prompt of other data than `data=reasoning_gym` gets None.
 
     Several scorers of the library run an answer as Python code. They work in processes in a sandbox
     (`sandbox.py`), which keeps the machine safe. It does not keep the scores safe: a response that
     attacks its scorer can give itself, and later responses of the same process, any score from 0 to
     1. An answer of plain text or numbers cannot do this.
 
-    An answer is invalid if its scorer takes too long or too much memory or ends with an error, or
-    if the generator makes another question than the prompt has.
+    An answer is invalid if its scorer takes too long or too much memory, or fails for the reference
+    answer too, or if the generator makes another question than the prompt has.
 
         pip install 'rl4p[reasoning-gym]'
         python -m rl4p.train data=reasoning_gym data.name=n_queens reward=reasoning_gym
@@ -106,7 +108,7 @@ class OpenReasoningGym:
                 grades[row] = math.nan
                 unreadable.append(Failed(reason=f"of the row {prompt.id}: {error}"))
                 continue
-            if answer is not None:
+            if answer is not None and answer.strip():
                 rows.append(row)
                 items.append({"answer": answer, "question": prompt.question, **entry})
         # An answer that is run as code may have written its result itself.

@@ -58,6 +58,7 @@ from rl4p.runs.evaluation import (
     Encode,
     build_evaluation,
     build_loss,
+    check_references,
     check_tasks,
     check_term,
     encoder,
@@ -126,6 +127,9 @@ def build(config: DictConfig) -> Experiment:
     data: DataSet = required(config.data, DataSet, "data")
     questions, held_out = prompted(data, data.train()), held_out_questions(config, data)
     check_tasks(phases, questions, *(each.questions for each in held_out))
+    reads_total = AdvantageTraits.read(phases.advantage).reads_total
+    if RolloutTraits.read(phases.rollout).samples and reads_total:
+        check_references(phases, questions)
     policy, params = model.build(mesh, jax.random.fold_in(key, 0))
     _ = policy.sampling_mesh  # which checks that the mesh of the sampler divides the policy
     recorded = model.recorded() if isinstance(model, Records) else {}

@@ -21,7 +21,7 @@ from rl4p.model.policy import Policy
 from rl4p.protocols.data_and_model import DataSet
 from rl4p.protocols.engine import HoldsEpisodes, OpensEngine
 from rl4p.protocols.phases import Rollout
-from rl4p.protocols.traits import RewardTraits, RolloutTraits, require
+from rl4p.protocols.traits import RewardTraits, RolloutTraits, TermTraits, require
 from rl4p.reward.router import without_reward
 from rl4p.rollout.sampler import without_annealing
 from rl4p.runs.compatibility import choice
@@ -211,6 +211,33 @@ def check_tasks(phases: Phases, *sets: Sequence[Question]) -> None:
     if tasks is not None and (unknown := sorted(tasks_of_questions - tasks.keys())):
         raise InputError(without_reward(unknown, tasks))
     check_own_sampling("rollout", phases.rollout, tasks_of_questions)
+
+
+def check_references(phases: Phases, questions: Sequence[Question]) -> None:
+    """Checks that each question to train on has the reference answer that its reward compares with.
+
+    Raises:
+      InputError: one has none, and the empty answer would be the right one.
+    """
+    tasks = RewardTraits.read(phases.reward).tasks
+    rewards = {"": phases.reward} if tasks is None else tasks
+    comparing = {
+        task: [
+            name
+            for name, term in (RewardTraits.read(reward).terms or {}).items()
+            if TermTraits.read(term).reads_answer and TermTraits.read(term).weight
+        ]
+        for task, reward in rewards.items()
+    }
+    for question in questions:
+        names = comparing["" if tasks is None else question.task]
+        if names and not question.answer.strip():
+            key = "reward" if tasks is None else f"reward.tasks.{question.task}"
+            raise InputError(
+                f"{key}.terms.{names[0]} compares with the reference answer, but the question "
+                f"{question.id} has none: choose a reward that does not, such as the scorer "
+                "of the question (reward=reasoning_gym), or another data set."
+            )
 
 
 def check_own_sampling(key: str, rollout: Any, tasks: Collection[str]) -> None:

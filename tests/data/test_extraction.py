@@ -85,6 +85,12 @@ def test_answers_are_compared_as_numbers_and_otherwise_as_text(given, reference,
     assert same_answer(given, reference) is same
 
 
+@pytest.mark.parametrize("reference", ["", " ", "12", "no", "\n"])
+@pytest.mark.parametrize("given", ["", " ", "\t\n", None])
+def test_an_empty_answer_is_never_right(given, reference):
+    assert same_answer(given, reference) is False
+
+
 OPENED = "<|assistant|>\n<think>\n"  # by the chat template
 
 

@@ -1,15 +1,18 @@
 """Tests which prompts an evaluation has, and that options of samples which cannot act are named."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
 
 from rl4p.base.errors import InputError
+from rl4p.base.types import Question
 from rl4p.configuration import compose
 from rl4p.data.synthetic import Arithmetic
-from rl4p.runs.build import build
+from rl4p.runs.build import build, build_phases
 from rl4p.runs.evaluation import (
+    check_references,
     held_out_questions,
     pass_at_k,
     refuse_samples_that_cannot_be,
@@ -173,3 +176,51 @@ def test_data_that_is_left_out_is_not_read():
     config = compose([*SMALL, "suite=sums"])
     found = held_out_questions(config, None)
     assert found[0].key == "evaluation.tasks.two_digits"
+
+
+WITHOUT = ("boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour")
+FEW = ("data=reasoning_gym", "data.train_size=4", "data.held_out_size=2", "max_prompt_tokens=4096")
+
+
+@pytest.mark.parametrize("name", WITHOUT)
+@pytest.mark.parametrize("reward", ["weighted", "math", "crossword", "gsm8k"])
+def test_a_reward_that_compares_needs_references(name, reward):
+    pytest.importorskip("reasoning_gym")
+    assert re.match(
+        rf"reward.terms.correct compares with the reference answer, but the question "
+        rf"reasoning_gym/{name}/\d has none: choose .* \(reward=reasoning_gym\)",
+        refusal(*FEW, f"data.name={name}", f"reward={reward}"),
+    )
+
+
+@pytest.mark.parametrize("name", WITHOUT)
+def test_a_reward_that_does_not_compare_needs_none(name):
+    pytest.importorskip("reasoning_gym")
+    scored = ("reward=reasoning_gym", "reward.terms.correct.sandbox=none")
+    for words in (scored, ("reward.terms.correct.weight=0",)):
+        check_references(build_phases(compose([*FEW, f"data.name={name}", *words])), [NONE])
+    with pytest.raises(InputError, match=r"reward\.terms\.correct compares"):
+        check_references(build_phases(compose([*FEW, f"data.name={name}"])), [NONE])
+
+
+NONE = Question(id="q", question="?", answer=" ", task="task1")
+
+
+def test_the_task_whose_reward_compares_is_named():
+    phases = build_phases(
+        compose([*rewards_of("task0", "task1"), "~term@reward.tasks.task0.terms.correct"])
+    )
+    check_references(phases, [replace(NONE, task="task0"), replace(NONE, answer="1")])
+    with pytest.raises(InputError, match=r"reward\.tasks\.task1\.terms\.correct compares"):
+        check_references(phases, [NONE])
+
+
+def test_supervised_training_needs_no_references(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    rows = [[{"role": "user", "content": f"{n}"}] for n in range(6)]
+    rows = [[*row, {"role": "assistant", "content": "<think>b</think>"}] for row in rows]
+    path.write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
+    words = (f"data.path={path}", "data.messages_key=messages", "data.answer_key=null")
+    sft = ("data=jsonl", "rollout=demonstrations", "advantage=constant", "update=sft")
+    experiment = build(compose([*SMALL[:4], *SMALL[6:], "data.held_out_size=2", *words, *sft]))
+    assert {prompt.answer for prompt in experiment.prompts} <= {"", "<think>b</think>"}
