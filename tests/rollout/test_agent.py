@@ -349,6 +349,23 @@ async def uses_responses(episode, *, stream):
             items.append({"type": "function_call_output", "call_id": call.call_id, "output": "2"})
 
 
+async def refers(episode, *, previous):
+    """Refers to earlier items, or to the response before, instead of sending them again."""
+    items = [user("one")]
+    tools = [{"type": "function", "name": "add", "parameters": {}, "strict": True}]
+    options = {"model": "gpt", "instructions": "Add.", "tools": tools}
+    async with client(episode) as openai:
+        first = await openai.responses.create(input=items, **options)
+        (call,) = first.output
+        result = {"type": "function_call_output", "call_id": call.call_id, "output": "2"}
+        if previous:
+            options["previous_response_id"] = first.id
+            items = [result]
+        else:
+            items += [{"type": "item_reference", "id": call.id}, result]
+        await openai.responses.create(input=items, **options)
+
+
 async def uses_messages(episode):
     """Does the same through /v1/messages."""
     messages = [user("one")]
@@ -367,9 +384,10 @@ async def uses_messages(episode):
 
 
 WHOLE, STREAMED = (partial(uses_responses, stream=stream) for stream in (False, True))
+ITEMS, PREVIOUS = (partial(refers, previous=previous) for previous in (False, True))
 
 
-@pytest.mark.parametrize("agent", [WHOLE, STREAMED, uses_messages])
+@pytest.mark.parametrize("agent", [WHOLE, STREAMED, ITEMS, PREVIOUS, uses_messages])
 def test_other_interfaces_record_the_same(sample, ending, requests, monkeypatch, agent):
     monkeypatch.setattr(ending.tokenizer, "chat_template", CALLS)
     monkeypatch.setattr(Choice, "text", lambda self: CALL)

@@ -129,14 +129,15 @@ class EpisodeAddresses:
 def refusal(error: CallRefused, context: Sequence[int]) -> HttpError:
     """Returns the error of a call, in words by which clients know that a context is full.
 
-    By these of OpenAI and vLLM, and by the code, litellm, crewai, strands and pydantic-ai end or
-    shorten a conversation. They repeat a request that fails in other words.
+    By these of OpenAI and vLLM, by Anthropic's, and by the code, clients end or shorten a
+    conversation. Some, such as litellm's and crewai, repeat a request that fails in other words.
     """
     known = ""
     if error.longest is not None:
         known = (
             f"This model's maximum context length is {error.longest} tokens. However, your "
-            f"messages have {len(context)} tokens. "
+            f"messages have {len(context)} tokens (prompt is too long: {len(context)} tokens > "
+            f"{error.longest} maximum). "
         )
     return HttpError(f"{known}{error}", param="messages", code="context_length_exceeded")
 

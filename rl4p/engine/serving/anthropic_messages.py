@@ -4,7 +4,7 @@ import json
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from rl4p.engine.serving.app import HttpRequest
 from rl4p.engine.serving.body import (
@@ -26,10 +26,28 @@ from rl4p.engine.serving.chat import ChatRequest, next_message
 STOP_REASONS = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
 
 
+def without_thread(value: Any) -> None:
+    """Refuses a thread, of which a later request sends only the new messages.
+
+    Anthropic's clients know the code of the error, and send the whole conversation from then on.
+
+    Raises:
+      HttpError: there is a thread.
+    """
+    if value:
+        raise HttpError(
+            "thread is not supported: send the whole conversation without it.",
+            param="thread",
+            details={"error_code": "thread_unsupported_request"},
+        )
+
+
 class MessagesRequest(Body):
     """The body of a request."""
 
     IGNORED = ("metadata", "service_tier", "thinking", "container", "mcp_servers")
+
+    thread: Annotated[Any, AfterValidator(without_thread)] = None
 
     model: Name | None = None
     max_tokens: PositiveCount
@@ -98,10 +116,21 @@ def messages_of(message: dict[str, Any]) -> list[dict[str, Any]]:
     return results + (own if texts or calls or not results else [])
 
 
+class MessagesError(HttpError):
+    """An error in the form of Anthropic's interface."""
+
+    def body(self) -> dict[str, Any]:
+        return {"type": "error"} | super().body()
+
+
 async def anthropic_messages(http: HttpRequest) -> JsonResponse | EventStream:
-    request = await http.body(MessagesRequest)
-    chat = validate(ChatRequest, request.for_chat(), http.server.wishes)
-    response = await next_message(http, chat)
+    try:
+        request = await http.body(MessagesRequest)
+        chat = validate(ChatRequest, request.for_chat(), http.server.wishes)
+        response = await next_message(http, chat)
+    except HttpError as error:
+        fields = {name: getattr(error, name) for name in ("status", "param", "code", "details")}
+        raise MessagesError(str(error), **fields) from None
     assert isinstance(response, JsonResponse)
     message = body(response.value)
     return EventStream(events(message)) if request.stream else JsonResponse(message)

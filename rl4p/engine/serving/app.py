@@ -82,6 +82,7 @@ class ServedModel(ABC):
     rids: dict[str, ActiveRequest] = field(default_factory=dict)  # by SGLang's request id
     responses: dict[tuple[str, int], int] = field(default_factory=dict)  # by path and status
     wishes: Wishes | None = None
+    items: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # of `/v1/responses`
 
     @property
     def positions(self) -> int:

@@ -1,7 +1,7 @@
 """The bodies of requests, which pydantic models read, and of responses and their errors."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
@@ -57,26 +57,33 @@ class HttpError(Exception):
       status: the HTTP status.
       param: the field of the body that is wrong, if it is one.
       code: a word that programs can compare.
+      details: further fields of the error; none usually.
     """
 
     def __init__(
-        self, message: str, *, status: int = 400, param: str | None = None, code: str | None = None
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        param: str | None = None,
+        code: str | None = None,
+        details: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(shortened(message))
         self.status = status
         self.param = param
         self.code = code
+        self.details = details
 
     def body(self) -> dict[str, Any]:
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
-        return {
-            "error": {
-                "message": str(self),
-                "type": TYPES.get(self.status, kind),
-                "param": self.param,
-                "code": self.code,
-            }
+        error = {
+            "message": str(self),
+            "type": TYPES.get(self.status, kind),
+            "param": self.param,
+            "code": self.code,
         }
+        return {"error": error | ({"details": self.details} if self.details else {})}
 
 
 class ClientDisconnectError(Exception):

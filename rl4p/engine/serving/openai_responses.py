@@ -1,6 +1,6 @@
 """/v1/responses: OpenAI's newer interface, for agents. A response is made as one of a chat."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from itertools import count
 from typing import Annotated, Any
 
@@ -25,14 +25,15 @@ from rl4p.engine.serving.wishes import ParallelCalls, TextFormat, ToolChoice
 
 
 class ResponsesRequest(Body):
-    """The body of a request. The whole conversation is in `input`: no response is stored."""
+    """The body of a request. What it refers to are items that this server gave out before."""
 
     IGNORED = ("metadata", "store", "user", "include", "truncation", "reasoning")
     IGNORED += ("prompt_cache_key", "safety_identifier", "service_tier", "stream_options")
-    OFF = ("previous_response_id", "conversation", "background")
+    OFF = ("conversation", "background")
 
     model: Name | None = None
     input: str | Annotated[list[dict[str, Any]], MANY]
+    previous_response_id: Name | None = None
     instructions: str | None = None
     tools: Annotated[list[dict[str, Any]], MANY] = Field(default_factory=list)
     tool_choice: ToolChoice = "auto"
@@ -43,17 +44,49 @@ class ResponsesRequest(Body):
     top_p: TopP | None = None
     stream: bool = False
 
-    def messages(self) -> list[dict[str, Any]]:
-        """Returns the conversation in the form of `/v1/chat/completions`.
+    def items(self, known: Mapping[str, Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
+        """Returns the whole conversation, with the items for which ids stand.
+
+        Args:
+          known: for the id of an item the item, and for that of a response all items up to it.
+
+        Raises:
+          HttpError: an id is of none of them.
+        """
+        items: list[dict[str, Any]] = []
+        if (name := self.previous_response_id) is not None:
+            if name not in known:
+                raise HttpError(
+                    f"Previous response with id '{name}' not found: send the whole conversation.",
+                    param="previous_response_id",
+                    code="previous_response_not_found",
+                )
+            items += known[name]
+        if isinstance(self.input, str):
+            return [*items, {"role": "user", "content": self.input}]
+        for item in self.input:
+            if item.get("type") != "item_reference" and item.keys() != {"id"}:
+                items.append(item)
+                continue
+            if (name := str(item.get("id"))) not in known:
+                raise HttpError(
+                    f"Item with id '{name}' not found: send the item itself, as clients do with "
+                    "store=false.",
+                    status=404,
+                    param="input",
+                )
+            items += known[name]
+        return items
+
+    def messages(self, items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Returns a conversation of items in the form of `/v1/chat/completions`.
 
         Calls of one turn become one message.
         """
         messages: list[dict[str, Any]] = []
         if self.instructions is not None:
             messages.append({"role": "system", "content": self.instructions})
-        if isinstance(self.input, str):
-            return [*messages, {"role": "user", "content": self.input}]
-        for item in self.input:
+        for item in items:
             match item.get("type", "message"):
                 case "message":
                     messages.append({"role": item.get("role"), "content": text_of(item)})
@@ -86,13 +119,15 @@ def text_of(item: dict[str, Any], name: str = "content") -> Any:
 
 async def openai_responses(http: HttpRequest) -> JsonResponse | EventStream:
     request = await http.body(ResponsesRequest)
+    server = http.server
+    items = request.items(server.items)
     tools = [
         {"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}}
         for tool in request.tools
     ]
     values = {
         "model": request.model,
-        "messages": request.messages(),
+        "messages": request.messages(items),
         "tools": tools,
         "tool_choice": request.tool_choice,
         "max_completion_tokens": request.max_output_tokens,
@@ -100,9 +135,11 @@ async def openai_responses(http: HttpRequest) -> JsonResponse | EventStream:
         "top_p": request.top_p,
         "response_format": request.text,
     }
-    response = await next_message(http, validate(ChatRequest, values, http.server.wishes))
+    response = await next_message(http, validate(ChatRequest, values, server.wishes))
     assert isinstance(response, JsonResponse)
-    whole = body(response.value)
+    whole = body(response.value) | {"previous_response_id": request.previous_response_id}
+    server.items[whole["id"]] = [*items, *whole["output"]]
+    server.items.update((item["id"], [item]) for item in whole["output"])
     return EventStream(events(whole)) if request.stream else JsonResponse(whole)
 
 

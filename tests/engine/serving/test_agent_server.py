@@ -94,7 +94,7 @@ def test_a_stop_string_ends_what_is_seen_and_what_is_recorded(policy, stops, tex
 @pytest.mark.parametrize(("longest", "known"), [(7, True), (None, False)])
 def test_no_room_is_said_in_words_that_clients_know(longest, known):
     error = refusal(CallRefused("The episode has no room.", longest=longest), [1] * 9)
-    words = "This model's maximum context length is 7 tokens. However, your messages have 9 tokens."
+    words = "This model's maximum context length is 7 tokens. However, your messages have 9 tokens "
     assert (words in str(error)) == known
     assert str(error).endswith("The episode has no room.")
     assert (error.status, error.code) == (400, "context_length_exceeded")

@@ -5,7 +5,13 @@ import json
 
 import pytest
 
-from rl4p.engine.serving.anthropic_messages import MessagesRequest, body, events, messages_of
+from rl4p.engine.serving.anthropic_messages import (
+    MessagesError,
+    MessagesRequest,
+    body,
+    events,
+    messages_of,
+)
 from rl4p.engine.serving.body import HttpError, validate
 from rl4p.engine.serving.chat import ChatRequest
 
@@ -55,6 +61,24 @@ def test_what_is_not_supported_is_refused(fields, sentence):
     usual = {"max_tokens": 5, "messages": [{"role": "user", "content": "1"}]}
     with pytest.raises(HttpError, match=sentence):
         validate(ChatRequest, validate(MessagesRequest, usual | fields).for_chat())
+
+
+@pytest.mark.parametrize("thread", [{"type": "create"}, {"type": "continue", "id": "t"}, "t"])
+def test_a_thread_is_refused_by_the_code_that_clients_know(thread):
+    usual = {"max_tokens": 5, "messages": [{"role": "user", "content": "1"}]}
+    with pytest.raises(HttpError, match="send the whole conversation") as refused:
+        validate(MessagesRequest, usual | {"thread": thread})
+    error = refused.value.body()["error"]
+    assert error["details"] == {"error_code": "thread_unsupported_request"}
+    assert (error["type"], refused.value.status) == ("invalid_request_error", 400)
+    for none in (None, False):
+        assert validate(MessagesRequest, usual | {"thread": none}).thread is None
+
+
+def test_errors_have_the_form_of_anthropic():
+    body = MessagesError("No.", param="thread", details={"a": 1}).body()
+    error = {"type": "invalid_request_error", "message": "No.", "param": "thread", "code": None}
+    assert body == {"type": "error", "error": error | {"details": {"a": 1}}}
 
 
 def test_a_stop_sequence_is_named():

@@ -18,6 +18,11 @@ CHAT = {
 }
 
 
+def conversation(fields):
+    request = validate(ResponsesRequest, fields)
+    return request.messages(request.items({}))
+
+
 def test_items_are_messages():
     items = [
         {"role": "user", "content": [{"type": "input_text", "text": "one"}]},
@@ -26,27 +31,60 @@ def test_items_are_messages():
         {"type": "function_call", "call_id": "b", "name": "g", "arguments": "{}"},
         {"type": "function_call_output", "call_id": "a", "output": "2"},
     ]
-    request = validate(ResponsesRequest, {"input": items, "instructions": "Be short."})
-    system, user, assistant, tool = request.messages()
+    fields = {"input": items, "instructions": "Be short."}
+    system, user, assistant, tool = conversation(fields)
     assert (system["content"], user["content"]) == ("Be short.", "one")
     assert [call["function"]["name"] for call in assistant["tool_calls"]] == ["f", "g"]
     assert tool == {"role": "tool", "content": "2", "tool_call_id": "a"}
-    assert validate(ResponsesRequest, {"input": "hello"}).messages() == [
-        {"role": "user", "content": "hello"}
-    ]
+    assert conversation({"input": "hello"}) == [{"role": "user", "content": "hello"}]
 
 
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
         ({"input": [{"type": "image"}]}, "Items of type image are not supported"),
-        ({"input": "a", "previous_response_id": "r"}, "previous_response_id is not supported"),
+        ({"input": "a", "previous_response_id": "r"}, "Previous response with id 'r' not found"),
+        ({"input": [{"type": "item_reference", "id": "m"}]}, "Item with id 'm' not found"),
+        ({"input": [{"id": "m"}]}, "Item with id 'm' not found"),
+        ({"input": [{"type": "item_reference"}]}, "Item with id 'None' not found"),
+        ({"input": "a", "conversation": "c"}, "conversation is not supported"),
         ({}, "input is missing"),
     ],
 )
 def test_what_is_not_supported_is_refused(fields, sentence):
     with pytest.raises(HttpError, match=sentence):
-        validate(ResponsesRequest, fields).messages()
+        conversation(fields)
+
+
+SAID = {"type": "message", "id": "msg_1", "role": "assistant", "content": "text"}
+CALL = {"type": "function_call", "id": "fc_1", "call_id": "c", "name": "f", "arguments": "{}"}
+RESULT = {"type": "function_call_output", "call_id": "c", "output": "2"}
+ASKED = {"role": "user", "content": "one"}
+KNOWN = {"msg_1": [SAID], "fc_1": [CALL], "resp_1": [ASKED, SAID, CALL]}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"input": [ASKED, SAID, CALL, RESULT]},
+        {"input": [ASKED, {"type": "item_reference", "id": "msg_1"}, CALL, RESULT]},
+        {"input": [ASKED, SAID, {"type": "item_reference", "id": "fc_1"}, RESULT]},
+        {"input": [ASKED, {"id": "msg_1"}, {"id": "fc_1"}, RESULT]},
+        {"input": [RESULT], "previous_response_id": "resp_1"},
+        {"input": [{"id": "resp_1"}, RESULT]},
+    ],
+)
+def test_references_stand_for_the_items_of_earlier_responses(fields):
+    request = validate(ResponsesRequest, fields)
+    assert request.items(KNOWN) == [ASKED, SAID, CALL, RESULT]
+    user, assistant, tool = request.messages(request.items(KNOWN))
+    assert (user["content"], assistant["content"], tool["content"]) == ("one", "text", "2")
+    assert [call["id"] for call in assistant["tool_calls"]] == ["c"]
+
+
+def test_a_text_follows_the_response_before():
+    request = validate(ResponsesRequest, {"input": "two", "previous_response_id": "resp_1"})
+    assert request.items(KNOWN)[-2:] == [CALL, {"role": "user", "content": "two"}]
 
 
 @pytest.mark.parametrize(("reason", "status"), [("stop", "completed"), ("length", "incomplete")])
