@@ -4,6 +4,8 @@ The kernels never store the score matrix. The T queries belong to the last T of 
 Decoding, with one query per row, uses XLA.
 """
 
+import re
+from collections.abc import Callable
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -18,28 +20,60 @@ from rl4p.model.decoder_config import DecoderConfig, LayerKind
 from rl4p.model.rope import rotations
 
 Kernel = Literal["xla", "cudnn", "splash"]
+Choice = Literal["auto", "xla", "cudnn", "splash"]
+OF_PLATFORM: dict[str, Kernel] = {"gpu": "cudnn", "tpu": "splash"}  # the fastest, if it can be used
 SHARED_PROMPT = -1  # the segment of keys that tokens of all positive segments see
 MOST_SEQUENCES = 8  # of a row, behind such keys
 APART = 2.0**15  # what `splash` lowers the scores of other sequences' keys by
+EVERYWHERE, MOST_HEAD_WIDTH = 128, 256  # the head widths of cuDNN since Ampere, since Hopper
 LANES = 128  # splash takes blocks of a multiple of this many queries and keys
 
 
-def check_kernel(kernel: Kernel, config: DecoderConfig, dtype: str, platform: str) -> None:
-    """Raises InputError unless these devices have the kernel and it supports the model."""
+def kernel_for(choice: Choice, config: DecoderConfig, dtype: str, platform: str) -> Kernel:
+    """Returns the kernel of `model.attention`.
+
+    `auto` is `splash` on TPUs and `cudnn` on NVIDIA GPUs, if the kernel supports the model, and
+    `xla` everywhere else.
+
+    Raises:
+      InputError: these devices do not have the kernel, or it does not support the model.
+    """
+    if choice == "auto":
+        fastest = OF_PLATFORM.get(platform, "xla")
+        if fastest == "cudnn" and (config.head_width > EVERYWHERE or not has_flash_attention()):
+            return "xla"
+        return "xla" if obstacle(fastest, config, dtype, platform) else fastest
+    if reason := obstacle(choice, config, dtype, platform):
+        raise InputError(f"model.attention={choice} {reason}: choose model.attention=auto.")
+    return choice
+
+
+def has_flash_attention() -> bool:
+    """Returns whether cuDNN has these kernels for the GPUs of this machine: NVIDIA's since Ampere.
+
+    A machine without GPUs, which plans for some, tells nothing against it.
+    """
+    capability = getattr(jax.devices()[0], "compute_capability", "8.0")
+    return re.fullmatch(r"\d+\.\d", capability) is not None and float(capability) >= 8
+
+
+def obstacle(kernel: Kernel, config: DecoderConfig, dtype: str, platform: str) -> str | None:
+    """Returns why a kernel cannot be used, in words that follow its name; None if it can."""
     if kernel == "xla":
-        return
+        return None
     where, devices = {"cudnn": ("gpu", "an NVIDIA GPU"), "splash": ("tpu", "a TPU")}[kernel]
     reasons = {
         f"needs {devices}, but these devices are {platform}": platform != where,
         f"needs model.dtype=bfloat16, not {dtype}": kernel == "cudnn" and dtype != "bfloat16",
         f"needs a head width divisible by 8, not {config.head_width}": config.head_width % 8 != 0,
+        f"needs a head width of at most {MOST_HEAD_WIDTH}, not {config.head_width}": (
+            kernel == "cudnn" and config.head_width > MOST_HEAD_WIDTH
+        ),
         "does not support this model's score cap": kernel == "cudnn" and config.attention_softcap,
         "does not support this model's sliding window": kernel == "splash" and any(config.sliding),
         "does not support this model's attention sinks": config.attention_sinks,
     }
-    for reason, holds in reasons.items():
-        if holds:
-            raise InputError(f"model.attention={kernel} {reason}: choose model.attention=xla.")
+    return next((reason for reason, holds in reasons.items() if holds), None)
 
 
 def cudnn(
@@ -49,6 +83,14 @@ def cudnn(
 
     cuDNN has no gradient for an odd number of queries or keys, so one is added that nothing sees.
     """
+    run = partial(cudnn_on_heads, query_scalar=query_scalar)
+    return on_own_heads(run, q_BTHh, k_BKhS, v_BKSh, mask_BTS)
+
+
+def cudnn_on_heads(
+    q_BTHh: Array, k_BKhS: Array, v_BKSh: Array, mask_BTS: Array, *, query_scalar: float
+) -> jax.Array:
+    """Runs the kernel of `cudnn` on the heads of one device."""
     B, T = q_BTHh.shape[:2]
 
     def even(x: Array, *axes: int) -> jax.Array:
@@ -78,17 +120,27 @@ def splash(
 ) -> jax.Array:
     """Computes attention by JAX's TPU kernel, which skips blocks of keys after the queries.
 
-    Segments say what a token sees as in `attention.visible`. The compiler cannot divide a kernel,
-    so `shard_map` runs each device's heads along `tp`.
+    Segments say what a token sees as in `attention.visible`.
     """
     options = {"query_scalar": query_scalar, "softcap": softcap, "interpret": interpret}
     run = partial(splash_on_heads, **options)
-    arguments = (q_BTHh, k_BKhS, v_BKSh, segment_ids_BT, segment_ids_BS)
+    return on_own_heads(run, q_BTHh, k_BKhS, v_BKSh, segment_ids_BT, segment_ids_BS)
+
+
+def on_own_heads(
+    run: Callable[..., jax.Array], q_BTHh: Array, k_BKhS: Array, v_BKSh: Array, *others: Array
+) -> jax.Array:
+    """Runs a kernel on the heads of each device along `tp`: the compiler cannot divide a kernel.
+
+    Args:
+      run: takes the arrays, of which the others are the same for all heads.
+    """
+    arguments = (q_BTHh, k_BKhS, v_BKSh, *others)
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.shape.get("tp", 1) == 1 or "tp" in mesh.manual_axes:
         return run(*arguments)
     heads, keys = PartitionSpec(None, None, "tp"), PartitionSpec(None, "tp")
-    places = (heads, keys, keys, PartitionSpec(), PartitionSpec())
+    places = (heads, keys, keys, *(PartitionSpec() for _ in others))
     return jax.shard_map(run, in_specs=places, out_specs=heads, axis_names={"tp"}, check_vma=False)(
         *arguments
     )

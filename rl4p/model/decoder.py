@@ -5,7 +5,7 @@ unrolls it. Decoding slices it once, before its loop, and always unrolls, becaus
 rewrite the full cache at every decode step.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import jax
@@ -91,7 +91,8 @@ class Decoder:
         ones = jnp.ones((1, 1), jnp.int32)
         view = AttentionInputs(angle, angle, jnp.ones((1, 1, 1), bool), ones, ones)
 
-        init_layer = jax.vmap(lambda key: self.layer.init(key, x_BTD, view)["params"])
+        layer = replace(self, attention="xla").layer  # kernels need their devices
+        init_layer = jax.vmap(lambda key: layer.init(key, x_BTD, view)["params"])
         layers = init_layer(jax.random.split(key_layers, c.layers))
         for parent, name in (
             (layers["output"], "kernel"),

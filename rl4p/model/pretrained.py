@@ -13,7 +13,7 @@ from rl4p.base.types import Array, Params
 from rl4p.configuration.capability import ReadPath
 from rl4p.distributed import placement
 from rl4p.distributed.mesh import Mesh
-from rl4p.model.attention import Kernel, check_kernel
+from rl4p.model.attention import Choice, kernel_for
 from rl4p.model.chat_templates import Key, chat_template, date_of, set_clock
 from rl4p.model.decoder import Decoder, Remat
 from rl4p.model.families.harmless import check_keys, kept_keys
@@ -43,7 +43,8 @@ class Pretrained:
       remat: which activations the backward pass recomputes (`Decoder`), to save memory for time.
       unroll: unrolls the layers, which makes updates faster on a CPU; requires `remat=none`
         (`Decoder`).
-      attention: the attention kernel for full sequences: `xla`, `cudnn` (GPU) or `splash` (TPU).
+      attention: the attention kernel for full sequences: `xla`, `cudnn` (GPU), `splash` (TPU), or
+        `auto`, the fastest one for these devices and this model.
       experts: the dispatch in a model with experts: `dense` runs all experts on every token,
         `grouped` runs each on the tokens that chose it (not faster on a CPU).
       chat_template: a chat template in place of the one in the folder: `chatml` (or `qwen`),
@@ -60,7 +61,7 @@ class Pretrained:
     param_dtype: Literal["float32", "bfloat16", "nf4"] | None = "float32"
     remat: Remat = "elementwise"
     unroll: bool = False
-    attention: Kernel = "xla"
+    attention: Choice = "auto"
     experts: Literal["dense", "grouped"] = "dense"
     chat_template: Key | ReadPath | None = None
     template: Mapping[str, Any] = field(default_factory=dict)
@@ -107,13 +108,14 @@ class Pretrained:
 
     def policy(self, folder: Path, mesh: Mesh) -> Policy:
         """Returns the policy without its parameters."""
+        config = read_config(folder)
         decoder = Decoder(
-            config=read_config(folder),
+            config=config,
             dtype=self.dtype,
             remat=self.remat,
             unroll=self.unroll,
             experts=self.experts,
-            attention=self.attention,
+            attention=kernel_for(self.attention, config, self.dtype, mesh.platform),
             lora=self.lora,
             platform=mesh.platform,
         )
@@ -132,7 +134,6 @@ class Pretrained:
                 f"model.param_dtype=nf4 holds no experts in 4 bits, and {folder} has them: choose "
                 "bfloat16."
             )
-        check_kernel(self.attention, decoder.config, self.dtype, mesh.platform)
         mesh.check_divides(decoder.config.dimensions)
         own = None if self.chat_template is None else chat_template(self.chat_template)
         tokenizer: Any = load_tokenizer(folder, own)  # Any, since stubs allow six types of token id

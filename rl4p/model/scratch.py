@@ -11,7 +11,7 @@ from rl4p.base.types import Array, Params
 from rl4p.configuration.bounds import AboveZero, Positive
 from rl4p.distributed import placement
 from rl4p.distributed.mesh import Mesh
-from rl4p.model.attention import Kernel, check_kernel
+from rl4p.model.attention import Choice, kernel_for
 from rl4p.model.decoder import Decoder, DecoderConfig, Remat
 from rl4p.model.policy import Policy
 from rl4p.model.rope import Scaling
@@ -33,7 +33,8 @@ class Scratch:
       remat: which activations the backward pass recomputes (`Decoder`).
       unroll: unrolls the layers, which makes updates faster on a CPU; requires `remat=none`
         (`Decoder`).
-      attention: the attention kernel for full sequences: `xla`, `cudnn` (GPU) or `splash` (TPU).
+      attention: the attention kernel for full sequences: `xla`, `cudnn` (GPU), `splash` (TPU), or
+        `auto`, the fastest one for these devices and this model.
     """
 
     width: Positive = 96
@@ -51,7 +52,7 @@ class Scratch:
     param_dtype: Literal["float32", "bfloat16"] = "float32"
     remat: Remat = "elementwise"
     unroll: bool = False
-    attention: Kernel = "xla"
+    attention: Choice = "auto"
 
     def __post_init__(self) -> None:
         if self.width % self.heads or self.heads % self.num_kv_heads:
@@ -101,7 +102,7 @@ class Scratch:
             rope_theta=self.rope_theta,
             rope_scaling=self.rope_scaling,
         )
-        check_kernel(self.attention, config, self.dtype, mesh.platform)
+        kernel = kernel_for(self.attention, config, self.dtype, mesh.platform)
         mesh.check_divides(config.dimensions)
         return Policy(
             decoder=Decoder(
@@ -109,7 +110,7 @@ class Scratch:
                 dtype=self.dtype,
                 remat=self.remat,
                 unroll=self.unroll,
-                attention=self.attention,
+                attention=kernel,
                 platform=mesh.platform,
             ),
             tokenizer=tokenizer,

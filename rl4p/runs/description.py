@@ -51,7 +51,8 @@ def describe_model_and_data(
     long = f" ({dropped:,} dropped for being longer than max_prompt_tokens)" if dropped else ""
     return (
         f"{trained / 1e6:,.2f}M parameters{share if frozen else ''} on {len(devices)} "
-        f"{devices[0].device_kind} ({devices[0].platform}); "
+        f"{devices[0].device_kind} ({devices[0].platform}), attention by "
+        f"{policy.decoder.attention}; "
         f"{len(prompts):,} prompts and {len(evaluation.prompts):,} held out{samples}{long}"
     )
 

@@ -4,6 +4,7 @@ import dataclasses
 import re
 import subprocess
 import sys
+import types
 from functools import partial
 
 import jax
@@ -17,8 +18,8 @@ from rl4p.model.attention import (
     SHARED_PROMPT,
     AttentionInputs,
     attend,
-    check_kernel,
     cudnn,
+    kernel_for,
     softcapped,
     splash,
     traced_view,
@@ -153,17 +154,29 @@ import jax, jax.numpy as jnp, numpy as np
 from functools import partial
 from jax.sharding import PartitionSpec as P
 from rl4p.distributed.mesh import Mesh
-from rl4p.model.attention import splash
+from rl4p.model.attention import cudnn, splash
 
 B, T, H, K, h = 2, 40, 4, 2, 16
 random = np.random.default_rng(0)
 shapes = (B, T, H, h), (B, K, h, T), (B, K, T, h)
 q, k, v = (jnp.asarray(random.normal(size=shape), jnp.float32) for shape in shapes)
 ids = jnp.ones((B, T), jnp.int32)
-run = partial(splash, query_scalar=16.0, softcap=None, interpret=True)
+heads, product = set(), jax.nn.dot_product_attention
+
+def stands_for_cudnn(q, k, v, *, implementation, **options):
+    heads.add(q.shape[2])
+    return product(q, k, v, **options)
+
+def run(q, k, v, ids):
+    if KERNEL == "splash":
+        return splash(q, k, v, ids, ids, query_scalar=16.0, softcap=None, interpret=True)
+    mask = jnp.tril(ids[:, :, None] == ids[:, None])
+    return cudnn(q, k, v, mask, query_scalar=16.0)
+
+jax.nn.dot_product_attention = stands_for_cudnn
 
 def total(q, k, v, ids):
-    return jnp.sum(jnp.sin(run(q, k, v, ids, ids)))
+    return jnp.sum(jnp.sin(run(q, k, v, ids)))
 
 def gradient(q, k, v, ids):
     return jax.grad(total, argnums=(0, 1, 2))(q, k, v, ids)
@@ -175,13 +188,16 @@ divided = jax.shard_map(
 )
 for a, b in zip(jax.jit(divided)(q, k, v, ids), jax.jit(gradient)(q, k, v, ids)):
     np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+assert heads == ({H, H // 2} if KERNEL == "cudnn" else set())
 """
 
 
 @pytest.mark.slow
-def test_along_tp_each_device_runs_its_own_heads(on_devices):
+@pytest.mark.parametrize("kernel", ["splash", "cudnn"])
+def test_along_tp_each_device_runs_its_own_heads(on_devices, kernel):
+    program = f"KERNEL = {kernel!r}\n{ALONG_TP}"
     done = subprocess.run(
-        [sys.executable, "-c", ALONG_TP], env=on_devices(4), capture_output=True, text=True
+        [sys.executable, "-c", program], env=on_devices(4), capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr[-2000:]
 
@@ -203,10 +219,42 @@ def test_what_a_kernel_cannot_do_is_one_clear_sentence(
     policy, kernel, platform, dtype, config, message
 ):
     config = dataclasses.replace(policy.decoder.config, **config)
-    end = "choose model.attention=xla."
+    end = "choose model.attention=auto."
     with pytest.raises(InputError, match=f"model.attention={kernel} .*{message}.*: {end}$"):
-        check_kernel(kernel, config, dtype, platform)
-    check_kernel("xla", config, dtype, platform)
+        kernel_for(kernel, config, dtype, platform)
+    assert kernel_for("xla", config, dtype, platform) == "xla"
+    assert kernel_for("auto", config, dtype, platform) == "xla"
+
+
+@pytest.mark.parametrize(
+    ("platform", "dtype", "changes", "kernel"),
+    [
+        ("cpu", "float32", {}, "xla"),
+        ("cpu", "bfloat16", {}, "xla"),
+        ("tpu", "float32", {}, "splash"),
+        ("tpu", "bfloat16", {}, "splash"),
+        ("tpu", "bfloat16", {"attention_softcap": 9.0}, "splash"),
+        ("gpu", "bfloat16", {}, "cudnn"),
+        ("gpu", "bfloat16", {"sliding": (True, False), "window": 4}, "cudnn"),
+        ("gpu", "bfloat16", {"head_width": 128}, "cudnn"),
+        ("gpu", "bfloat16", {"head_width": 256}, "xla"),  # not on every GPU
+        ("gpu", "float32", {}, "xla"),
+    ],
+)
+def test_auto_is_the_fastest_kernel_that_can_be_used(policy, platform, dtype, changes, kernel):
+    config = dataclasses.replace(policy.decoder.config, **changes)
+    assert kernel_for("auto", config, dtype, platform) == kernel
+    assert kernel_for(kernel, config, dtype, platform) == kernel
+
+
+@pytest.mark.parametrize(
+    ("capability", "kernel"),
+    [("7.5", "xla"), ("8.0", "cudnn"), ("9.0", "cudnn"), ("12.0", "cudnn"), ("gfx90a", "xla")],
+)
+def test_auto_takes_cudnn_on_the_gpus_that_have_it(policy, monkeypatch, capability, kernel):
+    gpu = types.SimpleNamespace(compute_capability=capability)
+    monkeypatch.setattr(jax, "devices", lambda: [gpu])
+    assert kernel_for("auto", policy.decoder.config, "bfloat16", "gpu") == kernel
 
 
 def test_models_ask_before_they_build():

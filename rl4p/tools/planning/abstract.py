@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -27,6 +27,7 @@ from rl4p.protocols.traits import CollectorTraits, OptimizerTraits, RolloutTrait
 from rl4p.runs.build import build_phases, check_lengths, check_rows
 from rl4p.runs.compatibility import refuse_offloading_on_a_cpu
 from rl4p.runs.policy import refuse_options_of_reference
+from rl4p.tools.planning.topology import DescribedMesh
 
 # The names in `Phases.needs` whose scores are [B] instead of [B, T].
 OF_ROWS = {"greedy_rewards", "answer_clusters", "task_ids"}
@@ -42,6 +43,7 @@ class AbstractRun:
         copies of the parameters that the collector keeps.
       reference: the decoder and the parameters of the reference; None if nothing needs it.
       overlaps: whether the collector samples during updates.
+      lacks_cudnn: whether `xla` takes the place of `cudnn`, which only NVIDIA GPUs can compile.
     """
 
     mesh: Mesh
@@ -56,6 +58,7 @@ class AbstractRun:
     response_tokens: int
     reference: tuple[Decoder, Params] | None = None
     overlaps: bool = False
+    lacks_cudnn: bool = False
 
     @property
     def can_offload(self) -> bool:
@@ -156,7 +159,8 @@ def abstract_run(config: DictConfig, mesh: Mesh) -> AbstractRun:
             f"model._target_={config.model._target_} cannot be planned: it needs a method "
             "`abstract(mesh)`, which returns the policy and the shapes of its parameters."
         )
-    policy, params = model.abstract(mesh)
+    own, params = model.abstract(mesh)
+    policy = compilable(own, mesh)
     check_lengths(config, policy, phases.rollout.max_response_tokens)
     whole = policy.merged(params)
     frozen = [policy.frozen]
@@ -202,7 +206,15 @@ def abstract_run(config: DictConfig, mesh: Mesh) -> AbstractRun:
         response_tokens=config.max_response_tokens,
         reference=reference,
         overlaps=CollectorTraits.read(collector).overlaps and not mesh.rollout_devices,
+        lacks_cudnn=policy is not own,
     )
+
+
+def compilable(policy: Policy, mesh: Mesh) -> Policy:
+    """Returns the policy with `xla` in place of `cudnn`, if the GPUs of a mesh are absent."""
+    if policy.decoder.attention != "cudnn" or not isinstance(mesh, DescribedMesh):
+        return policy
+    return replace(policy, decoder=replace(policy.decoder, attention="xla"))
 
 
 def reference_of(
@@ -223,6 +235,7 @@ def reference_of(
         return (policy.decoder, policy.merged(resettable)), resettable
     if options.model is not None:
         other, weights = instantiate(options.model).abstract(policy.mesh)
+        other = compilable(other, policy.mesh)
         decoder, initial = other.decoder, other.merged(weights)
     elif policy.frozen:
         return (policy.decoder, policy.frozen), {}

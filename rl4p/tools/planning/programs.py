@@ -157,6 +157,8 @@ def unplanned(run: AbstractRun, *, estimated: bool = False) -> list[str]:
     left_out += [f"the model of {key}" for key in models_of(run.phases.reward)]
     if run.overlaps and not estimated:
         left_out.append("the memory of sampling and update at the same time")
+    if run.lacks_cudnn:
+        left_out.append("the memory that cudnn saves (absent GPUs have xla in its place)")
     return left_out + [f"scores.{name}" for name in run.phases.scores]
 
 

@@ -1,6 +1,6 @@
 """Tests that a plan sees arrays of the same shapes and shardings as a run."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +10,12 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 from rl4p.base.errors import InputError
 from rl4p.base.types import Trajectories
 from rl4p.configuration import compose, instantiate
+from rl4p.distributed.mesh import Mesh
 from rl4p.runs.build import build
 from rl4p.tools.planning import abstract
-from rl4p.tools.planning.abstract import OF_ROWS, abstract_run, bytes_of_chip
-from rl4p.tools.planning.topology import estimated
+from rl4p.tools.planning.abstract import OF_ROWS, abstract_run, bytes_of_chip, compilable
+from rl4p.tools.planning.programs import unplanned
+from rl4p.tools.planning.topology import DescribedMesh, estimated
 
 SMALL = (
     "model=scratch",
@@ -266,3 +268,26 @@ def test_only_a_state_of_arrays_can_be_offloaded(momentum, offers):
     config = compose([*small, "optimizer=sgd", f"optimizer.momentum={momentum}", "mesh=h100_1"])
     run = abstract_run(config, estimated(instantiate(config.mesh)))
     assert run.can_offload is offers
+
+
+@pytest.mark.parametrize(
+    ("topology", "kernel", "compiled"),
+    [
+        ("h100:8", "cudnn", "xla"),
+        ("h100:8", "xla", "xla"),
+        ("v5p:2x2x2", "splash", "splash"),
+        (None, "cudnn", "cudnn"),
+    ],
+)
+def test_absent_gpus_have_xla_in_place_of_cudnn(policy, topology, kernel, compiled):
+    policy = replace(policy, decoder=replace(policy.decoder, attention=kernel))
+    mesh = Mesh(dp=1) if topology is None else DescribedMesh(topology=topology)
+    assert compilable(policy, mesh).decoder.attention == compiled
+
+
+def test_a_plan_names_that_it_lacks_cudnn():
+    config = compose([*SMALL])
+    run = abstract_run(config, instantiate(config.mesh))
+    assert unplanned(run) == []
+    (named,) = unplanned(replace(run, lacks_cudnn=True))
+    assert "cudnn" in named

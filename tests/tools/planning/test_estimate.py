@@ -157,6 +157,22 @@ def test_kernels_of_accelerators_store_no_scores():
     assert not_stored.layer.kept < stored.layer.kept
 
 
+@pytest.mark.parametrize(
+    ("words", "kernel"),
+    [
+        (("mesh=h100_8",), "cudnn"),
+        (("mesh=a100_8", "model.attention=cudnn"), "cudnn"),
+        (("mesh=h100_8", "model.dtype=float32"), "xla"),
+        (("mesh=h100_8", "model.attention=xla"), "xla"),
+        (("mesh=v5p_8",), "splash"),
+    ],
+)
+def test_a_recipe_is_planned_for_every_device(words, kernel):
+    made = estimate_of("experiment=qwen2_5_7b_grpo", *words, small=())
+    assert made.run.policy.decoder.attention == kernel
+    assert made.memory["update"]["activations"] > 0
+
+
 def test_a_sharded_run_gathers_a_layer_and_sends_its_gradients():
     small = tuple(word for word in SMALL if word != "mesh=single")
     one, eight = (estimate_of(f"mesh={mesh}", small=small) for mesh in ("h100_1", "h100_8"))
