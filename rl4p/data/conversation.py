@@ -13,8 +13,8 @@ Some templates render an earlier message in another way than the last one: Qwen3
 thoughts, Mistral moves the tools. Such a conversation becomes several rows, and each message is
 trained in the row that it ends.
 
-Ranges of tokens are found by tokenizing the text up to a boundary, never by character offsets,
-because some tokenizers leave whitespace out of them (`trim_offsets`).
+Ranges of tokens are found by tokenizing the text up to a boundary (`tokenized_text.py`), never by
+character offsets, because some tokenizers leave whitespace out of them (`trim_offsets`).
 """
 
 import logging
@@ -30,6 +30,7 @@ from rl4p.base.types import Demonstration, Prompt, Question
 from rl4p.data.message_weights import KEYS, check_weights, is_trained
 from rl4p.data.prompts import FIRST, encode_prompts, misfit, short_enough, system_of
 from rl4p.data.rendering import ShownCheck, as_read, render, take
+from rl4p.data.tokenized_text import TokenizedText
 from rl4p.model.tokenizer import TEMPLATE_ERRORS
 from rl4p.model.trial import try_first_use
 
@@ -68,15 +69,19 @@ class Template:
 
         Most conversations are one row. Messages after the last trained one are left out.
         """
-        rows = [
-            self.last_row(messages[:count])
-            for count, message in enumerate(messages, 1)
-            if is_trained(message)
-        ]
-        if not rows:
+        counts = [count for count, message in enumerate(messages, 1) if is_trained(message)]
+        if not counts:
             raise InputError("no message is of the assistant")
         merged: list[Row] = []
-        for row in reversed(rows):  # a row whose tokens begin a later row is a part of it
+        later = None
+        for count in reversed(counts):
+            try:
+                row, later = self.row(messages[:count], later)
+            except InputError:
+                for first in counts:  # the first message with an error is named
+                    self.row(messages[:first])
+                raise
+            # A row whose tokens begin a later row is a part of it.
             if merged and merged[-1].tokens[: len(row.tokens)] == row.tokens:
                 trained = (*row.trained, *merged[-1].trained)
                 merged[-1] = replace(merged[-1], trained=trained)
@@ -84,8 +89,16 @@ class Template:
                 merged.append(row)
         return merged[::-1]
 
-    def last_row(self, messages: Sequence[Message]) -> Row:
-        """Returns the row whose last message, which is of the assistant, is trained."""
+    def row(
+        self, messages: Sequence[Message], later: TokenizedText | None = None
+    ) -> tuple[Row, TokenizedText]:
+        """Returns the row whose last message, which is of the assistant, is trained.
+
+        Args:
+          later: a longer conversation; its tokens are taken if its text begins with these messages.
+
+        Returns: the row, and the text whose tokens it has.
+        """
         count = len(messages)
         if count == 1 and not self.system:
             raise InputError("message 1 is of the assistant, so that it has no prompt")
@@ -96,12 +109,31 @@ class Template:
             if tagged
             else self.cut_by_generation_prompt(messages)
         )
-        # Only the template adds special tokens.
-        texts = [text, *(text[:cut] for cut in cuts)]
-        encoded: Any = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
-        tokens, *parts = encoded
-        if any(tokens[: len(part)] != part for part in parts):
-            raise InputError(
+        if later is not None:
+            # A template may write a newline after all messages but the last one.
+            begun = text if later.text.startswith(text) else text.rstrip()
+            if later.text.startswith(begun) and cuts[-1] <= len(begun):
+                row = self.trained_row(count, later, len(begun), cuts, tagged)
+                if isinstance(row, Row):
+                    return row, later
+        own = TokenizedText(self.tokenizer, text)
+        row = self.trained_row(count, own, len(text), cuts, tagged)
+        if isinstance(row, str):
+            raise InputError(row)
+        return row, own
+
+    def trained_row(
+        self, count: int, text: TokenizedText, length: int, cuts: Sequence[int], tagged: bool
+    ) -> Row | str:
+        """Returns the row of the first `count` messages, or a sentence about why it is none.
+
+        Args:
+          text: begins with these messages, which are `length` characters.
+          cuts: where the generation prompt of the last message, or where its tags begin and end.
+        """
+        ends, tokens, most = [*map(text.before, cuts)], text.tokens, text.shared(length)
+        if None in ends:
+            return (
                 f"a token of message {count} is on both sides of a {{% generation %}} tag (remove "
                 "the whitespace at the beginning and the end of the message)"
                 if tagged
@@ -109,23 +141,24 @@ class Template:
                 "(remove the whitespace at the beginning of the message, or end the header in the "
                 "template with a special token)"
             )
-        ends = [*map(len, parts), *([] if tagged else [len(tokens)])]
-        if not ends[0]:
-            raise InputError(f"no token precedes message {count}, so that it has no prompt")
+        places = [each for each in ends if each is not None] + [most] * (not tagged)
+        if not places[0]:
+            return f"no token precedes message {count}, so that it has no prompt"
         # Tags may enclose the text alone. A template may go on after the end token, with a newline
         # or, as Phi-3, with another end token between tags of its own.
-        ranges = list(zip(ends[::2], [*ends[1:-1:2], min(ends[-1] + 1, len(tokens))], strict=True))
+        stops = [*places[1:-1:2], min(places[-1] + 1, most)]
+        ranges = list(zip(places[::2], stops, strict=True))
         last = (i for each in ranges for i in range(*each))
         end = next((i + 1 for i in last if tokens[i] in self.end_ids), None)
         if end is None:
             names = self.tokenizer.convert_ids_to_tokens(list(self.end_ids))
-            raise InputError(
+            return (
                 f"it does not end message {count} with one of the end tokens {names}, so that a "
                 "policy would not learn to end (add the token to eos_token_id in "
                 "generation_config.json)"
             )
         trained = tuple((start, min(stop, end)) for start, stop in ranges if start < end)
-        return Row(messages=count, tokens=tokens[:end], begins=ends[0], trained=trained)
+        return Row(messages=count, tokens=tokens[:end], begins=places[0], trained=trained)
 
     def cut_by_generation_prompt(self, messages: Sequence[Message]) -> tuple[str, list[int]]:
         """Returns the text, and where the generation prompt of the last message ends."""

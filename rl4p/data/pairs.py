@@ -4,7 +4,7 @@ The responses are texts or lists of messages, and so is the prompt. Without a pr
 the beginning that both have in common is the prompt.
 
 `encode_preferences` encodes messages by the chat template: a response is the last message from its
-first trained token to its end token (`Template.last_row`). It encodes plain texts without a
+first trained token to its end token (`Template.row`). It encodes plain texts without a
 template, as TRL does: the prompt is the tokens with which both sequences and the prompt alone
 begin, and an end token ends each response.
 """
@@ -208,7 +208,7 @@ def encoded_messages(
     pair: Any = row.pair
     template = Template(tokenizer=tokenizer, end_ids=end_ids, tools=row.tools, arguments=arguments)
     try:
-        rows = [template.last_row([*messages, response]) for response in pair]
+        rows = [template.row([*messages, response])[0] for response in pair]
         for response in pair:
             check([*messages, response], row.tools)
         prompts = [each.tokens[: each.begins] for each in rows]
