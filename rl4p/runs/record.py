@@ -84,12 +84,21 @@ def read_lines(
             yield line, offset
 
 
-def finite(value: Any) -> Any:
-    """Returns the value with non-finite floats as strings, because JSON has none."""
-    if isinstance(value, Mapping):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
+MOST_LEVELS = 400
+
+
+def finite(value: Any, levels: int = MOST_LEVELS) -> Any:
+    """Returns the value with non-finite floats as strings, because JSON has none.
+
+    Raises:
+      ValueError: it is nested in more levels; where Python itself ends depends on its version.
+    """
+    if isinstance(value, Mapping | list | tuple):
+        if not levels:
+            raise ValueError(f"it is nested in more than {MOST_LEVELS} levels")
+        if isinstance(value, Mapping):
+            return {key: finite(item, levels - 1) for key, item in value.items()}
+        return [finite(item, levels - 1) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     return value

@@ -10,7 +10,7 @@ import pytest
 from rl4p.base.errors import InputError, RunError
 from rl4p.base.types import Prompt, Question
 from rl4p.runs import record
-from rl4p.runs.record import Record
+from rl4p.runs.record import MOST_LEVELS, Record
 from rl4p.runs.sample import KINDS, Sample, SampleFile, Status, read_samples
 
 FULL = Sample(
@@ -257,6 +257,11 @@ def test_replacing_keeps_the_order_and_a_file_that_cannot_be_written_is_named(st
 LINE = '{"prompt": "a", "response": "b"'
 
 
+def nested(levels):
+    """Returns the metadata of a line, with lists in so many levels below it."""
+    return ', "metadata": {"a": ' + "[" * levels + "]" * levels + "}"
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
@@ -265,12 +270,13 @@ LINE = '{"prompt": "a", "response": "b"'
         ("no json\n", "line 1: not JSON"),
         (b"\xff\n", "line 1: not UTF-8"),
         (LINE + ', "metadata": ' + "[" * 10**5 + "\n", "line 1: not JSON"),
-        (LINE + ', "metadata": {"a": ' + "[" * 900 + "]" * 900 + "}}\n", "line 1: .*recursion"),
+        (LINE + nested(MOST_LEVELS - 1) + "}\n", "line 1: .*more than 400 levels"),
+        (LINE + nested(900) + "}\n", "line 1: .*more than 400 levels"),
         (LINE + ', "length": ' + "9" * 5000 + "}\n", "line 1: not JSON"),
         (LINE + ', "colour": 1}\n', "line 1: a sample has no colour"),
         ('{"prompt": "' + "a" * 2000 + '", "response": "b"}\n', "a line of more than 0 MiB"),
     ],
-    ids=range(9),
+    ids=range(10),
 )
 def test_a_hostile_line_is_named_by_every_command(tmp_path, monkeypatch, content, said):
     monkeypatch.setattr(record, "LONGEST_LINE", 1000 if "MiB" in said else record.LONGEST_LINE)
@@ -282,6 +288,14 @@ def test_a_hostile_line_is_named_by_every_command(tmp_path, monkeypatch, content
     with pytest.raises(InputError, match=said):
         SampleFile(path, tmp_path / "settings.json", tmp_path)
     assert path.read_bytes() == (content if isinstance(content, bytes) else content.encode())
+
+
+def test_a_line_is_read_to_the_deepest_level_that_is_written(tmp_path):
+    """On each version of Python; the line and its metadata are two levels."""
+    path = tmp_path / "a.jsonl"
+    path.write_text(LINE + nested(MOST_LEVELS - 2) + "}\n")
+    ((sample, *_),) = read_samples(path)
+    assert json.dumps(sample.metadata["a"]) == "[" * (MOST_LEVELS - 2) + "]" * (MOST_LEVELS - 2)
 
 
 @pytest.mark.parametrize(("unfinished", "count"), [(False, 1), (True, 2)])
