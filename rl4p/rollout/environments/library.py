@@ -1,5 +1,6 @@
 """A document store that the policy searches and reads with tools (`environment=tool_object`)."""
 
+import atexit
 import re
 import sqlite3
 import threading
@@ -76,6 +77,7 @@ def store(path: str | None) -> tuple[sqlite3.Connection, threading.Lock]:
         if not rows:
             raise InputError(f"{file} has no documents.")
     database = sqlite3.connect(":memory:", check_same_thread=False)
+    atexit.register(database.close)  # all episodes share it
     try:
         database.execute("CREATE VIRTUAL TABLE documents USING fts5(title, text)")
     except sqlite3.OperationalError as error:

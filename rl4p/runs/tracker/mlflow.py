@@ -98,7 +98,7 @@ def create_if_missing(database: Path, create: Callable[[str], Any]) -> None:
         with TemporaryDirectory(prefix=prefix, dir=place.parent) as folder:
             first, copy = Path(folder) / "first.db", Path(folder) / "copy.db"
             create(SQLITE + str(first))
-            # MLflow keeps connections to the first file, so a copy of it is renamed.
+            # MLflow may keep connections to the first file, so a copy of it is renamed.
             with closing(sqlite3.connect(first)) as connection, copy.open("wb") as file:
                 file.write(connection.serialize())
                 os.fsync(file.fileno())
@@ -151,6 +151,10 @@ SETTINGS = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
 }
+# Each connection to a file is closed after its use. MLflow's own pool leaves them to the garbage
+# collector, at which Python 3.13 warns. The sizes are of a pool that keeps some.
+POOL, NO_POOL = "MLFLOW_SQLALCHEMYSTORE_POOLCLASS", "NullPool"
+SIZES = ("MLFLOW_SQLALCHEMYSTORE_POOL_SIZE", "MLFLOW_SQLALCHEMYSTORE_MAX_OVERFLOW")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,6 +262,8 @@ class MLflow:
         """Returns a client; creates a SQLite database that does not exist, whole or not at all."""
         for name, value in SETTINGS.items():
             os.environ.setdefault(name, value)
+        if self._database and not any(map(os.environ.get, SIZES)):
+            os.environ.setdefault(POOL, NO_POOL)
         import mlflow
 
         if self._database:

@@ -13,6 +13,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 import yaml
@@ -23,6 +24,7 @@ from rl4p.runs.tracker import mlflow as databases
 from rl4p.runs.tracker import mlflow as tracking
 from rl4p.runs.tracker.mirror import COMMIT, IDENTITY, PARENT, mlflow_key
 from rl4p.runs.tracker.mlflow import ID, KIND, NAME, TRAINING, URI, MLflow, complete
+from rl4p.tools.runs import read_experiment
 from tests.support.trackers import only_run, wait_for
 
 # Ends as kill -9 does, before the n-th statement that the program sends to a database.
@@ -125,6 +127,42 @@ def test_a_complete_database_needs_no_lock(template, tmp_path):
     client = store.client()
     assert client.get_experiment_by_name("template") is not None
     assert not lock_of(store._database).exists()
+
+
+def connections(database):
+    """Returns how many files this process has open of a database, and of its journal."""
+    opened = (str(each.readlink()) for each in Path("/proc/self/fd").iterdir() if each.is_symlink())
+    return sum(name.startswith(str(database)) for name in opened)
+
+
+@pytest.mark.parametrize("use", ["create", "connect", "send", "find", "read", "write"])
+def test_each_connection_to_a_file_is_closed_after_its_use(template, tmp_path, record, use):
+    path = tmp_path / "mlflow.db"
+    if use != "create":
+        shutil.copy(template, path)
+    store = MLflow(uri=f"sqlite:///{path}", close_timeout_seconds=60.0)
+    client, experiment = store.connect()
+    match use:
+        case "send":
+            sent(store, record)
+        case "find":
+            client.search_experiments()
+            with pytest.raises(MlflowException):
+                client.get_run("none")
+        case "read":
+            with pytest.raises(InputError, match="has no run of rl4p"):
+                read_experiment("rl4p", store.uri, ())
+        case "write":
+            client.create_run(experiment, tags={PARENT: "a"})
+    assert connections(path) == 0
+
+
+def test_the_pool_of_the_user_stays(template, tmp_path, monkeypatch):
+    monkeypatch.setenv(tracking.SIZES[0], "3")
+    monkeypatch.delenv(tracking.POOL, raising=False)
+    path = shutil.copy(template, tmp_path)
+    MLflow(uri=f"sqlite:///{path}").connect()
+    assert tracking.POOL not in os.environ
 
 
 def test_a_file_of_another_program_stays_as_it_is(tmp_path):
