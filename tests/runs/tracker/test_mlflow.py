@@ -13,6 +13,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -314,7 +315,7 @@ def test_names_and_numbers_that_mlflow_refuses(store, record):
 def test_a_step_divided_over_batches_is_sent_whole_though_a_batch_fails(store, record, caplog):
     for number in range(3):
         record.log(number, {f"m{i:03}": i for i in range(700)})
-    with sqlite3.connect(store._database, isolation_level=None) as database:
+    with closing(sqlite3.connect(store._database, isolation_level=None)) as database:
         database.execute(
             "create trigger fail before insert on metrics when new.key = 'm699' and new.step = 1"
             " begin select raise(abort, 'disk full'); end"
@@ -448,7 +449,7 @@ def test_a_store_that_fails_midway_gets_the_rest_when_it_is_back(
 ):
     attempts, connect = [], MLflow.connect
     monkeypatch.setattr(MLflow, "connect", lambda self: attempts.append(1) or connect(self))
-    with sqlite3.connect(store._database, isolation_level=None) as database:
+    with closing(sqlite3.connect(store._database, isolation_level=None)) as database:
         tracked = store.open(record.folder)
         step(record, tracked, 0)
         sent = "select count(*) from metrics where key = 'reward/mean'"
