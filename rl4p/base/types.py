@@ -154,6 +154,7 @@ class Episode(Serializable):
       turns: those of `rollout=environment` or `agent`; empty for a single response.
       failure: what the environment did wrong, which makes the sample invalid; or None.
       opening: the messages before the first response, if an environment changed them.
+      segments: how many contexts the policy read from their beginning; 0 if not known.
     """
 
     prompt: Prompt
@@ -164,6 +165,7 @@ class Episode(Serializable):
     turns: tuple[Turn, ...] = ()
     failure: str | None = None
     opening: tuple[Mapping[str, Any], ...] | None = None
+    segments: int = 0
 
     @property
     def turn_places(self) -> list[slice]:

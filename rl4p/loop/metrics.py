@@ -145,10 +145,10 @@ def drawn_shares(episodes: Sequence[Episode]) -> dict[str, float]:
 def environment_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     """Returns the metrics of episodes of many turns; {} if no episode has turns.
 
-    They are the mean number of turns, the mean tokens of a turn, the mean seconds that an episode
-    waited for its environment, the share of episodes whose environment failed, also by the kind of
-    the failure, and the mean over episodes of each number that the environment reported, summed
-    over the turns.
+    They are the mean numbers of turns and of segments, the mean tokens of a turn, the mean seconds
+    that an episode waited for its environment, the share of episodes whose environment failed, also
+    by the kind of the failure, and the mean over episodes of each number that the environment
+    reported, summed over the turns.
     """
     if not any(episode.turns or episode.failure for episode in episodes):
         return {}
@@ -166,6 +166,8 @@ def environment_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
         **{f"failed/{kind}": count for kind, count in failures.items()},
         **sums,
     }
+    if segments := sum(episode.segments for episode in episodes):
+        means["segments"] = segments
     seconds = sum(turn.environment_seconds for turn in turns)
     return {f"environment/{name}": total / len(episodes) for name, total in means.items()} | {
         "environment/tokens_per_turn": sum(turn.tokens for turn in turns) / max(len(turns), 1),

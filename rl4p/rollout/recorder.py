@@ -115,6 +115,7 @@ class FinishedEpisode(Serializable):
             turns=tuple(turns),
             failure=self.failure,
             opening=self.opening,
+            segments=len(self.segments),
         )
 
 

@@ -171,8 +171,10 @@ def test_the_metrics_of_episodes_by_hand(make_prompt):
     def turn(tokens, seconds, **metrics):
         return Turn(text="t", tokens=tokens, environment_seconds=seconds, metrics=metrics)
 
-    def episode(*turns, failure=None):
-        return Episode(prompt=make_prompt(), response="t", turns=turns, failure=failure)
+    def episode(*turns, failure=None, segments=0):
+        return Episode(
+            prompt=make_prompt(), response="t", turns=turns, failure=failure, segments=segments
+        )
 
     assert environment_metrics([episode()]) == {}
     episodes = [
@@ -190,6 +192,8 @@ def test_the_metrics_of_episodes_by_hand(make_prompt):
         "environment/tool_calls": 3 / 4,
         "time/environment_calls": 0.5,
     }
+    counted = [episode(turn(3, 0.5), segments=1), episode(turn(3, 0.5), segments=2)]
+    assert environment_metrics(counted)["environment/segments"] == 1.5
 
 
 def test_a_rollout_has_the_metrics_of_its_last_call():

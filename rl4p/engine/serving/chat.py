@@ -188,11 +188,11 @@ class Conversation(Body):
             written = self.given()[-1]["content"]
         elif self.add_generation_prompt and MARK.search(template):
             # The tags of thoughts that the template writes before a message.
-            options = {**server.policy.template, **self.chat_template_kwargs}
+            options: dict[str, Any] = {**server.policy.template, **self.chat_template_kwargs}
             probe = [{"role": "user", "content": "?"}]
             with suppress(*TEMPLATE_ERRORS):
                 whole, without = (
-                    render(tokenizer, probe, **options | {"add_generation_prompt": each})
+                    render(tokenizer, probe, None, **{**options, "add_generation_prompt": each})
                     for each in (True, False)
                 )
                 written = generation_prompt(whole, without, "?")
