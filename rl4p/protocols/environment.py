@@ -64,6 +64,19 @@ class OpenEnvironment(Protocol):
 
 
 @runtime_checkable
+class GradesCutEpisodes(Protocol):
+    """An `OpenEnvironment` whose reward comes at the end of an episode, whatever has ended it."""
+
+    async def cut_reward(self) -> float:
+        """Returns the reward of an episode that a limit of turns or tokens has ended.
+
+        It is called once, before `close`, if the policy has said something. A message that a limit
+        has cut is not in `step`.
+        """
+        ...
+
+
+@runtime_checkable
 class OpensEnvironment(Protocol):
     """The options of an environment: a frozen dataclass that YAML describes."""
 

@@ -14,7 +14,13 @@ from rl4p.base.types import Finish, Prompt
 from rl4p.configuration.bounds import AboveZero, Positive
 from rl4p.data.rendering import check_tools
 from rl4p.model.policy import Policy
-from rl4p.protocols.environment import CallRefused, Message, OpensEnvironment, StepResult
+from rl4p.protocols.environment import (
+    CallRefused,
+    GradesCutEpisodes,
+    Message,
+    OpensEnvironment,
+    StepResult,
+)
 from rl4p.protocols.traits import require
 from rl4p.rollout.episode_loop import EpisodeLoop, within
 from rl4p.rollout.episodes import EpisodeFailure, EpisodeKey, EpisodeRollout
@@ -33,7 +39,8 @@ class Environment(EpisodeRollout):
     goes on in a new segment (`recorder.py`).
 
     An episode ends when the environment says so. It is cut (`Finish.LENGTH`) after `max_turns`
-    turns, after a message without an end token, and where no token of another turn has room. An
+    turns, after a message without an end token, and where no token of another turn has room; an
+    environment with a reward of its own at the end is then asked for it (`GradesCutEpisodes`). An
     exception of the environment and a passed deadline make the sample invalid, which is not a
     sample of reward 0.
 
@@ -90,16 +97,25 @@ class Environment(EpisodeRollout):
             episode.failure = str(failure)
         return episode
 
+    async def reward_of_cut(self, episode: FinishedEpisode, environment: Any) -> None:
+        """Adds the reward of an episode that a limit has ended to its last turn."""
+        if not episode.turns or not isinstance(environment, GradesCutEpisodes):
+            return
+        reward = await self.answer(environment.cut_reward)
+        result_of(StepResult(reward=reward, done=True))
+        last = episode.turns[-1]
+        episode.turns[-1] = replace(last, reward=last.reward + reward)
+
     async def turns(self, recorder: Recorder, environment: Any) -> None:
-        """Lets policy and environment answer each other until the episode ends."""
+        """Lets policy and environment answer each other until the episode ends, or is cut."""
         episode = recorder.episode
         while True:
             try:
                 message = await recorder.respond()
             except CallRefused:
-                return
+                return await self.reward_of_cut(episode, environment)
             if episode.finish is not Finish.STOP:
-                return
+                return await self.reward_of_cut(episode, environment)
             asked, episode.finish = time.monotonic(), Finish.LENGTH
             result = result_of(await self.answer(lambda: environment.step(message)))  # noqa: B023
             episode.turns[-1] = replace(
@@ -112,7 +128,7 @@ class Environment(EpisodeRollout):
             )
             if result.done:
                 episode.finish = Finish.STOP
-                return
+                return None
             try:
                 recorder.extend(result.messages)
             except RunError as error:

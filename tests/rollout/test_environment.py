@@ -19,6 +19,7 @@ from rl4p.protocols.environment import StepResult
 from rl4p.rollout import episode_loop
 from rl4p.rollout.continuous import Continuous
 from rl4p.rollout.environment import Environment
+from rl4p.rollout.environments.tool_object import ToolObject
 from rl4p.rollout.naive_sampler import NaiveSampler
 from tests.support.episodes import ENDS, REWRITES, TEMPLATE, logprobs_of, words
 
@@ -270,3 +271,86 @@ def test_drafts_are_refused():
     engine = Continuous(max_response_tokens=R, draft_tokens=3)
     with pytest.raises(InputError, match=r"rollout\.engine\.draft_tokens cannot act in episodes"):
         Environment(engine=engine, environment=Counting(), max_response_tokens=R)
+
+
+@dataclasses.dataclass
+class Graded(Counts):
+    """An environment whose reward at the end of an episode, cut or not, is 10."""
+
+    end: object = 10.0
+    asked: int = 0
+
+    async def cut_reward(self):
+        self.asked += 1
+        if isinstance(self.end, Exception):
+            raise self.end
+        return self.end
+
+
+LIMITS = (
+    {"max_turns": 1},
+    {"max_turns": 2},
+    {"max_turn_tokens": 1},
+    {"max_turn_tokens": 3},
+    {"max_response_tokens": 14},
+    {"max_response_tokens": 40, "max_turn_tokens": None},
+    {"max_response_tokens": 8, "max_turns": 2},
+)
+
+
+@pytest.mark.parametrize("limits", LIMITS, ids=str)
+def test_whatever_cuts_an_episode_its_environment_is_asked_for_its_reward(sample, limits):
+    counting = Counting(kind=Graded, options={"turns": 3})
+    _, episodes = sample(rollout(counting, **limits), group_size=4)
+    assert {episode.failure for episode in episodes} == {None}
+    cut = 0
+    for episode, environment in zip(episodes, counting.made, strict=True):
+        ended = episode.finish is Finish.STOP
+        cut += not ended
+        assert environment.asked == (not ended)
+        steps = float(sum(range(1, environment.step_number + 1)))
+        assert sum(turn.reward for turn in episode.turns) == steps + 10.0 * (not ended)
+    assert cut
+
+
+@pytest.mark.parametrize(
+    ("end", "sentence"),
+    [
+        (float("nan"), "the reward nan of a step is not finite"),
+        (ValueError("no tests"), "ValueError: no tests"),
+    ],
+)
+def test_a_cut_episode_without_a_reward_is_invalid(sample, end, sentence):
+    counting = Counting(kind=Graded, options={"end": end})
+    _, episodes = sample(rollout(counting, max_turn_tokens=1, max_failed=1.0), group_size=2)
+    assert {sentence} <= {each.failure for each in episodes} <= {sentence, None}
+
+
+class Won:
+    """Tools of a world that is won from the beginning."""
+
+    def look(self) -> str:
+        """Returns nothing."""
+        return ""
+
+    def get_reward(self) -> float:
+        return 1.0
+
+
+class WonLater(Won):
+    async def get_reward(self) -> bool:
+        await asyncio.sleep(0)
+        return True
+
+
+@pytest.mark.parametrize(("kind", "reward"), [(Won, 1.0), (WonLater, 1.0), (object, None)])
+@pytest.mark.parametrize("limits", LIMITS[:3], ids=str)
+def test_tools_of_a_cut_episode_give_its_reward(sample, kind, reward, limits):
+    class Lost:
+        look = Won.look
+
+    tools = ToolObject(factory=Lost if reward is None else kind)
+    _, episodes = sample(rollout(tools, **{"max_response_tokens": 60} | limits), group_size=4)
+    assert any(episode.finish is Finish.LENGTH for episode in episodes)
+    for episode in episodes:
+        assert sum(turn.reward for turn in episode.turns) == (reward or 0.0)

@@ -60,6 +60,9 @@ class TextActions:
         )
 
 
+NAMED = {"image": "an image", "audio": "a sound"}  # contents that the policy cannot read
+
+
 async def results_of_calls(
     text: str, reader: CallReader, answer: Callable[[ParsedCall], Awaitable[str]], most: int
 ) -> StepResult | None:
@@ -121,9 +124,42 @@ def schema_of(tool: Mapping[str, Any]) -> Message:
 
 
 def text_of_result(result: Any) -> str:
-    """Returns the text of a tool's result; other values than those of the protocol are JSON."""
-    if isinstance(result, Mapping) and isinstance(result.get("content"), list):
-        texts = [part["text"] for part in result["content"] if part.get("type") == "text"]
-        prefix = "Error: " if result.get("is_error") else ""
-        return prefix + "\n".join(texts)
-    return result if isinstance(result, str) else json.dumps(result)
+    """Returns the text of a tool's result; other values than those of the protocol are JSON.
+
+    The texts of its contents are lines. What has no text is named, as in `[an image]`. The JSON of
+    `structured_content` is read if no content is a text.
+    """
+    if not (isinstance(result, Mapping) and isinstance(result.get("content"), list)):
+        return result if isinstance(result, str) else json.dumps(result, default=str)
+    texts = [text_of_content(part) for part in result["content"]]
+    structured = either(result, "structured_content", "structuredContent")
+    parts = [part.get("resource") or part for part in result["content"]]
+    if structured is not None and not any(isinstance(x.get("text"), str) for x in parts):
+        texts.append(json.dumps(structured, default=str))
+    prefix = "Error: " if either(result, "is_error", "isError") else ""
+    return prefix + "\n".join(texts)
+
+
+def text_of_content(part: Mapping[str, Any]) -> str:
+    """Returns the text of a content of a tool's result, or what it is."""
+    kind = part.get("type")
+    if kind == "text":
+        return part["text"]
+    resource = part.get("resource") if kind == "resource" else part
+    source = resource if isinstance(resource, Mapping) else {}
+    if isinstance(source.get("text"), str):
+        return source["text"]
+    if kind == "resource_link":
+        words = (source.get("title") or source.get("name"), source.get("description"))
+        about = ", ".join(str(each) for each in words if each)
+        return f"{about}: {source.get('uri')}" if about else f"{source.get('uri')}"
+    if kind in NAMED:
+        return f"[{NAMED[kind]}]"
+    form, place = either(source, "mime_type", "mimeType"), source.get("uri")
+    about = " ".join(str(each) for each in (form, place) if each)
+    return f"[data: {about}]" if about else f"[{kind or 'something'} without a text]"
+
+
+def either(values: Mapping[str, Any], *names: str) -> Any:
+    """Returns the value of the first name that has one; names are written in two ways."""
+    return next((values[name] for name in names if values.get(name) is not None), None)

@@ -34,7 +34,7 @@ class ToolObject:
     * `reset(**row)` begins an episode. It gets the columns of the row that it names, or all of them
       if it takes `**kwargs`: `question`, `answer`, `id`, `task` and the metadata. It returns a text
       for the end of the user's message, a list of messages, or None.
-    * `get_reward()` returns the reward at the end of an episode.
+    * `get_reward()` returns the reward at the end of an episode, whatever has ended it.
     * `close()` ends an episode.
 
     Each method may be `async`. A message without a call ends the episode, and so does one after
@@ -104,8 +104,12 @@ class ToolEpisode:
         results = await results_of_calls(message["content"], self.reader, self.text, self.most)
         if results is not None and not getattr(self.thing, "done", False):
             return results
-        reward = await called(self.thing.get_reward) if hasattr(self.thing, "get_reward") else 0.0
-        return replace(results or StepResult(), done=True, reward=float(reward))
+        return replace(results or StepResult(), done=True, reward=await self.cut_reward())
+
+    async def cut_reward(self) -> float:
+        if not hasattr(self.thing, "get_reward"):
+            return 0.0
+        return float(await called(self.thing.get_reward))
 
     async def text(self, call: ParsedCall) -> str:
         """Returns the text of the result of a call; of an exception, its message."""

@@ -117,11 +117,49 @@ def test_a_schema_has_the_form_of_chat_templates():
     ("result", "text"),
     [
         ({"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}, "a\nb"),
-        ({"content": [{"type": "image"}, {"type": "text", "text": "a"}]}, "a"),
+        ({"content": [{"type": "image"}, {"type": "text", "text": "a"}]}, "[an image]\na"),
         ({"content": [{"type": "text", "text": "a"}], "is_error": True}, "Error: a"),
         ("a", "a"),
         ({"a": [1]}, '{"a": [1]}'),
     ],
 )
 def test_the_text_of_a_result(result, text):
+    assert text_of_result(result) == text
+
+
+TEXT = {"type": "text", "text": "One document:"}
+READ = {"type": "resource", "resource": {"uri": "a://b", "text": "31 m", "mime_type": "text/plain"}}
+BLOB = {"type": "resource", "resource": {"uri": "a://b", "blob": "aGk=", "mimeType": "app/zip"}}
+LINK = {"type": "resource_link", "uri": "a://b", "name": "tower", "description": "its height"}
+IMAGE = {"type": "image", "data": "aGk=", "mime_type": "image/png"}
+SOUND = {"type": "audio", "data": "aGk=", "mimeType": "audio/wav"}
+HEIGHT = {"height": 31}
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        ({"content": [TEXT]}, "One document:"),
+        ({"content": [READ]}, "31 m"),
+        ({"content": [TEXT, READ]}, "One document:\n31 m"),
+        ({"content": [LINK]}, "tower, its height: a://b"),
+        ({"content": [{"type": "resource_link", "uri": "a://b"}]}, "a://b"),
+        ({"content": [IMAGE, TEXT, SOUND]}, "[an image]\nOne document:\n[a sound]"),
+        ({"content": [BLOB]}, "[data: app/zip a://b]"),
+        ({"content": [], "structured_content": HEIGHT}, '{"height": 31}'),
+        ({"content": [], "structuredContent": HEIGHT}, '{"height": 31}'),
+        ({"content": [], "structured_content": {}}, "{}"),
+        ({"content": [IMAGE], "structured_content": HEIGHT}, '[an image]\n{"height": 31}'),
+        ({"content": [TEXT], "structured_content": HEIGHT}, "One document:"),
+        ({"content": [BLOB], "structured_content": [1]}, "[data: app/zip a://b]\n[1]"),
+        ({"content": [TEXT], "is_error": True}, "Error: One document:"),
+        ({"content": [READ], "isError": True}, "Error: 31 m"),
+        ({"content": [{"type": "video"}]}, "[video without a text]"),
+        ({"content": []}, ""),
+        ({"other": 1}, '{"other": 1}'),
+        ("words", "words"),
+        (None, "null"),
+    ],
+)
+def test_whatever_a_tool_returns_reaches_the_policy_as_text(result, text):
     assert text_of_result(result) == text
