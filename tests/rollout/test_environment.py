@@ -110,6 +110,46 @@ def test_trained_tokens_are_those_sampled_after_the_context_that_was_read(
     np.testing.assert_allclose(ours[mask], behaviour[mask], atol=2e-5)
 
 
+SKIPS_TOOLS = (
+    "{% for m in messages if m.role != 'tool' %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+NEEDS_IDS = SKIPS_TOOLS.replace(" if m.role != 'tool'", "").replace(
+    "<|{{",
+    "{% if m.role == 'tool' and m.tool_call_id | length != 9 %}{{ none + 1 }}{% endif %}<|{{",
+)
+
+
+class WithTools(Counting):
+    """An environment with a tool, which answers with its result."""
+
+    def tools(self, prompt):
+        parameters = {"type": "object", "properties": {"n": {"type": "integer"}}}
+        return [{"type": "function", "function": {"name": "add", "parameters": parameters}}]
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        (SKIPS_TOOLS, "leaves out messages of the role tool.*chat_template=FILE"),
+        (SKIPS_TOOLS.replace("role != 'tool'", "role"), None),
+        (NEEDS_IDS, None),
+        (NEEDS_IDS.replace("!= 9", "!= 8"), "does not take results of tools"),
+    ],
+)
+def test_tools_need_a_template_that_writes_their_results(
+    sample, ending, template, words, monkeypatch, caplog
+):
+    monkeypatch.setattr(ending.tokenizer, "chat_template", template)
+    environment = rollout(WithTools(options={"turns": 1}))
+    if words is None:
+        sample(environment, group_size=2)
+        assert caplog.text.count("shows no tools") == 1
+    else:
+        with pytest.raises(InputError, match=words):
+            sample(environment, group_size=2)
+
+
 def test_both_samplers_hold_the_same_episodes(sample):
     ours, our_episodes = sample(rollout(Counting()), group_size=2)
     theirs, their_episodes = sample(rollout(Counting(), NaiveSampler), group_size=2)

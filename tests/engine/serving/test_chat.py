@@ -235,6 +235,26 @@ def test_what_a_template_leaves_out_is_refused(make_server, policy, skipped, mes
         prompt(make_server, body, tokenizer=tokenizer)
 
 
+def test_ids_of_calls_become_those_that_a_template_takes(make_server, chatty):
+    from copy import copy
+
+    tokenizer = copy(chatty.tokenizer)
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.id ~ c.function }}"
+        "{% endfor %}{% if m.tool_call_id and m.tool_call_id | length != 9 %}"
+        "{{ raise_exception('nine') }}{% endif %}{{ m.tool_call_id }}{{ m.content }}{% endfor %}"
+    )
+    call = MESSAGES_CALL | {"id": "call_0123456789abcdef01234567"}
+    messages = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": call["id"], "content": "two"},
+    ]
+    text, _ = prompt(make_server, {"messages": messages}, tokenizer=tokenizer)
+    assert text[1:10] == text[-12:-3]
+    assert text.endswith("two")
+
+
 def test_the_sentence_of_a_template_is_passed_on(make_server, chatty):
     from copy import copy
 
