@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from rl4p.base.errors import InputError
-from rl4p.data.fields import MISSING, is_filled
+from rl4p.data.fields import MEDIA, MISSING, is_filled
 
 log = logging.getLogger(__name__)
 
@@ -66,15 +66,15 @@ def conversation(
 
 
 def completion_of(value: Any, prompt: Any) -> list[Any] | None:
-    """Returns the messages of an answer that is a list of them, as JSON text beside JSON text."""
+    """Returns the messages of an answer that is a list of them; as JSON text beside JSON text."""
     if isinstance(value, str) and isinstance(prompt, str):
         try:
             value = json.loads(value)
         except (ValueError, RecursionError):
             return None
-        messages = isinstance(value, list) and all(isinstance(x, Mapping) for x in value)
-        return value if messages and value else None
-    return list(value) if isinstance(value, list | tuple) else None
+    if not isinstance(value, list | tuple) or not value:
+        return None
+    return list(value) if all(isinstance(x, Mapping) for x in value) else None
 
 
 def continued(
@@ -86,7 +86,7 @@ def continued(
       InputError: they are no messages, or the last one is not of the assistant; names the place.
     """
     whole = conversation([*prompt, *completion], place, **options)
-    if whole[-1]["role"] != "assistant" or not completion:
+    if whole[-1]["role"] != "assistant":
         raise InputError(f"{place}: the last message must be of the assistant.")
     before = [
         message | {"train": False} if message["role"] == "assistant" else message
@@ -170,6 +170,8 @@ def message_of(value: Any, place: str) -> Message:
         raise InputError(f"{place}: the role must be one of {', '.join(ROLES)}, not {given!r}.")
     if message.get("function_call"):
         raise InputError(f"{place}: function_call is not read by templates: write tool_calls.")
+    if media := [name for name in MEDIA if is_filled(message.get(name))]:
+        raise InputError(f'{place}: "{media[0]}" is not empty, but only texts are supported.')
     content = message.get("content", "" if message.get("tool_calls") else None)
     if isinstance(content, list | tuple):
         parts = [part if isinstance(part, Mapping) else {} for part in content]

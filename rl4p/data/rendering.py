@@ -30,6 +30,9 @@ Message = Mapping[str, Any]
 Result = TypeVar("Result")
 
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # the names of one field
+OF_THOUGHTS = re.compile(
+    r"reasoning|think|thought"
+)  # in the names of fields that no template reads
 NINE = re.compile(r"[A-Za-z0-9]{9}")  # what Mistral's templates take as the id of a call
 IDLE = ("add_generation_prompt", "continue_final_message", "tokenize", "return_dict")
 
@@ -260,11 +263,10 @@ class Marks:
         """Returns a message with words in its parts."""
         marked, role = dict(message), message["role"]
         words: dict[str, str] = {}  # by text: the same thoughts may have two names
-        for field in ("content", *(THOUGHTS if role == "assistant" else ())):
-            text = message.get(field)
-            if isinstance(text, str) and text.strip():
-                words[text] = words.get(text) or self.add(ConversationPart(number, role, field))
-                marked[field] = text + words[text]
+        for field in filled_texts(message):
+            text = message[field]
+            words[text] = words.get(text) or self.add(ConversationPart(number, role, field))
+            marked[field] = text + words[text]
         calls = []
         for call in message.get("tool_calls") or ():
             function = dict(call.get("function", call))
@@ -364,11 +366,8 @@ class ShownCheck:
                 in_words(beside, before),
             )
         if hidden := [part for part in parts if part not in beside]:
-            way_out = (
-                ", or write them into the content"
-                if {x.field for x in hidden} & {*THOUGHTS}
-                else ""
-            )
+            thoughts = any(OF_THOUGHTS.search(part.field.lower()) for part in hidden)
+            way_out = ", or write them into the content" if thoughts else ""
             raise InputError(
                 f"it leaves out {in_words(hidden, before)}, so that they are in no token (choose a "
                 f"template that writes them with model.chat_template=FILE{way_out}, or leave them "
@@ -388,11 +387,23 @@ def in_words(parts: Sequence[ConversationPart], before: int = 0) -> str:
     )
 
 
+def filled_texts(message: Message) -> list[str]:
+    """Returns the fields of a message with texts: its content, and the thoughts of an assistant."""
+    names = ["content"]
+    if message["role"] == "assistant":
+        names += THOUGHTS
+        names += [x for x in message if x not in THOUGHTS and OF_THOUGHTS.search(x.lower())]
+    return [x for x in names if isinstance(text := message.get(x), str) and text.strip()]
+
+
 def shape_of(message: Message) -> Any:
     """Returns what decides, besides its texts, how a chat template writes a message."""
     calls = [call.get("function", call) for call in message.get("tool_calls") or ()]
-    filled = tuple(name for name in ("content", *THOUGHTS) if message.get(name))
-    return message["role"], filled, tuple(bool(call.get("arguments")) for call in calls)
+    return (
+        message["role"],
+        tuple(filled_texts(message)),
+        tuple(bool(call.get("arguments")) for call in calls),
+    )
 
 
 @lru_cache(maxsize=64)

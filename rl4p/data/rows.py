@@ -40,6 +40,9 @@ from rl4p.data.prompts import Prompting
 log = logging.getLogger(__name__)
 
 
+SYSTEMS = ("system", "system_prompt")  # fields that are named in a warning where nothing reads them
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rows(Prompting, ABC):
     """A table whose rows are questions.
@@ -267,6 +270,7 @@ class Rows(Prompting, ABC):
                     "rows out, or name the field in data.metadata_keys if it is for graders."
                 )
         messages = tools = pair = completion = None
+        options = {"strip_tags": self.strip_tags, "table": self.adds_nulls}
         if self.chosen_key is not None and self.rejected_key is not None:
             pair = pair_of(
                 row,
@@ -283,12 +287,15 @@ class Rows(Prompting, ABC):
                 question = TAG.sub("", question).strip()
                 if not question:
                     raise InputError(f'{place}: "{self.question_key}" has only tags.')
+            completion = self.answer_key and completion_of(value_of(row, self.answer_key), None)
+            if completion is not None:
+                asked = ({"role": "user", "content": question},)
+                messages = continued(asked, completion, f'{place}, "{self.answer_key}"', **options)
         else:
             value = value_of(row, self.messages_key)
             if value is MISSING:
                 raise InputError(self.absent(row, self.messages_key, place))
             where = f'{place}, "{self.messages_key}"'
-            options = {"strip_tags": self.strip_tags, "table": self.adds_nulls}
             messages = conversation(value, where, **options)
             completion = self.answer_key and completion_of(value_of(row, self.answer_key), value)
             if completion is not None:
@@ -300,11 +307,13 @@ class Rows(Prompting, ABC):
             tools = tools_of(value_of(row, self.tools_key), where, table=self.adds_nulls)
             where = f'{place}, "{self.system_key}"'
             messages = with_system(messages, value_of(row, self.system_key), where)
-        elif is_filled(text := value_of(row, "system")) and "system" not in self.named_keys():
-            warn_once(
-                f'{self.origin(self.training_key)}: the field "system" of a question is not read '
-                f"({str(text)[:40]!r}): set data.system_prompt, or use data.messages_key."
-            )
+        read = self.named_keys() | ({self.system_key} if messages is not None else set())
+        for name in SYSTEMS:
+            text = value_of(row, name)
+            if name not in read and isinstance(text, str) and text.strip():
+                way_out = f"data.system_key={name} with data.messages_key, or data.system_prompt"
+                origin = self.origin(self.training_key)
+                warn_once(f'{origin}: the field "{name}" is not read: set {way_out}.')
         if pair is not None:
             preferred = pair.responses[0]
             solution = preferred if isinstance(preferred, str) else preferred["content"]
@@ -389,12 +398,12 @@ class Rows(Prompting, ABC):
         if self.chosen_key is None:
             question = self.question_key if self.messages_key is None else self.messages_key
             keys = (question, self.answer_key)
-            optional = [self.tools_key, self.system_key] if self.messages_key else ["system"]
+            optional = [self.tools_key, self.system_key] * bool(self.messages_key)
         else:
             keys = self.chosen_key, self.rejected_key
             optional = [self.question_key, self.tools_key, self.system_key]
         named = [key for key in (*keys, self.reference_key, self.task_key) if key is not None]
-        named += [key for key in (*optional, *MEDIA) if key in names]
+        named += [key for key in (*optional, *SYSTEMS, *MEDIA) if key in names]
         return check_columns([*named, *self.metadata_keys, *map(str, self.where)], names, place)
 
 

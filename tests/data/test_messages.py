@@ -59,6 +59,12 @@ def test_a_function_call_that_is_none_is_refused(text):
         read([USER, {"from": "function_call", "value": text}])
 
 
+def test_a_message_with_pictures_is_refused():
+    assert read([USER | {"images": []}])[0]["content"] == "1+1?"
+    with pytest.raises(InputError, match='message 1: "images" is not empty, but only texts'):
+        read([USER | {"images": ["x.png"]}])
+
+
 def test_parts_of_a_content_are_joined():
     parts = [{"type": "text", "text": "1"}, {"type": "text", "text": "+1?"}]
     assert read([USER | {"content": parts}]) == (USER,)

@@ -124,6 +124,7 @@ def trained(template, *messages, **fields):
         (SKIPS_SYSTEM, [BRIEF, USER, ANSWER], "content of message 1"),
         (PLAIN, [USER, ANSWER | {"reasoning_content": "hm"}], "reasoning_content of message 2"),
         (PLAIN, [USER, ANSWER | {"reasoning": "hm"}], "reasoning of message 2.*into the content"),
+        (thinking(), [USER, ANSWER | {"thoughts": "hm"}], "thoughts of message 2.*the content"),
         (PLAIN, [USER, ANSWER | {"thinking": "hm"}, USER, ANSWER], "thinking of message 2"),
         (thinking(), [USER, ANSWER | {"reasoning": "a", "reasoning_content": "b"}], "reasoning of"),
         (PLAIN.replace("messages %}", "messages[-1:] %}"), [USER, ANSWER], "no prompt|header"),

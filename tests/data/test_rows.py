@@ -212,7 +212,9 @@ def test_a_system_message_that_is_not_read_is_named(caplog):
     one(row | {"system": "Add."}, messages_key="m", answer_key=None)
     assert "data.system_key) is not read where" in caplog.text
     one({"question": "1+1?", "answer": "2", "system": "Be brief."})
-    assert "the field \"system\" of a question is not read ('Be brief.')" in caplog.text
+    assert 'the field "system" is not read: set data.system_key' in caplog.text
+    one({"m": CONVERSATION, "system_prompt": "No."}, messages_key="m", answer_key=None)
+    assert 'the field "system_prompt" is not read: set' in caplog.text
     with pytest.raises(InputError, match=r'row 1, "system": a text is expected, not int'):
         one(row | {"system": 3}, messages_key="m", answer_key=None)
 
@@ -247,6 +249,13 @@ def test_an_answer_may_be_messages_after_the_conversation(form):
     assert question.prompt_messages()[-1] == CONVERSATION[0]
 
 
+def test_an_answer_may_be_messages_after_a_question():
+    question = one({"question": "1+1?", "answer": [WRONG, CONVERSATION[0], ANSWER]})
+    asked = {"role": "user", "content": "1+1?"}
+    assert question.messages == (asked, WRONG, CONVERSATION[0], ANSWER)
+    assert question.solution == ANSWER["content"]
+
+
 def test_an_answer_of_messages_that_is_none_is_refused():
     row = {"prompt": CONVERSATION, "completion": [CONVERSATION[0]]}
     options = {"messages_key": "prompt", "answer_key": "completion"}
@@ -257,7 +266,7 @@ def test_an_answer_of_messages_that_is_none_is_refused():
     with pytest.raises(
         InputError, match='row 1, "completion": the last message must be of the ass'
     ):
-        one(row | {"completion": []}, **options)
+        one(row | {"completion": [CONVERSATION[0], WRONG, CONVERSATION[0]]}, **options)
     with pytest.raises(InputError, match=r"is a list, and a text is expected \(data\.messages_key"):
         one(row, question_key="prompt", answer_key="completion")
 
