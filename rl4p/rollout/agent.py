@@ -11,7 +11,7 @@ import numpy as np
 
 from rl4p.base.errors import InputError
 from rl4p.base.types import Finish, Prompt
-from rl4p.configuration.bounds import AboveZero, Positive
+from rl4p.configuration.bounds import AboveZero, Finite, Positive
 from rl4p.distributed.daemon_threads import in_thread
 from rl4p.model.policy import Policy
 from rl4p.protocols.environment import AgentEpisode, OpenAgentServer, ServesAgents
@@ -53,6 +53,9 @@ class Agent(EpisodeRollout):
       max_calls: the most calls of the model in an episode.
       max_call_tokens: the most tokens of a completion; None leaves it the whole room.
       episode_seconds: the deadline of the function; None for no limit.
+      error_reward: the reward of an episode whose function raised an exception although all its
+        requests were answered, as frameworks do if they cannot parse an answer. The number
+        `environment/error` counts them. None makes the sample invalid.
     """
 
     agent: Any
@@ -60,6 +63,7 @@ class Agent(EpisodeRollout):
     max_calls: Positive = 32
     max_call_tokens: Positive | None = None
     episode_seconds: AboveZero | None = 300.0
+    error_reward: Finite | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -105,6 +109,23 @@ class Agent(EpisodeRollout):
             seed=sample.seed,
         )
         try:
+            error = await self.play(agent_episode, episode)
+        finally:
+            calls.over = True
+            refusal = server.opened.unregister(address)
+        cut = calls.full and bool(episode.turns)  # then its client may have raised the refusal
+        if error is not None and not cut:
+            self.end(episode, error, refusal)
+        if calls.full:
+            episode.finish = Finish.LENGTH
+        if not any(segment.tokens for segment in episode.segments):  # without a call: its prompt
+            episode.segments = [Segment()]
+            episode.segments[0].read(prompt.tokens)
+        return episode
+
+    async def play(self, agent_episode: AgentEpisode, episode: FinishedEpisode) -> Exception | None:
+        """Calls the function, and notes the reward; returns what went wrong, None if nothing."""
+        try:
             reward = await within(self.episode_seconds, partial(self.answer, agent_episode))
             if not episode.turns:
                 raise EpisodeFailure("the agent returned without a call of the model")
@@ -116,20 +137,26 @@ class Agent(EpisodeRollout):
                     )
                 episode.turns[-1] = replace(episode.turns[-1], reward=float(reward))
         except Exception as error:  # noqa: BLE001 - the function of a user may raise anything
-            if not (calls.full and episode.turns):  # else it is cut: its client raised the refusal
-                own = isinstance(error, EpisodeFailure)
-                episode.failure = str(error) if own else f"{type(error).__name__}: {error}"
-        finally:
-            calls.over = True
-            refusal = server.opened.unregister(address)
-        if episode.failure is not None and refusal is not None and refusal not in episode.failure:
-            episode.failure += f"; its address last refused: {refusal}"
-        if calls.full:
-            episode.finish = Finish.LENGTH
-        if not any(segment.tokens for segment in episode.segments):  # without a call: its prompt
-            episode.segments = [Segment()]
-            episode.segments[0].read(prompt.tokens)
-        return episode
+            return error
+        return None
+
+    def end(self, episode: FinishedEpisode, error: Exception, refusal: str | None) -> None:
+        """Ends an episode with an error: it gets `error_reward`, or is invalid.
+
+        Args:
+          refusal: why the address refused a request last; None if it answered all of them.
+        """
+        of_program = not isinstance(error, EpisodeFailure | TimeoutError)
+        answered = episode.turns and refusal is None
+        if of_program and answered and self.error_reward is not None:
+            noted = {"reward": self.error_reward, "metrics": {"error": 1.0}}
+            episode.turns[-1] = replace(episode.turns[-1], **noted)
+            return
+        said = (
+            str(error) if isinstance(error, EpisodeFailure) else f"{type(error).__name__}: {error}"
+        )
+        hidden = refusal is not None and refusal not in said
+        episode.failure = said + f"; its address last refused: {refusal}" * hidden
 
     async def answer(self, episode: AgentEpisode) -> Any:
         """Returns what the function returns."""

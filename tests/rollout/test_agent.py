@@ -261,6 +261,35 @@ def test_a_failure_has_the_last_refusal_of_its_address(sample, path, body, sente
     assert sentence in failure
 
 
+async def raises_after_a_refusal(episode):
+    async with client(episode) as openai:
+        with pytest.raises(BadRequestError):
+            await openai.chat.completions.create(model="gpt", messages=[user("1")], seed=7)
+    await fails(episode)
+
+
+@pytest.mark.parametrize(
+    ("agent", "graded"),
+    [
+        (fails, True),
+        (silent, False),
+        (nonsense, False),
+        (hangs, False),
+        (raises_after_a_refusal, False),
+    ],
+)
+def test_an_error_over_answered_requests_can_have_a_reward(sample, agent, graded):
+    """A framework raises an exception if it cannot parse an answer."""
+    options = {"episode_seconds": 3.0 if agent is hangs else 60.0, "max_failed": 1.0}
+    trajectories, episodes = sample(rollout(agent, error_reward=-0.5, **options), group_size=1)
+    check_trajectories(trajectories)
+    for episode in episodes:
+        assert (episode.failure is None) == graded
+        if graded:
+            assert [turn.reward for turn in episode.turns] == [-0.5]
+            assert episode.turns[-1].metrics == {"error": 1.0}
+
+
 @pytest.mark.parametrize("calls", ["at the same time", "n"])
 def test_calls_at_a_time_need_no_limit_of_their_own(sample, requests, calls):
     async def votes(episode):

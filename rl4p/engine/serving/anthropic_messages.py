@@ -45,7 +45,9 @@ def without_thread(value: Any) -> None:
 class MessagesRequest(Body):
     """The body of a request."""
 
-    IGNORED = ("metadata", "service_tier", "thinking", "container", "mcp_servers")
+    IGNORED = ("metadata", "service_tier", "thinking", "container", "cache_control")
+    IGNORED += ("betas", "diagnostics", "inference_geo", "speed", "user_profile_id", "workspace_id")
+    OFF = ("mcp_servers",)
 
     thread: Annotated[Any, AfterValidator(without_thread)] = None
 

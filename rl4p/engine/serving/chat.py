@@ -294,6 +294,7 @@ class ChatRequest(OpenAIRequest, Conversation):
     """The body of a request for the next message of a conversation."""
 
     IGNORED = (*OpenAIRequest.IGNORED, "reasoning_effort", "verbosity", "modalities")
+    IGNORED += ("prediction", "prompt_cache_options")
 
     max_tokens: PositiveCount | None = None
     max_completion_tokens: PositiveCount | None = None

@@ -29,6 +29,11 @@ class ResponsesRequest(Body):
 
     IGNORED = ("metadata", "store", "user", "include", "truncation", "reasoning")
     IGNORED += ("prompt_cache_key", "safety_identifier", "service_tier", "stream_options")
+    IGNORED += (
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "max_tool_calls",
+    )  # no server tools
     OFF = ("conversation", "background")
 
     model: Name | None = None
