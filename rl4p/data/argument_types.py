@@ -20,9 +20,10 @@ def typed(texts: Mapping[str, str], schema: Mapping[str, Any]) -> dict[str, Any]
       texts: the text of each argument.
       schema: the JSON schema of the object of all arguments.
     """
-    properties = schema.get("properties") or {}
+    properties, others = schema.get("properties") or {}, schema.get("additionalProperties")
     return {
-        name: value_of(text, types_of(properties.get(name), schema)) for name, text in texts.items()
+        name: value_of(text, types_of(properties.get(name, others), schema))
+        for name, text in texts.items()
     }
 
 

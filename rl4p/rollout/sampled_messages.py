@@ -23,9 +23,9 @@ THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # the names of one fi
 
 
 class SampledCalls(NamedTuple):
-    """A sampled message with calls: their names, the message's content and its sampled text."""
+    """A sampled message with calls: their names by ids, its content and its sampled text."""
 
-    names: tuple[str, ...]
+    names: Mapping[str, str]
     content: str
     text: str
 
@@ -34,7 +34,7 @@ class SampledMessages:
     """The sampled messages of an episode."""
 
     def __init__(self) -> None:
-        self.by_ids: dict[tuple[str, ...], SampledCalls] = {}
+        self.by_ids: dict[frozenset[str], SampledCalls] = {}
         # By name the text of each path: the names of the policy's messages before it.
         self.by_name: dict[Name, dict[tuple[Name, ...], str]] = {}
 
@@ -48,8 +48,9 @@ class SampledMessages:
         path = path_of(earlier)
         texts.pop(path, None)  # so that the newest text is the last
         texts[path] = text
-        if (ids := ids_of(message)) is not None:
-            self.by_ids[ids] = SampledCalls(names_of(message), message.get("content") or "", text)
+        if names := names_by_id(message):
+            content = message.get("content") or ""
+            self.by_ids[frozenset(names)] = SampledCalls(names, content, text)
 
     def text_of(self, message: Message, earlier: Sequence[Message]) -> str | None:
         """Returns the text that was sampled for a message; None if it was not sampled.
@@ -57,8 +58,11 @@ class SampledMessages:
         Args:
           earlier: the conversation before it.
         """
-        found = self.by_ids.get(ids_of(message) or ())
-        if found is not None and found.names == names_of(message):
+        if message.get("role") != "assistant":
+            return None
+        names = names_by_id(message)
+        found = self.by_ids.get(frozenset(names)) if names else None
+        if found is not None and found.names == names:
             given = words(message)
             whole, rest = words(found._asdict()), after_thoughts(found.content) or ""
             if given in ("", whole, words({"content": rest})):
@@ -74,14 +78,11 @@ def calls_of(message: Message) -> Sequence[Mapping[str, Any]]:
     return message.get("tool_calls") or ()
 
 
-def ids_of(message: Message) -> tuple[str, ...] | None:
-    """Returns the ids of the calls of a message; None if it has none."""
-    ids = tuple(str(call.get("id") or "") for call in calls_of(message))
-    return ids if ids and all(ids) else None
-
-
-def names_of(message: Message) -> tuple[str, ...]:
-    return tuple(call["function"]["name"] for call in calls_of(message))
+def names_by_id(message: Message) -> dict[str, str]:
+    """Returns the names of the calls of a message by their ids; empty if one has none."""
+    calls = calls_of(message)
+    names = {str(call.get("id") or ""): call["function"]["name"] for call in calls}
+    return names if all(names) and len(names) == len(calls) else {}
 
 
 def words(message: Message) -> str:
@@ -92,8 +93,9 @@ def words(message: Message) -> str:
 
 def name_of(message: Message) -> Name:
     """Returns what messages of the same meaning have in common, whatever their form."""
-    arguments = [canonical(call["function"]["arguments"]) for call in calls_of(message)]
-    return message.get("role"), words(message), names_of(message), tuple(arguments)
+    functions = [call["function"] for call in calls_of(message)]
+    calls = ((each["name"], canonical(each["arguments"])) for each in functions)
+    return message.get("role"), words(message), *calls
 
 
 def path_of(messages: Sequence[Message]) -> tuple[Name, ...]:

@@ -63,3 +63,5 @@ def test_a_text_has_the_type_of_the_schema(schema, text, value):
 def test_what_the_schema_lacks_stays_a_text():
     assert typed({"b": "1"}, {"properties": {"a": INT}}) == {"b": "1"}
     assert typed({"b": "1"}, {}) == {"b": "1"}
+    assert typed({"b": "1"}, {"additionalProperties": True}) == {"b": "1"}
+    assert typed({"b": "1"}, {"additionalProperties": INT}) == {"b": 1}

@@ -84,6 +84,15 @@ def test_equal_messages_have_the_text_of_their_place():
     assert messages.text_of(one, [said("unknown")]) == "third"
 
 
+def test_calls_may_come_back_in_another_order():
+    messages, other = SampledMessages(), ("c2", "read", {})
+    messages.add(said("", LOOK, other), "both", [])
+    assert messages.text_of(said("", other, LOOK), []) == "both"
+    assert messages.text_of(said("", LOOK), []) is None
+    assert messages.text_of(said("", ("c1", "read", {}), ("c2", "look", {})), []) is None
+    assert messages.text_of(said("", LOOK, LOOK), []) is None
+
+
 def test_equal_calls_have_the_texts_of_their_ids():
     messages = SampledMessages()
     for number in range(3):
