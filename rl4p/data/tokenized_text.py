@@ -9,6 +9,7 @@ whole beginning is tokenized.
 
 import re
 from bisect import bisect_right
+from collections.abc import Sequence
 from functools import lru_cache
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -59,6 +60,27 @@ class TokenizedText:
             return len(self.tokens)
         end, _, number = self.seams[bisect_right(self.seams, (place, inf)) - 1]
         return number + 1 if end else 0
+
+
+def seam(tokenizer: "PreTrainedTokenizerFast", tokens: Sequence[int]) -> str:
+    """Returns the text of the last token if it is an added token, such as an end token; else "".
+
+    A text that goes on after the tokens is tokenized behind it. Alone, it may get other tokens: a
+    space at its beginning, or whitespace that the added token takes (``<|end|>`` of Phi-3).
+    """
+    return added_tokens(tokenizer, len(tokenizer)).get(tokens[-1], "") if tokens else ""
+
+
+def tokens_behind(
+    tokenizer: "PreTrainedTokenizerFast", tokens: Sequence[int], text: str
+) -> list[int]:
+    """Returns the tokens of a text that goes on after other tokens."""
+    if before := seam(tokenizer, tokens):
+        behind: Any = tokenizer(before + text, add_special_tokens=False)["input_ids"]
+        if behind[:1] == [tokens[-1]]:  # else a longer added token begins there
+            return behind[1:]
+    alone: Any = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return alone
 
 
 @lru_cache(maxsize=16)

@@ -2,10 +2,10 @@
 
 The tokens of a response are never decoded and tokenized again. What follows a response is found in
 the text of the chat template: if the text of the whole conversation begins with the text that the
-tokens stand for, only the rest is tokenized and appended. Otherwise the template has rewritten
-earlier messages, as Qwen3 does when it leaves out their thoughts. The conversation then goes on in
-a new segment, which the policy reads from its beginning. There is no third way: a token that was
-not sampled is never trained.
+tokens stand for, only the rest is tokenized, behind the end token, and appended. Otherwise the
+template has rewritten earlier messages, as Qwen3 does when it leaves out their thoughts. The
+conversation then goes on in a new segment, which the policy reads from its beginning. There is no
+third way: a token that was not sampled is never trained.
 """
 
 import time
@@ -21,6 +21,7 @@ from rl4p.base.serialization import Serializable
 from rl4p.base.types import Episode, Finish, Prompt, Sampling, Trajectories, Turn
 from rl4p.data.messages import message_of
 from rl4p.data.rendering import in_words, left_out, render
+from rl4p.data.tokenized_text import tokens_behind
 from rl4p.model.policy import Policy, padded_width
 from rl4p.model.tokenizer import TEMPLATE_ERRORS
 from rl4p.protocols.engine import Completion, Request
@@ -215,7 +216,7 @@ class Recorder:
                     "model.chat_template=FILE."
                 )
         before, rest = self.continued(text)
-        self.context = [*before, *tokenizer(rest, add_special_tokens=False)["input_ids"]]
+        self.context = [*before, *tokens_behind(tokenizer, before, rest)]
         self.read(text, self.context, tuple(self.messages))
 
     async def respond(self) -> Message:

@@ -4,11 +4,12 @@ import random
 from dataclasses import replace
 
 import pytest
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from rl4p.base.errors import InputError
 from rl4p.data.conversation import TAGS, Row, Template
-from rl4p.data.tokenized_text import TokenizedText
+from rl4p.data.tokenized_text import TokenizedText, tokens_behind
 from rl4p.model.tokenizer import byte_tokenizer
 from tests.data.test_conversation import TAGGED, TAGGED_WITH_NEWLINE, TAGGED_WITHOUT_END
 from tests.support.chats import MODELS, model
@@ -32,7 +33,8 @@ THOUGHTLESS = (
 def bytes_with(template, **strips):
     tokenizer = byte_tokenizer()
     names = ("<|end|>", "<|user|>", "<|assistant|>") if strips else ()
-    tokens = [AddedToken(name, special=True, normalized=False, **strips) for name in names]
+    strips = {"normalized": False} | strips
+    tokens = [AddedToken(name, special=True, **strips) for name in names]
     tokenizer.add_tokens(tokens, special_tokens=True)
     tokenizer.chat_template = template
     return tokenizer, [tokenizer.convert_tokens_to_ids("<|end|>")]
@@ -49,6 +51,44 @@ KINDS = {
     "no tokens": lambda: bytes_with(WITHOUT_TOKENS),
     "other last message": lambda: bytes_with(THOUGHTLESS),
 }
+
+
+def prefixed(scheme):
+    """Returns a tokenizer that puts a space before texts, as those of SentencePiece do."""
+    vocabulary = {x: i for i, x in enumerate(("<unk>", "<|end|>", "▁", "\n"))}
+    for code in range(33, 127):
+        vocabulary.setdefault(chr(code), len(vocabulary))
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>"))
+    options = {"replacement": "▁", "prepend_scheme": scheme, "split": False}
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(**options)
+    backend.decoder = decoders.Metaspace(**options)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, eos_token="<|end|>", clean_up_tokenization_spaces=False
+    )
+    tokenizer.chat_template = STRIPS
+    return tokenizer, [tokenizer.eos_token_id]
+
+
+ENDS = KINDS | {
+    "longer tokens": lambda: bytes_with(STRIPS, normalized=False),
+    **{scheme: lambda scheme=scheme: prefixed(scheme) for scheme in ("first", "always", "never")},
+}
+
+
+@pytest.mark.parametrize("kind", ENDS)
+def test_what_follows_an_end_token_has_the_tokens_of_the_whole_text(kind):
+    tokenizer, end_ids = ENDS[kind]()
+    if kind == "longer tokens":
+        tokenizer.add_tokens(AddedToken("<|end|>\n", special=True, normalized=False))
+    end = tokenizer.convert_ids_to_tokens(end_ids[0])
+    for rest in ("", "more", " more", "\n<|user|>\nmore", "\n\n", "</s> x", end, f" {end}\n{end}"):
+        before = tokenizer(f"Hello{end}", add_special_tokens=False)["input_ids"]
+        whole = tokenizer(f"Hello{end}{rest}", add_special_tokens=False)["input_ids"]
+        behind = tokens_behind(tokenizer, before, rest)
+        if kind == "longer tokens" and rest.startswith("\n"):  # what is sampled stays
+            whole = [*before, *tokenizer(rest, add_special_tokens=False)["input_ids"]]
+        assert [*before, *behind] == whole, rest
+        assert tokens_behind(tokenizer, [], rest) == tokens_behind(tokenizer, before[:1], rest)
 
 
 def talk(seed, turns):

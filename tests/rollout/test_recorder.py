@@ -21,6 +21,7 @@ from rl4p.rollout.recorder import (
     rows_on_host,
     text_of,
 )
+from tests.data.test_tokenized_text import ENDS
 from tests.support.episodes import segment
 
 USER = {"role": "user", "content": "more"}
@@ -43,8 +44,8 @@ def recorder(complete, prompt, decode, end_ids, **limits):
 def begin(policy, make_prompt):
     """Returns a function that begins a conversation, perhaps with another chat template."""
 
-    def begin(template=None, messages=None, responses=()):
-        tokenizer = copy.deepcopy(policy.tokenizer)
+    def begin(template=None, messages=None, responses=(), tokenizer=policy.tokenizer):
+        tokenizer = copy.deepcopy(tokenizer)
         tokenizer.chat_template = template or tokenizer.chat_template
         prompt, left = make_prompt(), iter(responses)
 
@@ -90,6 +91,26 @@ def test_the_next_turn_continues_the_sampled_tokens(begin, policy):
     assert segment.versions == [3 if chosen else -1 for chosen in segment.chosen]
     assert sum(segment.logprobs) == -0.5 * len(sampled + last)
     assert calls.used == len(sampled + rest + last)
+
+
+@pytest.mark.parametrize("kind", ["strips right", "strips left", "first", "always", "qwen2_5"])
+def test_the_context_of_a_later_turn_has_the_tokens_of_the_conversation(begin, kind):
+    tokenizer, _ = ENDS[kind]()
+    template = tokenizer.chat_template
+    answer = tokenizer("Hello you", add_special_tokens=False)["input_ids"]
+    if kind in ("first", "always"):
+        answer = answer[1:]  # behind the line break of the header, the template writes no space
+    response = [*answer, tokenizer.convert_tokens_to_ids(tokenizer.eos_token)]
+    calls = begin(template, [USER], [response] * 3, tokenizer=tokenizer)
+    for _ in range(3):
+        asyncio.run(calls.respond())
+        calls.extend([USER])
+        text = tokenizer.apply_chat_template(
+            calls.messages, tokenize=False, add_generation_prompt=True
+        )
+        whole = tokenizer(text, add_special_tokens=False)["input_ids"]
+        assert calls.context == whole
+    assert len(calls.episode.segments) == 1
 
 
 def test_tokens_that_a_tokenizer_would_not_choose_stay(begin, policy):

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from rl4p.base.types import Sampling
 from rl4p.configuration.bounds import Port, Positive
+from rl4p.data.tokenized_text import seam
 from rl4p.engine.detokenizer import Detokenizer
 from rl4p.engine.sequence import Chunk, TokenSequence
 from rl4p.engine.serving.active_request import ActiveRequest, Choice, CompletionOptions, ReadyQueue
@@ -262,7 +263,10 @@ class EpisodeState(ServedModel):
     ) -> list[int]:
         """Returns the token ids of a prompt, which begin with those of earlier calls."""
         before, rest = self.calls.continued(text)
-        after = await super().encode(rest, param, special=special and not before) if rest else []
-        tokens = [*before, *after]
+        special, end = special and not before, seam(self.policy.tokenizer, before)
+        after = await super().encode(end + rest, param, special=special) if rest else []
+        if end and after and after[0] != before[-1]:  # a longer added token begins there
+            end, after = "", await super().encode(rest, param, special=special)
+        tokens = [*before, *after[bool(end) :]]
         self.calls.read(text, tokens, messages)
         return tokens

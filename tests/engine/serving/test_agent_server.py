@@ -1,12 +1,14 @@
 """Tests what an episode accepts; tests/rollout/test_agent.py talks to the server."""
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from rl4p.base.types import Finish, Sampling
+from rl4p.data.tokenized_text import tokens_behind
 from rl4p.engine.detokenizer import Detokenizer
 from rl4p.engine.serving.active_request import CompletionOptions, ReadyQueue
 from rl4p.engine.serving.agent_server import EpisodeState, refusal
@@ -15,6 +17,7 @@ from rl4p.engine.serving.chat import ChatRequest
 from rl4p.protocols.engine import Completion
 from rl4p.protocols.environment import CallRefused
 from rl4p.rollout.recorder import beginning
+from tests.data.test_tokenized_text import ENDS
 from tests.support.episodes import completion
 
 RUN = SimpleNamespace(calls=SimpleNamespace(sampling=Sampling(temperature=0.5)))
@@ -87,6 +90,39 @@ def test_a_stop_string_ends_what_is_seen_and_what_is_recorded(policy, stops, tex
         assert choice.matched == (stops[-1] if ends else policy.end_ids[0])
         seen = policy.tokenizer.decode(choice.tokens, skip_special_tokens=True)
         assert seen == text + (stops[-1] if ends else "")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", ["strips right", "first", "qwen2_5", "longer tokens"])
+def test_what_a_client_sends_after_a_response_is_tokenized_behind_it(policy, kind):
+    tokenizer, (end, *_) = ENDS[kind]()
+    name = tokenizer.convert_ids_to_tokens(end)
+    if kind == "longer tokens":
+        tokenizer.add_tokens(f"{name}\n", special_tokens=True)
+    sampled = tokenizer(f"Hello{name}", add_special_tokens=False)["input_ids"]
+    read = []
+    calls = SimpleNamespace(
+        continued=lambda text: (tuple(sampled), text.removeprefix(f"Hello{name}")),
+        read=lambda text, tokens, messages: read.append(tokens),
+    )
+
+    async def main():
+        own = replace(policy, tokenizer=tokenizer)
+        state = EpisodeState(
+            policy=own,
+            detokenizer=Detokenizer(tokenizer),
+            queue=ReadyQueue(asyncio.get_running_loop()),
+            name="rl4p",
+            source="rl4p",
+            address="",
+            slots=9,
+            waiting=0,
+            calls=calls,
+        )
+        for rest in ("", "\n<|user|>\nmore", " more", "more " * 20):
+            tokens = await state.encode(f"Hello{name}{rest}", "messages")
+            assert tokens == read[-1] == [*sampled, *tokens_behind(tokenizer, sampled, rest)]
 
     asyncio.run(main())
 
