@@ -16,10 +16,11 @@ import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from itertools import takewhile
 from typing import Any, NamedTuple, TypeVar
 
 from rl4p.base.errors import InputError
-from rl4p.data.call_reader import CallReader
+from rl4p.data.call_reader import CallReader, marks_of
 from rl4p.data.messages import for_request
 from rl4p.data.tool_calls import ParsedCall
 from rl4p.model.tokenizer import TEMPLATE_ERRORS
@@ -408,7 +409,9 @@ def shape_of(message: Message) -> Any:
 
 @lru_cache(maxsize=64)
 def check_tools(tokenizer: Any, source: str, options: str, tools: str) -> None:
-    """Checks that a chat template writes the results of tools, and warns if it shows no tools.
+    """Checks that a chat template writes the results of tools.
+
+    A template that shows no tools, or writes calls in a form that is not read, is a warning.
 
     Args:
       source: the chat template of the tokenizer, which may change.
@@ -447,3 +450,33 @@ def check_tools(tokenizer: Any, source: str, options: str, tools: str) -> None:
             name,
             advice,
         )
+    if form := unread_form(tokenizer, source, schemas, given):
+        log.warning(
+            "The chat template of %s writes calls as %r, which is not read, so that a message with "
+            "such a call ends the episode: choose a template with a form of docs/environments.md "
+            "by model.chat_template=FILE.",
+            name,
+            form,
+        )
+
+
+def unread_form(
+    tokenizer: Any, source: str, schemas: Sequence[Message], options: Mapping[str, Any]
+) -> str:
+    """Returns a call as a chat template writes it, if no reader of calls reads it; else "".
+
+    Args:
+      source: the chat template.
+    """
+    call = {"id": "a12345678", "type": "function", "function": {"name": "probe", "arguments": {}}}
+    asked = [{"role": "user", "content": "Hello."}]
+    made = [*asked, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    try:
+        before = render(tokenizer, asked, schemas, add_generation_prompt=True, **options)
+        whole = render(tokenizer, made, schemas, add_generation_prompt=False, **options)
+    except TEMPLATE_ERRORS:
+        return ""
+    equal = takewhile(lambda pair: pair[0] == pair[1], zip(before, whole, strict=False))
+    written = whole[sum(1 for _ in equal) :]
+    read = CallReader(marks=marks_of(source)).calls(written)
+    return "" if "probe" not in written or ParsedCall("probe", {}) in read else written.strip()[:80]

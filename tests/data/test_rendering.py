@@ -243,14 +243,32 @@ def checked(template):
 
 
 def test_an_environment_with_tools_needs_a_template_with_results(caplog):
-    checked(FULL)
-    checked(WANTS_IDS)
-    checked(READS_RESULTS_OF_CALLS)
+    for template in (FULL, WANTS_IDS, READS_RESULTS_OF_CALLS):
+        checked(template.replace("<call>", "<tool_call>"))
     assert not caplog.text
     with pytest.raises(InputError, match="leaves out messages of the role tool"):
         checked(SKIPS_TOOL)
     with pytest.raises(InputError, match=r"does not take results of tools.*: no"):
         checked(FOR + "{% if m.role == 'tool' %}" + RAISES + "{% endif %}" + TEXT + END)
+
+
+@pytest.mark.parametrize(
+    ("call", "read"),
+    [
+        ("<tool_call>{{ c.function | tojson }}</tool_call>", True),
+        ("<tool_call><function={{ c.function.name }}></function></tool_call>", True),
+        ("[TOOL_CALLS]{{ c.function.name }}[ARGS]{}", True),
+        ('{"name": "{{ c.function.name }}", "parameters": {}}', True),
+        ("", True),  # without a trace
+        ("to=functions.{{ c.function.name }}<|message|>{}", False),
+        ("<tool_call>{{ c.function.name }}<arg_key>a</arg_key></tool_call>", False),
+        ("<|tool_call>call:{{ c.function.name }}{}<tool_call|>", False),
+        ("[{{ c.function.name }}()]", False),
+    ],
+)
+def test_a_form_of_calls_that_is_not_read_is_a_warning(caplog, call, read):
+    checked(FULL.replace("<call>{{ c.function | tojson }}", call))
+    assert ("which is not read" in caplog.text) == (not read)
 
 
 def test_tools_that_a_template_does_not_show_are_a_warning(caplog):
