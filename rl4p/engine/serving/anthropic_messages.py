@@ -68,6 +68,8 @@ class MessagesRequest(Body):
     def for_chat(self) -> dict[str, Any]:
         choice = self.tool_choice or {}
         kind = choice.get("type", "auto")
+        # A message of the assistant at the end is the beginning of the answer.
+        begun = bool(self.messages) and self.messages[-1].get("role") == "assistant"
         given = self.output_format or (self.output_config or {}).get("format")
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         functions = [
@@ -85,6 +87,8 @@ class MessagesRequest(Body):
             "tool_choice": {"any": "required", "tool": choice}.get(kind, kind),
             "parallel_tool_calls": not choice.get("disable_parallel_tool_use"),
             "response_format": given and {"type": "json_schema", "json_schema": given},
+            "add_generation_prompt": not begun,
+            "continue_final_message": begun,
             "max_tokens": self.max_tokens,
             "stop": self.stop_sequences,
             "temperature": self.temperature,

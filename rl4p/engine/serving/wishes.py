@@ -60,7 +60,11 @@ class Wishes:
             value, ours = fields.get(name), getattr(self.sampling, name, NEUTRAL.get(name))
             off = name == "top_k" and value == -1
             if value is not None and value != ours and not off:
-                self.name(name, value, "is dropped: the run decides how tokens are drawn")
+                self.name(
+                    name,
+                    value,
+                    "rollout.server.drops leaves out: the run decides how tokens are drawn",
+                )
         return {name: value for name, value in fields.items() if name not in self.drops}
 
     def name(self, name: str, value: Any, what: str) -> None:
@@ -116,7 +120,7 @@ def checked_format(value: dict[str, Any], info: ValidationInfo, path: str) -> di
             "formats=prompt, which writes it into the prompt.",
             param=path,
         )
-    wishes.name(path, kind, "is written into the prompt, and not enforced")
+    wishes.name(path, kind, "rollout.server.formats writes into the prompt: it is not enforced")
     return value
 
 

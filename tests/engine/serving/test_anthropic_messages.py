@@ -75,6 +75,17 @@ def test_a_thread_is_refused_by_the_code_that_clients_know(thread):
         assert validate(MessagesRequest, usual | {"thread": none}).thread is None
 
 
+@pytest.mark.parametrize("content", ["{", [{"type": "text", "text": "{"}]])
+def test_a_message_of_the_assistant_at_the_end_is_gone_on_with(content):
+    messages = [{"role": "user", "content": "1"}, {"role": "assistant", "content": content}]
+    fields = {"max_tokens": 5, "messages": messages}
+    chat = validate(ChatRequest, validate(MessagesRequest, fields).for_chat())
+    assert (chat.continue_final_message, chat.add_generation_prompt) == (True, False)
+    fields["messages"] = messages[:1]
+    chat = validate(ChatRequest, validate(MessagesRequest, fields).for_chat())
+    assert (chat.continue_final_message, chat.add_generation_prompt) == (False, True)
+
+
 def test_errors_have_the_form_of_anthropic():
     body = MessagesError("No.", param="thread", details={"a": 1}).body()
     error = {"type": "invalid_request_error", "message": "No.", "param": "thread", "code": None}

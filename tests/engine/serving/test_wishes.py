@@ -94,8 +94,8 @@ def test_what_the_run_decides_is_dropped_and_named_once(name, value, caplog):
     for _ in range(2):
         assert name not in validate(ChatRequest, CHAT | {name: value}, taken).model_fields_set
     assert caplog.messages == [
-        f"Requests of agents have {name}={value}, which is dropped: the run decides how tokens "
-        "are drawn."
+        f"Requests of agents have {name}={value}, which rollout.server.drops leaves out: the run "
+        "decides how tokens are drawn."
     ]
     kept = wishes(drops=())
     if name == "frequency_penalty":  # no run has one
