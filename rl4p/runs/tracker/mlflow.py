@@ -264,6 +264,9 @@ class MLflow:
             os.environ.setdefault(name, value)
         if self._database and not any(map(os.environ.get, SIZES)):
             os.environ.setdefault(POOL, NO_POOL)
+            logging.getLogger("mlflow.store.db.utils").setLevel(
+                logging.WARNING
+            )  # it names the pool
         import mlflow
 
         if self._database:
