@@ -9,6 +9,7 @@ from typing import Any
 
 from rl4p.base.errors import InputError
 from rl4p.data.fields import MEDIA, MISSING, is_filled
+from rl4p.data.message_weights import KEYS
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +90,9 @@ def continued(
     if whole[-1]["role"] != "assistant":
         raise InputError(f"{place}: the last message must be of the assistant.")
     before = [
-        message | {"train": False} if message["role"] == "assistant" else message
+        {k: v for k, v in message.items() if k not in KEYS} | {"train": False}
+        if message["role"] == "assistant"
+        else message
         for message in prompt
     ]
     return (*before, *whole[len(before) :])

@@ -25,6 +25,9 @@ from tests.support.chats import (
     QWEN3_SILENT,
     QWEN3_THOUGHTS,
     SYSTEM,
+    TAGGED,
+    TAGGED_WITH_NEWLINE,
+    TAGGED_WITHOUT_END,
     THREE_TURNS,
     TOOL,
     conversation,
@@ -121,19 +124,6 @@ def test_an_answer_is_trained_behind_the_very_prompt_that_asks_for_it(name):
     assert [before[start] for start in sorted(before)] == asked
 
 
-TAGGED = (
-    "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' }}"
-    "{% if message.role == 'assistant' %}"
-    "{% generation %}{{ message.content + '<|im_end|>' }}{% endgeneration %}"
-    "{% else %}{{ message.content + '<|im_end|>' }}{% endif %}{{ '\n' }}{% endfor %}"
-)  # the tags say what a generation prompt, which it has not, would
-TAGGED_WITHOUT_END = TAGGED.replace(
-    "{{ message.content + '<|im_end|>' }}{% endgeneration %}",
-    "{{ message.content }}{% endgeneration %}{{ '<|im_end|>' }}",
-)
-TAGGED_WITH_NEWLINE = TAGGED.replace("{{ '\n' }}{% endfor %}", "{% endfor %}").replace(
-    "'<|im_end|>'", "'<|im_end|>\n'"
-)
 CHAT = plain("Hi", "Hello.", "2+3?", " ", "Bye", "Bye.")
 
 

@@ -152,3 +152,16 @@ def test_an_excluded_response_of_a_pair_is_refused(weight, wrong):
     unread = good | {wrong: [*row[wrong], answers[wrong] | {"weight": 0.5}]}
     with pytest.raises(InputError, match=f'row 1, "{wrong}": message 4 has "weight": 0.5'):
         Memory(rows=[unread], **options).train()
+
+
+@pytest.mark.parametrize("weight", [{}, *OFF, *ON])
+def test_a_completion_beside_its_prompt_has_weights_and_the_prompt_none(weight):
+    before, after = said(("1+1", "two", weight)), said(("more", "9999", OFF[0]), ("no", "3", {}))
+    rows = [{"m": [*before, after[0]], "completion": [*after[1:]]}]
+    data = Memory(rows=rows, held_out_rows=[], messages_key="m", answer_key="completion")
+    tokenizer, end_ids = model("qwen2_5")
+    (prompt,), _ = encode_demonstrations(
+        data.train(), tokenizer, system_prompt=None, max_prompt_tokens=999, end_ids=end_ids
+    )
+    assert tokenizer.decode(prompt.demonstration.tokens) == "3<|im_end|>"
+    assert len(prompt.demonstration.trained) == 1

@@ -21,8 +21,8 @@ from rl4p.rollout.recorder import (
     rows_on_host,
     text_of,
 )
-from tests.data.test_tokenized_text import ENDS
 from tests.support.episodes import segment
+from tests.support.seams import ENDS
 
 USER = {"role": "user", "content": "more"}
 

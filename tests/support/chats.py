@@ -250,3 +250,17 @@ GEMMA3 = (
         "<start_of_turn>model\n«Bye.<end_of_turn>»"
     ],
 )
+
+TAGGED = (
+    "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' }}"
+    "{% if message.role == 'assistant' %}"
+    "{% generation %}{{ message.content + '<|im_end|>' }}{% endgeneration %}"
+    "{% else %}{{ message.content + '<|im_end|>' }}{% endif %}{{ '\n' }}{% endfor %}"
+)  # the tags say what a generation prompt, which it has not, would
+TAGGED_WITHOUT_END = TAGGED.replace(
+    "{{ message.content + '<|im_end|>' }}{% endgeneration %}",
+    "{{ message.content }}{% endgeneration %}{{ '<|im_end|>' }}",
+)
+TAGGED_WITH_NEWLINE = TAGGED.replace("{{ '\n' }}{% endfor %}", "{% endfor %}").replace(
+    "'<|im_end|>'", "'<|im_end|>\n'"
+)

@@ -17,8 +17,8 @@ from rl4p.engine.serving.chat import ChatRequest
 from rl4p.protocols.engine import Completion
 from rl4p.protocols.environment import CallRefused
 from rl4p.rollout.recorder import beginning
-from tests.data.test_tokenized_text import ENDS
 from tests.support.episodes import completion
+from tests.support.seams import ENDS
 
 RUN = SimpleNamespace(calls=SimpleNamespace(sampling=Sampling(temperature=0.5)))
 
