@@ -122,7 +122,8 @@ def with_calls(messages: Sequence[Message]) -> list[Message]:
             if each["role"] != "tool":
                 break
             results.append(each)
-        if message["role"] != "assistant" or message.get("tool_calls") or not results:
+        called = message.get("tool_calls") or not isinstance(message.get("content"), str)
+        if message["role"] != "assistant" or called or not results:
             continue
         read = [
             call for call in CallReader().calls(message["content"]) if isinstance(call, ParsedCall)
@@ -149,7 +150,8 @@ def with_joined_roles(messages: Sequence[Message]) -> list[Message]:
     changed: list[Message] = []
     for message in messages:
         last = changed[-1] if changed else {}
-        plain = not (message.get("tool_calls") or last.get("tool_calls"))
+        pair = (last, message)
+        plain = all(isinstance(x.get("content"), str) and not x.get("tool_calls") for x in pair)
         if (
             plain
             and message["role"] in ("user", "assistant")
@@ -228,7 +230,12 @@ def habits_of(tokenizer: Any, source: str, options: str) -> Habits:
 
 def with_parts(messages: Sequence[Message]) -> list[Message]:
     """Returns messages whose contents are lists of parts, as in templates of models with images."""
-    return [{**each, "content": [{"type": "text", "text": each["content"]}]} for each in messages]
+    return [
+        {**message, "content": [{"type": "text", "text": text}]}
+        if isinstance(text := message.get("content"), str)
+        else message
+        for message in messages
+    ]
 
 
 class ConversationPart(NamedTuple):

@@ -121,10 +121,13 @@ def test_golden(source, name, family, case, template):
     assert texts(*model(family, source(name)), question, template=template) == golden
 
 
-def test_golden_of_mistral(source):
-    """LLaVA-NeXT speaks Mistral's format: the only one of TRL's that does. Contents are lists."""
-    listed = [{**each, "content": [{"type": "text", "text": each["content"]}]} for each in TURNS]
-    found = texts(*model("mistral", source("llava_next")), conversation(tuple(listed)))
+LISTED = tuple({**each, "content": [{"type": "text", "text": each["content"]}]} for each in TURNS)
+
+
+@pytest.mark.parametrize("turns", [LISTED, TURNS], ids=["listed", "texts"])
+def test_golden_of_mistral(source, turns):
+    """LLaVA-NeXT speaks Mistral's format: the only one of TRL's that does. It reads lists alone."""
+    found = texts(*model("mistral", source("llava_next")), conversation(turns))
     assert found == [
         "[INST] Hi [/INST]« Hello.</s>» [INST] 2+3? [/INST]« It is 5.</s>» "
         "[INST] Bye [/INST]« Bye.</s>»"
