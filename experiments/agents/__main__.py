@@ -65,19 +65,23 @@ STEP = (
 def installed(name: str, framework: Framework) -> tuple[Path, list[str]]:
     """Installs a framework; returns its folder and the command that runs its program."""
     folder = CACHE / re.split(r"[\[=@]", framework.packages[0])[0]
-    program = HERE / "frameworks" / framework.program
+    program, done = HERE / "frameworks" / framework.program, folder / "packages.txt"
+    packages = " ".join(framework.packages)
+    present = done.exists() and done.read_text() == packages
     if program.suffix == ".mjs":  # node looks for packages beside the program
         folder.mkdir(parents=True, exist_ok=True)
-        here = Path(shutil.copy(program, folder))
-        line = ["npm", "install", "--silent", "--no-fund", "--no-audit", *framework.packages]
-        subprocess.run(line, cwd=folder, check=True)
-        return folder, ["node", str(here)]
-    python = folder / "bin" / "python"
-    if not python.exists():
-        venv.create(folder, with_pip=True)
-    pip = [str(python), "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
-    subprocess.run([*pip, *framework.packages], check=True)
-    return folder, [str(python), str(program)]
+        command = ["node", shutil.copy(program, folder)]
+        line = ["npm", "install", "--silent", "--no-fund", "--no-audit"]
+    else:
+        python = str(folder / "bin" / "python")
+        command = [python, str(program)]
+        line = [python, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
+        if not present:
+            venv.create(folder, with_pip=True)
+    if not present:
+        subprocess.run([*line, *framework.packages], cwd=folder, check=True)
+        done.write_text(packages)
+    return folder, command
 
 
 def step(commands: dict[str, list[str]]) -> tuple[dict[str, list[dict[str, Any]]], str]:

@@ -52,7 +52,7 @@ FRAMEWORKS = {
         packages=["smolagents[openai]==1.26.0"],
         program="smolagents_tools.py",
         texts=(ADD, call("final_answer", answer="42")),
-        room=16384,
+        room=8192,
     ),
     "smolagents CodeAgent": Framework(
         packages=["smolagents[openai]==1.26.0"],
@@ -77,7 +77,7 @@ FRAMEWORKS = {
             fields(next_thought="It is done.", next_tool_name="finish", next_tool_args="{}"),
             fields(reasoning="The tool says 42.", answer="42"),
         ),
-        room=16384,
+        room=8192,
     ),
     "autogen": Framework(
         packages=["autogen-agentchat==0.7.5", "autogen-ext[openai]==0.7.5"],
