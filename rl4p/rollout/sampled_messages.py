@@ -6,11 +6,13 @@ same, so that the policy reads its own text again:
 
 * A message whose calls have the ids and the names of a sampled one is this message, unless its text
   is another one; a client may leave out the text beside calls.
+* smolagents writes the calls, with their ids, into the text of the message.
 * Another message is found by its words and its calls. Where several texts have the same words, the
   messages of the policy before it decide, and the newest if these are not known.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,6 +21,9 @@ from rl4p.data.extraction import MARK, after_thoughts
 Message = Mapping[str, Any]
 Name = tuple[Any, ...]
 
+# What precedes the calls in a text of smolagents, and the id and the name in each of them.
+WRITTEN_CALLS = "Calling tools:\n["
+WRITTEN_NAMES = re.compile(r"'id': '([^']+)', 'type': 'function', 'function': {'name': '([^']+)'")
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # the names of one field
 
 
@@ -60,7 +65,12 @@ class SampledMessages:
         """
         if message.get("role") != "assistant":
             return None
-        names = names_by_id(message)
+        before, mark, written = (message.get("content") or "").partition(WRITTEN_CALLS)
+        if mark and not calls_of(message):
+            names = dict(WRITTEN_NAMES.findall(written))
+            message = {**message, "content": before} if frozenset(names) in self.by_ids else message
+        else:
+            names = names_by_id(message)
         found = self.by_ids.get(frozenset(names)) if names else None
         if found is not None and found.names == names:
             given = words(message)

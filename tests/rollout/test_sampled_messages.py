@@ -99,3 +99,42 @@ def test_equal_calls_have_the_texts_of_their_ids():
         messages.add(said("", (f"c{number}", "look", {})), f"text {number}", [])
     texts = [messages.text_of(said("", (f"c{i}", "look", {"a": 1})), []) for i in (2, 0, 1)]
     assert texts == ["text 2", "text 0", "text 1"]
+
+
+def written(content, *calls):
+    """Returns a message as smolagents sends it back: its calls are part of the text."""
+    made = [
+        {"id": i, "type": "function", "function": {"name": n, "arguments": a}} for i, n, a in calls
+    ]
+    return {"role": "assistant", "content": f"{content}Calling tools:\n{made}"}
+
+
+READ = ("c2", "read", {})
+
+
+@pytest.mark.parametrize(
+    ("sent", "back", "known"),
+    [
+        (SENT, written("I look.\n", LOOK), True),
+        (SENT, written("", LOOK), True),
+        (SENT, written("I look.\n", ("c1", "look", {"n": 1, "text": "it's"})), True),
+        (said("", LOOK, READ), written("", LOOK, READ), True),
+        (said("<think>hm</think>Yes.", LOOK), written("Yes.\n", LOOK), True),
+        (SENT, written("I do not look.\n", LOOK), False),
+        (SENT, written("I look.\n", ("c3", "look", {})), False),
+        (SENT, written("I look.\n", ("c1", "read", {})), False),
+        (SENT, written("I look.\n", LOOK, READ), False),
+        (SENT, {**written("I look.\n", LOOK), "role": "user"}, False),
+        (SENT, {"role": "assistant", "content": "Calling tools:\n[]"}, False),
+    ],
+)
+def test_calls_that_a_client_writes_into_the_text_are_known_by_ids(sent, back, known):
+    messages = SampledMessages()
+    messages.add(sent, "the text", [USER])
+    assert messages.text_of(back, [USER]) == ("the text" if known else None)
+
+
+def test_a_sampled_text_about_calls_is_known_by_its_words():
+    messages, text = SampledMessages(), written("", LOOK)
+    messages.add(text, "the text", [USER])
+    assert messages.text_of(text, [USER]) == "the text"
