@@ -10,7 +10,7 @@ JSON_TYPES |= {list: "array", dict: "object", type(None): "null"}
 WORDS: dict[str, Any] = {"true": True, "false": False, "null": None, "none": None}
 
 
-def typed(texts: Mapping[str, str], schema: Mapping[str, Any]) -> dict[str, Any]:
+def typed_arguments(texts: Mapping[str, str], schema: Mapping[str, Any]) -> dict[str, Any]:
     """Returns arguments with the types of a schema.
 
     A text stays where the schema allows a text or names no type, and where it is no value of the

@@ -18,7 +18,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rl4p.data.argument_types import typed
+from rl4p.data.argument_types import typed_arguments
 from rl4p.data.messages import arguments_of
 
 BEGIN, END = "<tool_call>", "</tool_call>"
@@ -144,7 +144,7 @@ def coder_block(text: str, functions: Functions, *, ended: bool) -> Block | None
     call: Call
     try:
         texts = parameters(part[head.end() : end], (schema.get("properties") or {}).keys())
-        call = call_of_value({"name": head[1], "arguments": typed(texts, schema)})
+        call = call_of_value({"name": head[1], "arguments": typed_arguments(texts, schema)})
     except ValueError as error:
         call = MalformedCall(str(error))
     return Block([call], tag.end() if tag else end + len("</function>"))

@@ -104,7 +104,7 @@ def words(message: Message) -> str:
 def name_of(message: Message) -> Name:
     """Returns what messages of the same meaning have in common, whatever their form."""
     functions = [call["function"] for call in calls_of(message)]
-    calls = ((each["name"], canonical(each["arguments"])) for each in functions)
+    calls = ((each["name"], canonical_text(each["arguments"])) for each in functions)
     return message.get("role"), words(message), *calls
 
 
@@ -113,7 +113,7 @@ def path_of(messages: Sequence[Message]) -> tuple[Name, ...]:
     return tuple(name_of(each) for each in messages if each.get("role") == "assistant")
 
 
-def canonical(value: Any) -> str:
+def canonical_text(value: Any) -> str:
     """Returns a text that is equal for equal values of JSON, in which 12.0 is 12."""
 
     def number(value: Any) -> Any:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rl4p.data.argument_types import typed
+from rl4p.data.argument_types import typed_arguments
 
 INT, TEXT, NULL = {"type": "integer"}, {"type": "string"}, {"type": "null"}
 
@@ -55,13 +55,13 @@ INT, TEXT, NULL = {"type": "integer"}, {"type": "string"}, {"type": "null"}
 def test_a_text_has_the_type_of_the_schema(schema, text, value):
     definitions = {"Size": {"type": "object"}, "Round": {"$ref": "#/$defs/Round"}}
     whole = {"properties": {"a": schema}, "$defs": definitions}
-    found = typed({"a": text}, whole)["a"]
+    found = typed_arguments({"a": text}, whole)["a"]
     assert found == value
     assert type(found) is type(value)
 
 
 def test_what_the_schema_lacks_stays_a_text():
-    assert typed({"b": "1"}, {"properties": {"a": INT}}) == {"b": "1"}
-    assert typed({"b": "1"}, {}) == {"b": "1"}
-    assert typed({"b": "1"}, {"additionalProperties": True}) == {"b": "1"}
-    assert typed({"b": "1"}, {"additionalProperties": INT}) == {"b": 1}
+    assert typed_arguments({"b": "1"}, {"properties": {"a": INT}}) == {"b": "1"}
+    assert typed_arguments({"b": "1"}, {}) == {"b": "1"}
+    assert typed_arguments({"b": "1"}, {"additionalProperties": True}) == {"b": "1"}
+    assert typed_arguments({"b": "1"}, {"additionalProperties": INT}) == {"b": 1}

@@ -176,7 +176,7 @@ class Conversation(Body):
     def has_tools(self) -> bool:
         return bool(self.tools) and self.tool_choice == "auto"
 
-    def given(self) -> list[Mapping[str, Any]]:
+    def sent_messages(self) -> list[Mapping[str, Any]]:
         """Returns the messages as chat templates take them."""
         return [message_of(each.model_dump(), each.role) for each in self.messages]
 
@@ -185,7 +185,7 @@ class Conversation(Body):
         tokenizer: Any = server.policy.tokenizer
         template, written = tokenizer.get_chat_template(), None
         if self.continue_final_message:
-            written = self.given()[-1]["content"]
+            written = self.sent_messages()[-1]["content"]
         elif self.add_generation_prompt and MARK.search(template):
             # The tags of thoughts that the template writes before a message.
             options: dict[str, Any] = {**server.policy.template, **self.chat_template_kwargs}
@@ -229,7 +229,7 @@ class Conversation(Body):
                     param="continue_final_message",
                 )
             options["continue_final_message"] = True
-        messages: Any = server.add_prompting(server.as_sampled(self.given()))
+        messages: Any = server.add_prompting(server.as_sampled(self.sent_messages()))
         if self.instruction:
             messages = with_instruction(messages, self.instruction)
         tools: Any = self.tools if self.has_tools else None
@@ -353,7 +353,7 @@ class ChatResponse(OpenAIResponse):
             if calls:
                 message["content"] = content or None
                 message["tool_calls"] = [call.body() for call in calls]
-            self.server.answered(choice, message, self.request.given())
+            self.server.answered(choice, message, self.request.sent_messages())
             bodies.append({"message": message} | self.choice(index, choice, 0))
         return self.head | {"choices": bodies, "usage": self.usage(choices)} | self.prompt(0)
 
@@ -375,7 +375,7 @@ class ChatResponse(OpenAIResponse):
             ]
         if choice.finish is not None:
             message = {"role": "assistant", "content": ""} | delta
-            self.server.answered(choice, message, self.request.given())
+            self.server.answered(choice, message, self.request.sent_messages())
         return {"delta": delta} | self.choice(index, choice, start)
 
     def parse(self, index: int, text: str, *, ended: bool) -> tuple[str, list[ToolCall]]:
