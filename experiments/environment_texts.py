@@ -1,0 +1,131 @@
+"""Compares what a policy reads in games with what the wrappers of their packages show.
+
+    pip install gem-llm textarena
+    python experiments/environment_texts.py [PART OF A NAME ...]
+
+A line has a game, the numbers of texts that were compared and of those that differ, and whether
+four episodes with the same moves, side by side, were the same as one alone.
+"""
+
+import asyncio
+import random
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from rl4p.base.types import Prompt
+from rl4p.rollout.environments.gymnasium import Gymnasium
+from rl4p.rollout.environments.text_arena import TextArena
+
+TURNS, SEED = 6, 11
+PROMPT = Prompt(id="p", question="q", answer="", task="t", tokens=(1,))
+ACTIONS = ("[up]", "[1 1]", "[A B]", "[red]", "[7]", "[hit]")  # of several games; wrong in others
+
+
+async def played(options: Gymnasium, moves: Sequence[str]) -> list[str]:
+    """Returns the texts that a policy reads which makes some moves."""
+    episode = options.open(PROMPT, SEED, "e")
+    texts = [(await episode.reset()).removeprefix("\n")]
+    for move in moves:
+        await asyncio.sleep(0)
+        result = await episode.step({"role": "assistant", "content": move})
+        texts.append(result.messages[0]["content"])
+        if result.done:
+            break
+    await episode.close()
+    return texts
+
+
+def of_gem(name: str, moves: Sequence[str]) -> list[str]:
+    """Returns what GEM's observation wrapper shows after each move, without what it has shown."""
+    from gem.wrappers.observation_wrapper import ObservationWrapper, maybe_add_new_line
+
+    game = import_module("gem").make(name)
+    wrapped = ObservationWrapper(game, include_action=False, include_chat_template=False)
+    text, info = wrapped.reset(seed=SEED)
+    texts = [text]
+    for move in moves:
+        before = "".join(maybe_add_new_line(shown) for shown, _ in wrapped.obs_queue)
+        text, _, terminated, truncated, info = wrapped.step(move)
+        prefix = info.get("prefix", "")
+        texts.append(prefix + text.removeprefix(prefix).removeprefix(before))
+        if terminated or truncated:
+            break
+    return texts
+
+
+def of_arena(name: str, moves: Sequence[str]) -> list[str]:
+    """Returns what the wrappers of a game of textarena show, without what they have shown."""
+    game: Any = import_module("textarena").make(name)
+    game.reset(num_players=1, seed=SEED)
+    shown = game.get_observation()[1]
+    texts = [shown]
+    for move in moves:
+        done, _ = game.step(move)
+        text = game.get_observation()[1]
+        texts.append(text.removeprefix(shown))
+        shown = text
+        if done:
+            break
+    return texts
+
+
+def gem_moves(name: str) -> list[str]:
+    game = import_module("gem").make(name)
+    game.reset(seed=SEED + 1)
+    try:
+        return [game.sample_random_action() for _ in range(TURNS)]
+    except NotImplementedError:  # Sokoban
+        return [rf"\boxed{{{move}}}" for move in ("up", "down", "left", "right")]
+
+
+def compare(name: str, factory: Callable[[], Any], moves: Sequence[str], theirs: Any) -> bool:
+    """Prints the line of a game; returns whether a text differs, or an episode."""
+    options = Gymnasium(factory=factory, sequential_resets=True)
+
+    async def together() -> list[list[str]]:
+        return await asyncio.gather(*(played(options, moves) for _ in range(4)))
+
+    expected = [text.rstrip("\n") for text in theirs(name, moves)]
+    alone = [text.rstrip("\n") for text in asyncio.run(played(options, moves))]
+    differ = sum(a != b for a, b in zip(alone, expected, strict=True))
+    side_by_side = asyncio.run(together())
+    same = all([text.rstrip("\n") for text in each] == alone for each in side_by_side)
+    print(f"{name:34} {len(alone):5} {differ:6}  {'same' if same else 'DIFFERENT'}", flush=True)
+    return bool(differ) or not same
+
+
+def main() -> int:
+    wrong, skipped = 0, []
+    print(f"{'game':34} texts differ  four samples")
+    games: list[tuple[str, Callable[[], Any], Callable[[], Sequence[str]], Any]] = []
+    if find_spec("gem"):
+        registry = import_module("gem.envs.registration").ENV_REGISTRY
+        for name in (x for x in registry if x.startswith("game:")):
+            make = lambda name=name: import_module("gem").make(name)  # noqa: E731
+            games.append((name, make, lambda name=name: gem_moves(name), of_gem))
+    if find_spec("textarena"):
+        registry = import_module("textarena.envs.registration").ENV_REGISTRY
+        for name in registry:
+            if name.endswith(("-v0", "-v0-train")):
+                make = lambda name=name: TextArena(name)  # noqa: E731
+                games.append((name, make, lambda: ACTIONS, of_arena))
+    words = sys.argv[1:]
+    games = [game for game in games if not words or any(word in game[0] for word in words)]
+    for name, make, moves, theirs in games:
+        random.seed(SEED)
+        try:
+            theirs(name, ())
+        except Exception as error:  # noqa: BLE001 - of a game for several players, or without data
+            skipped.append(f"{name} ({type(error).__name__})")
+            continue
+        wrong += compare(name, make, moves(), theirs)
+    print(f"{len(games) - len(skipped)} games, {wrong} differ; {len(skipped)} for several players")
+    print("or without their data: " + ", ".join(skipped))
+    return bool(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
