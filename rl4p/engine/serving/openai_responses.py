@@ -142,7 +142,8 @@ async def openai_responses(http: HttpRequest) -> JsonResponse | EventStream:
     }
     response = await next_message(http, validate(ChatRequest, values, server.wishes))
     assert isinstance(response, JsonResponse)
-    whole = body(response.value) | {"previous_response_id": request.previous_response_id}
+    whole: dict[str, Any] = body(response.value)
+    whole["previous_response_id"] = request.previous_response_id
     server.items[whole["id"]] = [*items, *whole["output"]]
     server.items.update((item["id"], [item]) for item in whole["output"])
     return EventStream(events(whole)) if request.stream else JsonResponse(whole)
