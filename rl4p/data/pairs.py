@@ -156,8 +156,9 @@ def encode_preferences(
     """Returns the prompts of pairs with their `responses`, and the number dropped for their length.
 
     Raises:
-      InputError: a question is no pair, the chat template does not fit a conversation, no prompt is
-        short enough, or a system prompt would have no effect; names the question.
+      InputError: a question is no pair, the chat template does not fit a conversation, responses
+        have the same tokens, no prompt is short enough, or a system prompt would have no effect;
+        names the question.
     """
     distinct = {id(row): row for row in questions}  # a mixture repeats questions
     for row in distinct.values():
@@ -186,6 +187,11 @@ def encode_preferences(
         else:
             prompt, responses = encoded_messages(
                 row, messages, tokenizer, end_ids, template or {}, check
+            )
+        if responses[0] == responses[1]:  # such as texts that differ in a space that is not written
+            raise InputError(
+                f"Both responses to {row.id} ({row.question:.40}) have the same tokens, so neither "
+                "is better: leave the row out."
             )
         fields = vars(row) | {
             "tokens": tuple(prompt),

@@ -150,6 +150,20 @@ def test_long_prompts_are_dropped_and_repeated_questions_stay(encode):
         encode(long, max_prompt_tokens=3)
 
 
+@pytest.mark.parametrize(
+    "row",
+    [
+        question(None, "4", "4<|end|>"),
+        question(PREFERENCE_PROMPTS_CHAT, said("4"), said("4") | {"name": "Ada"}),
+        question(PREFERENCE_PROMPTS_CHAT, said("4"), said("4") | {"id": 1}),
+    ],
+    ids=["end", "name", "id"],
+)
+def test_responses_with_the_same_tokens_are_refused(encode, row):
+    with pytest.raises(InputError, match=r"Both responses to q \(2\+2\) have the same tokens, so"):
+        encode(row)
+
+
 def test_what_cannot_be_encoded_is_refused(encode):
     with pytest.raises(InputError, match="needs two responses to each question, but q has none"):
         encode(Question(id="q", question="1", answer="1", task="t"))
