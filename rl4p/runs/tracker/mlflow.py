@@ -264,9 +264,8 @@ class MLflow:
             os.environ.setdefault(name, value)
         if self._database and not any(map(os.environ.get, SIZES)):
             os.environ.setdefault(POOL, NO_POOL)
-            logging.getLogger("mlflow.store.db.utils").setLevel(
-                logging.WARNING
-            )  # it names the pool
+            named = logging.getLogger("mlflow.store.db.utils")  # which logs the options of a pool
+            named.setLevel(logging.WARNING)
         import mlflow
 
         if self._database:
