@@ -150,3 +150,60 @@ def test_a_server_over_http(make_prompt):
 def test_options_that_cannot_act_are_refused(options, sentence):
     with pytest.raises((InputError, ValueError), match=sentence):
         MCP(**options)
+
+
+CONTENTS = """
+from mcp.server.mcpserver import Image, MCPServer
+from mcp.types import EmbeddedResource, ResourceLink, TextResourceContents
+
+server = MCPServer("contents")
+
+@server.tool()
+def word() -> str:
+    return "31 m"
+
+@server.tool()
+def row() -> dict[str, int]:
+    return {"height": 31}
+
+@server.tool()
+def rows() -> list[str]:
+    return ["31 m", "high"]
+
+@server.tool()
+def number() -> int:
+    return 31
+
+@server.tool()
+def document():
+    text = TextResourceContents(uri="a://b", text="31 m", mime_type="text/plain")
+    return EmbeddedResource(type="resource", resource=text)
+
+@server.tool()
+def link():
+    return ResourceLink(type="resource_link", uri="https://a.b/tower", name="tower")
+
+@server.tool()
+def picture():
+    return Image(data=b"31", format="png")
+
+server.run()
+"""
+RESULTS = {
+    "word": "31 m",
+    "row": '{"height":31}',
+    "rows": "31 m\nhigh",
+    "number": "31",
+    "document": "31 m",
+    "link": "tower: https://a.b/tower",
+    "picture": "[an image]",
+}
+
+
+def test_the_policy_reads_whatever_a_tool_returns(make_prompt):
+    options = MCP(command=(sys.executable, "-c", CONTENTS), variables=PATHS)
+    (results,) = episodes(options, make_prompt(), [call(name) for name in RESULTS])
+    read = [result.messages[0]["content"] for result in results]
+    texts = dict(zip(RESULTS, read, strict=True))
+    assert "".join(texts.pop("row").split()) == RESULTS["row"]  # which the server has indented
+    assert texts == {name: text for name, text in RESULTS.items() if name != "row"}
