@@ -91,7 +91,7 @@ FRAMEWORKS = {
     "instructor": Framework(
         packages=["instructor==1.17.0"],
         program="instructor_answer.py",
-        texts=(call("Sum", a=12, b=30, value=99), call("Sum", a=12, b=30, value=42)),
+        texts=(call("Sum", a=12, b=30, value=999), call("Sum", a=12, b=30, value=42)),
     ),
     "strands": Framework(packages=["strands-agents[openai]==1.62.0"], program="strands_agent.py"),
     "google-adk": Framework(
