@@ -3,7 +3,7 @@
     python -m experiments.agents [NAME ...]
 
 Each framework gets an environment of its own in .cache/agents, with the packages of rows.py, which
-is deleted afterwards (`--keep` keeps it). Each program is a prompt of one step of GRPO, with two
+is deleted afterwards (`--keep` keeps it). Each program is a prompt of a step of GRPO, with two
 samples, and runs unmodified by `rollout/agent=command`; the policy's texts are written down
 (scripted.py). Exit code 1: a program did not run through in one segment, or something else than
 its texts was trained.
@@ -84,8 +84,12 @@ def installed(name: str, framework: Framework) -> tuple[Path, list[str]]:
     return folder, command
 
 
-def step(commands: dict[str, list[str]]) -> tuple[dict[str, list[dict[str, Any]]], str]:
-    """Trains one step on programs; returns what was recorded, and the output of the run."""
+def step(commands: dict[str, list[str]], room: int) -> tuple[dict[str, list[dict[str, Any]]], str]:
+    """Trains one step on programs; returns what was recorded, and the output of the run.
+
+    Args:
+      room: the most tokens of an episode after its first context.
+    """
     with tempfile.TemporaryDirectory() as place:
         asked = [(name, 30) for name in commands], [(next(iter(commands)), 31)]
         files = [Path(place, name) for name in ("train.jsonl", "held_out.jsonl")]
@@ -103,7 +107,7 @@ def step(commands: dict[str, list[str]]) -> tuple[dict[str, list[dict[str, Any]]
             f"data.path={files[0]}",
             f"data.held_out_path={files[1]}",
             f"prompts_per_step={len(commands)}",
-            f"max_response_tokens={max(FRAMEWORKS[name].room for name in commands)}",
+            f"max_response_tokens={room}",
             f"hydra.run.dir={place}/run",
         )
         line = [sys.executable, "-m", "rl4p.train", *STEP, *words]
@@ -140,15 +144,18 @@ def main() -> int:
         parser.error(f"no program {min(unknown)}: choose of {', '.join(FRAMEWORKS)}")
     names = given.names or list(FRAMEWORKS)
     places = {name: installed(name, FRAMEWORKS[name]) for name in names}
-    recorded, output = step({name: command for name, (_, command) in places.items()})
-    if given.output or not recorded:
-        print(output, file=sys.stderr)
     print(HEAD)
-    good = bool(recorded)
-    for name, episodes in recorded.items():
-        cells = row(name, FRAMEWORKS[name], episodes)
-        print(f"| {' | '.join(cells)} |")
-        good &= cells[3:6] == ["1", "exact", f"0 of {len(episodes)}"]
+    good = True
+    for room in sorted({FRAMEWORKS[name].room for name in names}):  # rows of similar lengths
+        commands = {x: places[x][1] for x in names if FRAMEWORKS[x].room == room}
+        recorded, output = step(commands, room)
+        if given.output or not recorded:
+            print(output, file=sys.stderr)
+        for name, episodes in recorded.items():
+            cells = row(name, FRAMEWORKS[name], episodes)
+            print(f"| {' | '.join(cells)} |", flush=True)
+            good &= cells[3:6] == ["1", "exact", f"0 of {len(episodes)}"]
+        good &= recorded.keys() == commands.keys()
     if not given.keep:
         for folder, _ in places.values():
             shutil.rmtree(folder, ignore_errors=True)

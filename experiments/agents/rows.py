@@ -61,6 +61,7 @@ FRAMEWORKS = {
             "Thought: I add.\n<code>\nprint(add(a=12, b=30))\n</code>",
             "Thought: It is done.\n<code>\nfinal_answer(42)\n</code>",
         ),
+        room=2048,
     ),
     "langgraph": Framework(
         packages=["langgraph==1.2.24", "langchain==1.5.2", "langchain-openai==1.7.4"],
