@@ -161,8 +161,9 @@ def test_each_connection_to_a_file_is_closed_after_its_use(template, tmp_path, r
 def test_the_pool_of_the_user_stays(template, tmp_path, monkeypatch):
     monkeypatch.setenv(tracking.SIZES[0], "3")
     monkeypatch.delenv(tracking.POOL, raising=False)
+    monkeypatch.setattr("mlflow.MlflowClient", str)  # it would leave its connections open
     path = shutil.copy(template, tmp_path)
-    MLflow(uri=f"sqlite:///{path}").connect()
+    assert MLflow(uri=f"sqlite:///{path}").client() == f"sqlite:///{path}"
     assert tracking.POOL not in os.environ
 
 
