@@ -49,8 +49,8 @@ KINDS = {  # the rank of adapters, the dtype of the parameters, and where the mo
 GPUS = {16: "rtx4080", 24: "rtx4090", 40: "a100_40gb", 80: "h100"}
 LENGTHS = [256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768]
 COMMON = (
-    "model=pretrained model.dtype=bfloat16 model.remat=layer prompts_per_step=8 group_size=8 "
-    "rollout.slots=8"
+    "model=pretrained model.dtype=bfloat16 model.remat=layer model.attention=xla "
+    "prompts_per_step=8 group_size=8 rollout.slots=8"
 )
 SHARE = "0.92"  # of a GPU's memory
 PAGE = """\

@@ -34,7 +34,7 @@ class Root:
     steps: Positive
     prompts_per_step: Positive
     group_size: Positive
-    max_prompt_tokens: Positive
+    max_prompt_tokens: Positive | None
     max_response_tokens: Positive
     max_skipped: Natural
     resume: str | None

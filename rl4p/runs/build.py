@@ -66,6 +66,7 @@ from rl4p.runs.evaluation import (
     held_out_questions,
     is_sampled,
 )
+from rl4p.runs.lengths import check_lengths, chosen_prompt_tokens, most_prompt_tokens
 from rl4p.runs.policy import build_reference, build_teacher
 
 PROTOCOLS = {
@@ -93,7 +94,7 @@ class Experiment:
     """The parts of a run, built and checked, before its first step."""
 
     config: Mapping[str, Any]  # resolved
-    recorded: Mapping[str, str]  # values that the start has chosen, which a resumed run keeps
+    recorded: Mapping[str, str | int]  # values that the start has chosen, which a resumed run keeps
     loop: Loop
     state: TrainState
     prompts: Sequence[Prompt]  # to train on
@@ -160,6 +161,15 @@ def build(config: DictConfig) -> Experiment:
             config, phases, policy, held_out, to_train, evaluation.rows, scoring.reference
         )
         evaluation, test_dropped = replace(evaluation, loss=loss), test_dropped + long
+    chosen_here: dict[str, str | int] = {}
+    chosen_here |= {f"model.{name}": str(value) for name, value in recorded.items()}
+    chosen = None
+    if config.max_prompt_tokens is None:
+        of_loss = evaluation.loss.prompts if evaluation.loss else ()
+        sets = prompts, evaluation.prompts, of_loss
+        chosen = chosen_prompt_tokens(most_prompt_tokens(config, policy), sets)
+        OmegaConf.update(config, "max_prompt_tokens", chosen)
+        chosen_here["max_prompt_tokens"] = chosen
     if phases.estimator is not None:
         init = partial(phases.estimator.init, policy.decoder)
         params = params | {"critic": placement.init(mesh, init, policy.merged(params))}
@@ -208,14 +218,14 @@ def build(config: DictConfig) -> Experiment:
         if not isinstance(hook, OpensHook):
             require(hook, Hook, f"hooks.{name}")
     return Experiment(
-        recorded={f"model.{name}": str(value) for name, value in recorded.items()},
+        recorded=chosen_here,
         config=OmegaConf.to_container(config, resolve=True),  # type: ignore[arg-type]
         loop=loop,
         state=state,
         prompts=prompts,
         evaluation=evaluation,
         hooks=tuple(hooks.values()),
-        sizes=describe(config, loop, state, prompts, evaluation, (dropped, test_dropped)),
+        sizes=describe(config, loop, state, prompts, evaluation, (dropped, test_dropped), chosen),
         idle_options=tuple(idle_options(phases)),
     )
 
@@ -268,7 +278,7 @@ def training_encoder(config: DictConfig, policy: Policy, phases: Phases, data: D
     return partial(
         encode_preferences if traits.pairs else encode_demonstrations,
         tokenizer=policy.tokenizer,
-        max_prompt_tokens=config.max_prompt_tokens,
+        max_prompt_tokens=most_prompt_tokens(config, policy),
         end_ids=policy.end_ids,
         template=policy.template,
     )
@@ -334,17 +344,3 @@ def check_rows(config: DictConfig, phases: Phases, mesh: Mesh) -> int:
             f"of a step into equal parts{' of whole groups' if together > 1 else ''}."
         )
     return rows
-
-
-def check_lengths(config: DictConfig, policy: Policy, *response_limits: int) -> None:
-    if set(response_limits) != {config.max_response_tokens}:
-        raise InputError(
-            "The rollout must use the top-level max_response_tokens: set only that one."
-        )
-    longest = config.max_prompt_tokens + config.max_response_tokens
-    limit = policy.decoder.config.max_positions
-    if longest > limit:
-        raise InputError(
-            f"max_prompt_tokens + max_response_tokens = {longest} is more than the {limit} "
-            "positions of the model."
-        )

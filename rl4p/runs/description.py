@@ -23,17 +23,20 @@ def describe(
     prompts: list[Prompt],
     evaluation: Evaluation,
     dropped: tuple[int, int],
+    chosen: int | None = None,
 ) -> str:
     """Describes a run in a few lines: its model, data, steps, evaluations and memory.
 
     Args:
       dropped: the numbers of prompts and of held-out prompts that were too long.
+      chosen: `max_prompt_tokens`, if the data chose it.
     """
     lines = (
         describe_model_and_data(loop.policy, state.params, prompts, evaluation, sum(dropped)),
         describe_step(config, loop.phases, prompts, loop.policy.mesh),
         describe_evaluation(config, evaluation),
         describe_memory(loop.policy, state),
+        chosen and f"max_prompt_tokens={chosen}, by the longest prompt of the data",
     )
     return "\n".join(filter(None, lines))
 

@@ -25,6 +25,7 @@ from rl4p.protocols.traits import RewardTraits, RolloutTraits, TermTraits, requi
 from rl4p.reward.router import without_reward
 from rl4p.rollout.sampler import without_annealing
 from rl4p.runs.compatibility import choice
+from rl4p.runs.lengths import most_prompt_tokens
 
 Encode = Callable[..., tuple[list[Prompt], int]]
 
@@ -184,7 +185,7 @@ def encoder(config: DictConfig, policy: Policy) -> Encode:
     return partial(
         encode_prompts,
         tokenizer=policy.tokenizer,
-        max_prompt_tokens=config.max_prompt_tokens,
+        max_prompt_tokens=most_prompt_tokens(config, policy),
         template=policy.template,
     )
 

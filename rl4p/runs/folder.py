@@ -55,7 +55,7 @@ def save_config(config: DictConfig, filename: str, folder: Path) -> None:
     replace(folder / filename, signed(filename, OmegaConf.to_yaml(config)))
 
 
-def record_value(folder: Path, key: str, value: str) -> None:
+def record_value(folder: Path, key: str, value: str | int) -> None:
     """Records a value that a run has chosen, as if its command line had given it.
 
     All that reads the run later then has the same value: resume, evaluate, generate and serve.
@@ -64,7 +64,8 @@ def record_value(folder: Path, key: str, value: str) -> None:
     config = load_yaml(hydra / "config.yaml")
     OmegaConf.update(config, key, value, force_add=True)
     lines = [x for x in read_yaml(hydra / "overrides.yaml") if x.partition("=")[0] != key]
-    overrides = [*lines, override(key, value)]
+    word = override(key, value) if isinstance(value, str) else f"{key}={value}"
+    overrides = [*lines, word]
     for name, content in (("overrides.yaml", overrides), ("config.yaml", config)):
         text = OmegaConf.to_yaml(content)
         replace(hydra / name, signed(name, text) if is_own(hydra / name) else text)

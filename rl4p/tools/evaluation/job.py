@@ -25,7 +25,7 @@ from rl4p.loop.evaluation import Answered, Evaluation, PromptChunk
 from rl4p.loop.source import digest_of
 from rl4p.loop.stopwatch import keep_programs
 from rl4p.model.folder import lasting_name
-from rl4p.runs.build import check_lengths, instantiate_phases
+from rl4p.runs.build import instantiate_phases
 from rl4p.runs.environment import data_sets, surroundings
 from rl4p.runs.evaluation import (
     build_evaluation,
@@ -36,6 +36,7 @@ from rl4p.runs.evaluation import (
     held_out_questions,
 )
 from rl4p.runs.grading import STATUS, grades_of, rows_of_turns
+from rl4p.runs.lengths import check_lengths
 from rl4p.runs.outcome import params_sha256
 from rl4p.runs.policy import load_policy
 from rl4p.runs.progress import ResponseBar

@@ -8,11 +8,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from rl4p.base.errors import InputError
 from rl4p.base.types import Params, TrainingBatch, TrainState, Trajectories
 from rl4p.configuration import instantiate
+from rl4p.data.prompts import prompted
 from rl4p.distributed import placement
 from rl4p.distributed.mesh import Mesh
 from rl4p.distributed.partition import changed_for_decoding, decoding_dtype, for_decoding
@@ -21,11 +22,13 @@ from rl4p.loop.phases import Phases
 from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy, padded_width
 from rl4p.protocols.collection import KeepsCopies
-from rl4p.protocols.data_and_model import PlannedModel
+from rl4p.protocols.data_and_model import DataSet, PlannedModel
 from rl4p.protocols.phases import Optimizer
 from rl4p.protocols.traits import CollectorTraits, OptimizerTraits, RolloutTraits
-from rl4p.runs.build import build_phases, check_lengths, check_rows
+from rl4p.runs.build import build_phases, check_rows, training_encoder
 from rl4p.runs.compatibility import refuse_offloading_on_a_cpu
+from rl4p.runs.evaluation import encoder
+from rl4p.runs.lengths import check_lengths, chosen_prompt_tokens, most_prompt_tokens
 from rl4p.runs.policy import refuse_options_of_reference
 from rl4p.tools.planning.topology import DescribedMesh
 
@@ -162,6 +165,9 @@ def abstract_run(config: DictConfig, mesh: Mesh) -> AbstractRun:
     own, params = model.abstract(mesh)
     policy = compilable(own, mesh)
     check_lengths(config, policy, phases.rollout.max_response_tokens)
+    if (prompt_tokens := config.max_prompt_tokens) is None:
+        prompt_tokens = prompt_tokens_of_data(config, policy, phases)
+        OmegaConf.update(config, "max_prompt_tokens", prompt_tokens)
     whole = policy.merged(params)
     frozen = [policy.frozen]
     reference, resettable = reference_of(config, policy, params, needs)
@@ -202,12 +208,33 @@ def abstract_run(config: DictConfig, mesh: Mesh) -> AbstractRun:
         frozen=frozen,
         prompts=config.prompts_per_step,
         group_size=config.group_size,
-        prompt_columns=padded_width(config.max_prompt_tokens),
+        prompt_columns=padded_width(prompt_tokens),
         response_tokens=config.max_response_tokens,
         reference=reference,
         overlaps=CollectorTraits.read(collector).overlaps and not mesh.rollout_devices,
         lacks_cudnn=policy is not own,
     )
+
+
+def prompt_tokens_of_data(config: DictConfig, policy: Policy, phases: Phases) -> int:
+    """Returns the `max_prompt_tokens` that a run of this configuration chooses from its data.
+
+    Raises:
+      InputError: the data cannot be read.
+    """
+    try:
+        data: DataSet = instantiate(config.data)
+        encode = training_encoder(config, policy, phases, data)
+        sets = [encode(prompted(data, data.train()), system_prompt=data.system_prompt)[0]]
+        held_out = prompted(data, data.held_out()) if config.evaluation.held_out else ()
+        if held_out:
+            encode = encoder(config, policy)
+            sets.append(encode(held_out, system_prompt=data.system_prompt)[0])
+    except InputError as error:
+        raise InputError(
+            f"{error} A plan reads the data for the longest prompt: max_prompt_tokens=N needs none."
+        ) from error
+    return chosen_prompt_tokens(most_prompt_tokens(config, policy), sets)
 
 
 def compilable(policy: Policy, mesh: Mesh) -> Policy:

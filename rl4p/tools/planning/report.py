@@ -152,7 +152,7 @@ def refuse_what_does_not_fit(config: DictConfig) -> None:
     if config.plan.memory_gib is None and not reports_memory(mesh):
         log.warning("plan.check: these devices do not report their memory, so nothing was checked.")
         return
-    run, chip, memory = described(config, mesh)
+    run, chip, memory = described(deepcopy(config), mesh)  # the run itself chooses what is null
     plan = summary(run, chip, memory, costs_of(run, chip))
     if not plan["fits"]:
         raise InputError(f"{plan['verdict']} Set plan.check=false to run it anyway.")

@@ -248,7 +248,8 @@ def test_a_policy_gets_prompts_in_its_template(questions):
 
 def test_prompts_that_are_too_long_are_dropped_and_counted(questions):
     long = [*questions[:2], questions[2].__class__(**vars(questions[2]) | {"question": "9" * 99})]
-    source = of_policy(compose(SMALL), GenerateOptions(out="a"), long, None)
+    config = compose([*SMALL, "max_prompt_tokens=32"])
+    source = of_policy(config, GenerateOptions(out="a"), long, None)
     assert len(source.questions) == 2
     assert "(1 dropped for being longer than max_prompt_tokens)" in source.description
 
@@ -256,7 +257,7 @@ def test_prompts_that_are_too_long_are_dropped_and_counted(questions):
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("max_response_tokens=4000", r"max_response_tokens = 4032 is more"),
+        ("max_response_tokens=4000", r"max_response_tokens=4000 and a prompt is more"),
         ("mesh.processes=2", r"runs in one process: leave mesh\.coordinator"),
     ],
 )

@@ -140,7 +140,7 @@ def test_trajectories_are_those_of_the_sampler_at_their_largest(pair):
     planned = run.trajectories()
     assert run.sequences == 8
     assert planned.tokens_BT.shape == (8, run.prompt_columns + 8)
-    assert run.prompt_columns >= 32  # max_prompt_tokens
+    assert run.prompt_columns == 16  # by the longest prompt, as in the run
     assert planned.group_size == real.group_size == 2
     assert planned.prompt_columns == run.prompt_columns
     for field in fields(Trajectories):

@@ -249,6 +249,7 @@ def run():
         prompt_columns=16,
         response_tokens=32,
         overlaps=False,
+        lacks_cudnn=False,
     )
 
 
