@@ -40,14 +40,13 @@ async def played(options: Gymnasium, moves: Sequence[str]) -> list[str]:
 
 def of_gem(name: str, moves: Sequence[str]) -> list[str]:
     """Returns what GEM's observation wrapper shows after each move, without what it has shown."""
-    from gem.wrappers.observation_wrapper import ObservationWrapper, maybe_add_new_line
-
+    wrappers: Any = import_module("gem.wrappers.observation_wrapper")
     game = import_module("gem").make(name)
-    wrapped = ObservationWrapper(game, include_action=False, include_chat_template=False)
+    wrapped = wrappers.ObservationWrapper(game, include_action=False, include_chat_template=False)
     text, info = wrapped.reset(seed=SEED)
     texts = [text]
     for move in moves:
-        before = "".join(maybe_add_new_line(shown) for shown, _ in wrapped.obs_queue)
+        before = "".join(wrappers.maybe_add_new_line(shown) for shown, _ in wrapped.obs_queue)
         text, _, terminated, truncated, info = wrapped.step(move)
         prefix = info.get("prefix", "")
         texts.append(prefix + text.removeprefix(prefix).removeprefix(before))
