@@ -212,8 +212,7 @@ def same_values(first: Sequence[Any], second: Sequence[Any], texts: tuple[str, s
         for value in values:  # a complex number whose digits are known
             if value == 0 or not all(part.is_Number for part in value.as_real_imag()):
                 return None
-        distance, size = abs(values[0] - values[1]), max(map(abs, values))
-        if distance <= size * Float(10, PRECISION) ** (10 - PRECISION):
+        if agree(values[0], values[1]):
             return True
         decimal = [each.has(Float) for each in numeric]
         other = exact[decimal.index(False)] if any(decimal) and not all(decimal) else None
@@ -221,11 +220,17 @@ def same_values(first: Sequence[Any], second: Sequence[Any], texts: tuple[str, s
             return False
         number = known[decimal.index(True)]
         if number is None:
-            return bool(distance <= size * RELATIVE)
+            return agree(values[0], values[1], RELATIVE)
         value = Fraction(str(other.evalf(PRECISION))) if other.is_real else None
         return value is not None and number.rounds(value)
     except (ArithmeticError, AttributeError, TypeError, ValueError):
         return None
+
+
+def agree(first: Any, second: Any, relative: float | None = None) -> bool:
+    """Returns whether two numbers differ by at most a share of the larger one."""
+    share = Float(10, PRECISION) ** (10 - PRECISION) if relative is None else relative
+    return bool(abs(first - second) <= max(abs(first), abs(second)) * share)
 
 
 def same_complex(first: Sequence[Any], second: Sequence[Any], text: str) -> bool:
@@ -244,9 +249,8 @@ def same_complex(first: Sequence[Any], second: Sequence[Any], text: str) -> bool
     try:
         values = [each.subs(letters).doit().evalf(PRECISION) for each in pair]
         parts = [value.as_real_imag() for value in values]
-        distance, size = abs(values[0] - values[1]), max(map(abs, values))
-        return all(x.is_Number and x.is_finite for part in parts for x in part) and bool(
-            distance <= size * Float(10, PRECISION) ** (10 - PRECISION)
+        return all(x.is_Number and x.is_finite for part in parts for x in part) and agree(
+            values[0], values[1]
         )
     except (ArithmeticError, AttributeError, TypeError, ValueError):
         return False
