@@ -36,7 +36,7 @@ def describe(
         describe_step(config, loop.phases, prompts, loop.policy.mesh),
         describe_evaluation(config, evaluation),
         describe_memory(loop.policy, state),
-        chosen and f"max_prompt_tokens={chosen}, by the longest prompt of the data",
+        f"max_prompt_tokens={chosen}, by the longest prompt of the data" if chosen else "",
     )
     return "\n".join(filter(None, lines))
 

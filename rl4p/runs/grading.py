@@ -68,7 +68,9 @@ def turns_of(rows: Sequence[Mapping[str, Any]]) -> tuple[Turn, ...]:
             messages=tuple(row.get("messages", ())),
             metrics=row.get("metrics", {}),
             state=row.get("state"),
-            **{name: float(row.get(name, 0)) for name in NUMBERS[1:]},
+            reward=float(row.get("reward", 0)),
+            sampling_seconds=float(row.get("sampling_seconds", 0)),
+            environment_seconds=float(row.get("environment_seconds", 0)),
         )
         for row in rows
     )
