@@ -128,7 +128,8 @@ def test_a_new_run_begins_with_these_weights_and_its_own_optimizer(saved_run_mod
     words = [x for x in SMALL if not x.startswith("model")]
     experiment = build(compose([*words, "model=run", f"model.run={folder}", "model.checkpoint=3"]))
     assert_equal(experiment.state.params, params[3])
-    assert experiment.recorded == {"model.run": str(folder), "model.checkpoint": "3"}
+    read = {"model.run": str(folder), "model.checkpoint": "3", "max_prompt_tokens": 16}
+    assert experiment.recorded == read
     assert int(experiment.state.step) == 0
 
 
