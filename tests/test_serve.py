@@ -37,7 +37,9 @@ CHAIN += ("</tool_call>", "<|end|>")
 TEMPLATE = (
     "{% if tools %}{{ tools[0]['function']['name'] }}{% endif %}"
     "{% for message in messages %}"
-    "{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
+    "{{ '<|' + message['role'] + '|>' + (message['content'] or '') }}"
+    "{% for call in message['tool_calls'] or [] %}<tool_call>{{ call['function'] | tojson }}"
+    "</tool_call>{% endfor %}{{ '<|end|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
     "{% if tools and messages[-1]['role'] == 'user' %}{{ '<|call|>' }}{% endif %}"
 )

@@ -183,7 +183,7 @@ def test_the_record_reaches_to_a_step_before_its_digests_are_sent(tmp_path, url,
         write(self, name, content)
         if name == "digests.sha256":
             lines = (ObjectStore(url).read("metrics.jsonl") or b"").splitlines()
-            ends.append((int(self.name), len(lines) - 1))
+            ends.append((int(self.url.rpartition("/")[2]), len(lines) - 1))
 
     monkeypatch.setattr(mirror, "send_record", late)
     monkeypatch.setattr(ObjectStore, "write", checked)
