@@ -4,7 +4,7 @@
 #   make test                             lint, and the fast tests; ARGS="-k grpo" selects some
 #   make slow                             the tests that `make test` leaves out
 #   make mutants                          puts known faults into the code: a test must detect each
-#   make mutate                           puts faults into the code that a tool draws; takes an hour
+#   make mutate                           puts faults into the code that cosmic-ray draws
 #   make drills                           faults and attacks, really carried out; takes an hour
 #   make tpu-plan                         plans for TPUs, on a machine without TPUs
 #   make gpu-plan                         plans for NVIDIA GPUs, on a machine without them

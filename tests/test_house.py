@@ -238,6 +238,10 @@ def test_no_test_file_imports_another() -> None:
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom):
                 names = [f"{node.module}.{alias.name}" for alias in node.names]
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):  # a `_target_`
+                own = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+                targets = re.findall(r"=(tests(?:\.\w+)*\.test_\w+)\.", node.value)
+                names = [name for name in targets if name != own]
             wrong += [
                 (relative(path), name)
                 for name in names

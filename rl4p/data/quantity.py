@@ -69,7 +69,6 @@ DOTS = re.compile(
     r"(?:(?P<line>[0-9])(?P=line){2,}|(?P<period>[0-9]{2,20}?)(?P=period)+)"
     r"(?:\.\.\.|\u2026|\\[lc]?dots(?![a-z]))"
 )
-PERIODS = ("line", "digit", "round", "period")
 BASES = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 BASE = {name: base for base, name in enumerate(BASES, 2)} | {"sixteen": 16}
 OTHER_BASE = re.compile(

@@ -384,7 +384,7 @@ class ShownCheck:
 
 
 def in_words(parts: Sequence[ConversationPart], before: int = 0) -> str:
-    """Returns the names of parts; `before` messages are no part of the row."""
+    """Names parts in a sentence. Messages count from 1, behind the first `before` of them."""
     return " and ".join(
         part.field
         if not part.message

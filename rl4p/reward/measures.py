@@ -143,7 +143,7 @@ def same_measure(reference: str, given: str, same: Callable[[str, str], bool]) -
     if any(DOTS.search(text) for text in texts):
         parts = [re.split(r"\s*,\s*", DOTS.sub("...", text)) for text in texts]
         return len(parts[0]) == len(parts[1]) and all(
-            a == b or ("..." not in (a, b) and same(a, b)) for a, b in zip(*parts, strict=True)
+            a == b or ("..." not in a + b and same(a, b)) for a, b in zip(*parts, strict=True)
         )
     if CLOCK.fullmatch(texts[0]):
         return clock(texts[0]) == clock(texts[1])

@@ -138,7 +138,7 @@ def test_phases_that_read_the_sampler_are_refused(kl, needs, sentence):
             *("rollout=environment", "+environment@rollout.environment=tool_object"),
             "rollout.environment.factory._target_=rl4p.rollout.environments.games.Calculator",
         ),
-        ("rollout=agent", "rollout.agent._target_=tests.loop.test_turn_order.PlannerAndWorker"),
+        ("rollout=agent", "rollout.agent._target_=tests.support.worlds.PlannerAndWorker"),
     ],
 )
 def test_episodes_are_refused_before_the_run(collector, rollout):

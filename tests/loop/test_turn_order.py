@@ -5,7 +5,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-import httpx2
 import numpy as np
 import pytest
 
@@ -184,34 +183,13 @@ def test_one_conversation_is_in_the_order_of_time(played):
     assert [turn.start for turn in episodes[0].turns] == [None] * 4
 
 
-class PlannerAndWorker:
-    """Asks in a conversation, in another one, and in the first one again."""
-
-    def __call__(self, episode):
-        planner = [{"role": "user", "content": episode.prompt.question}]
-        self.ask(episode, planner)
-        self.ask(episode, [{"role": "user", "content": "work"}])
-        self.ask(episode, planner)
-        return 1.0
-
-    def ask(self, episode, messages):
-        answer = httpx2.post(
-            f"{episode.base_url}/chat/completions",
-            json={"model": "any", "messages": messages, "max_tokens": 6},
-            trust_env=False,
-        )
-        answer.raise_for_status()
-        message = answer.json()["choices"][0]["message"]
-        messages += [message, {"role": "user", "content": "and now?"}]
-
-
 @pytest.mark.mixed_dtypes
 def test_a_run_gives_each_turn_of_a_planner_and_a_worker_its_return():
     options = (
         *("data.train_size=20", "data.held_out_size=4", "steps=1", "prompts_per_step=2"),
         *("group_size=2", "max_response_tokens=160", "tracker=none"),
         *("rollout=agent", "trusted_targets=tests", "reward=episode"),
-        "rollout.agent._target_=tests.loop.test_turn_order.PlannerAndWorker",
+        "rollout.agent._target_=tests.support.worlds.PlannerAndWorker",
         *("evaluation.term=episode_reward", "advantage=turn_returns", "advantage.gamma=0.5"),
     )
     experiment = build(compose(options))

@@ -21,26 +21,10 @@ SMALL = (
     *("data.train_size=20", "data.held_out_size=4", "steps=2", "prompts_per_step=4"),
     *("group_size=4", "max_response_tokens=160", "tracker=none", "update.microbatch_widths=1"),
     *("rollout=environment", "+environment@rollout.environment=gymnasium"),
-    "rollout.environment.factory._target_=tests.loop.test_turns.Letters",
+    "rollout.environment.factory._target_=tests.support.worlds.Letters",
     *("rollout.max_turns=3", "rollout.max_turn_tokens=48", "trusted_targets=tests"),
     *("reward=episode", "evaluation.term=episode_reward"),
 )
-
-
-class Letters:
-    """A world of three turns whose reward and state depend on the length of each message."""
-
-    def reset(self, *, seed=None, options=None):
-        self.turn, self.seed = 0, seed
-        return f"World {seed % 100}.", {}
-
-    def step(self, action):
-        self.turn += 1
-        reward = sum(map(ord, action)) % 7 / 7
-        return f"{len(action) % 2}", reward, self.turn == 3, False, {}
-
-    def close(self):
-        pass
 
 
 def trained(*options, small=SMALL):

@@ -117,7 +117,7 @@ def test_two_processes_sample_and_train_as_one(start, tmp_path):
 def test_two_processes_hold_the_episodes_of_one(start, tmp_path):
     world = (
         *("rollout=environment", "+environment@rollout.environment=gymnasium"),
-        "rollout.environment.factory._target_=tests.loop.test_turns.Letters",
+        "rollout.environment.factory._target_=tests.support.worlds.Letters",
         *("trusted_targets=tests", "reward=episode", "evaluation.term=episode_reward"),
         *("rollout.max_turns=3", "rollout.max_turn_tokens=48", "max_response_tokens=160"),
     )

@@ -177,7 +177,7 @@ class ServerPool:
     async def attend(self, server: RemoteServer) -> None:
         """Checks a healthy server from time to time, and tries to let in one that is out.
 
-        Two health checks in a row that fail take it out.
+        Two failed health checks in a row take it out.
         """
         failures, path = 0, self.protocol.health_path
         while True:

@@ -89,7 +89,7 @@ class Choice:
         self.offset = 0  # of the next token in the text of `/v1/completions`
 
     def add(self, chunk: Chunk) -> None:
-        """Adds new tokens; a stop string in their text ends the choice after its token."""
+        """Adds new tokens. The token that completes a stop string is the last of the choice."""
         if self.finish is not None:
             return
         tokens, finish = chunk.tokens, chunk.finish

@@ -56,7 +56,7 @@ class ResponsesRequest(Body):
           known: for the id of an item the item, and for that of a response all items up to it.
 
         Raises:
-          HttpError: an id is of none of them.
+          HttpError: no known item or response has an id that is given.
         """
         items: list[dict[str, Any]] = []
         if (name := self.previous_response_id) is not None:
