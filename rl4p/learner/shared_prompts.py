@@ -207,6 +207,6 @@ def keys_of_equal_cost(decoder: Decoder) -> float:
     c = decoder.config
     experts = (c.experts if decoder.experts == "dense" else c.chosen_experts) if c.experts else 1
     projections = 2 * c.width * c.head_width * (c.heads + c.num_kv_heads)
-    feed_forward = 3 * c.width * c.feed_forward_width * experts
+    feed_forward = (3 - c.ungated) * c.width * c.feed_forward_width * experts
     cost = ATTENTION_COST if decoder.attention == "xla" else 1
     return (projections + feed_forward) / (2 * c.heads * c.head_width * cost)

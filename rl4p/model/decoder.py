@@ -21,7 +21,7 @@ from rl4p.model.cache import Cache, Prefix, Writer
 from rl4p.model.decoder_config import DecoderConfig
 from rl4p.model.layer import Layer, RMSNorm
 from rl4p.model.lora import LoRA
-from rl4p.model.products import PRODUCT
+from rl4p.model.products import PRODUCT, scaled
 from rl4p.model.vocabulary import Head, head_product, rows_of_table
 
 __all__ = ["Cache", "Decoder", "DecoderConfig", "Prefix", "Remat"]
@@ -117,7 +117,7 @@ class Decoder:
         x_BTD = rows_of_table(params["embedding"], tokens_BT).astype(self.dtype)
         if self.config.scaled_embedding:  # Gemma was trained with the factor rounded to the dtype
             x_BTD = x_BTD * jnp.asarray(self.config.width**0.5, self.dtype)
-        return x_BTD
+        return scaled(x_BTD, self.config.embedding_multiplier)
 
     def hidden(
         self,
@@ -195,6 +195,7 @@ class Decoder:
     def logits_of(self, head: Head, hidden: Array) -> Array:
         """Returns `logits` by a prepared head."""
         logits = head_product(hidden, head.narrow_VD, head.exact_VD)
+        logits = scaled(logits, self.config.logits_multiplier)
         return softcapped(logits, self.config.logits_softcap)
 
     def empty_cache(self, rows: int, slots: int) -> Cache:

@@ -32,13 +32,18 @@ class DecoderConfig:
         over all heads (`whole`).
       query_scalar: queries are divided by its square root; None is the head width.
       attention_bias, output_bias: queries, keys and values have biases; so has their output.
+      feed_forward_bias: the projections of the feed-forward have biases.
       attention_sinks: each head has a score for nothing, which takes part in the softmax.
       attention_softcap, logits_softcap: c in c tanh(x / c); None applies no cap.
       window: the number of tokens that a sliding layer sees, the present token included.
       sliding: for each of L layers, whether it has a sliding window; empty if none has.
-      activation: the feed-forward of gate g and up u: `silu` and `gelu_tanh` are act(g) u, and
-        `clamped_swish` is g sigmoid(1.702 g) (u + 1), with g cut at 7 and u at -7 and 7.
+      activation: the feed-forward of gate g and up u: `silu`, `gelu_tanh` and `relu2` (the square
+        of relu) are act(g) u, and `clamped_swish` is g sigmoid(1.702 g) (u + 1), with g cut at 7
+        and u at -7 and 7.
+      ungated: the feed-forward has no gate, and is act(u).
       scaled_embedding: embeddings are multiplied by the square root of the width.
+      embedding_multiplier, residual_multiplier, logits_multiplier: the factors of embeddings, of
+        what attention and feed-forward add to the residual sum, and of logits before their cap.
       experts: the number of experts per layer; 0 is one feed-forward for all tokens.
       chosen_experts: the number of experts per token.
       expert_bias: the router and the experts have biases.
@@ -70,14 +75,19 @@ class DecoderConfig:
     query_scalar: float | None = None
     attention_bias: bool = True
     output_bias: bool = False
+    feed_forward_bias: bool = False
     attention_sinks: bool = False
     attention_softcap: float | None = None
     logits_softcap: float | None = None
     window: int | None = None
     sliding: tuple[bool, ...] = ()
-    activation: Literal["silu", "gelu_tanh", "clamped_swish"] = "silu"
+    activation: Literal["silu", "gelu_tanh", "relu2", "clamped_swish"] = "silu"
+    ungated: bool = False
     tied_embedding: bool = True
     scaled_embedding: bool = False
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logits_multiplier: float = 1.0
     experts: int = 0
     chosen_experts: int = 0
     expert_bias: bool = False

@@ -16,7 +16,11 @@ from rl4p.distributed.mesh import ROW_AXES, Mesh
 from rl4p.model.decoder_config import DecoderConfig
 from rl4p.model.products import INIT, plus
 
-ACTIVATIONS = {"silu": nn.silu, "gelu_tanh": partial(nn.gelu, approximate=True)}
+ACTIVATIONS = {
+    "silu": nn.silu,
+    "gelu_tanh": partial(nn.gelu, approximate=True),
+    "relu2": lambda x: jnp.square(nn.relu(x)),
+}
 LIMIT, SLOPE = 7.0, 1.702  # of `clamped_swish`
 
 

@@ -13,8 +13,8 @@ from rl4p.distributed.mesh import Mesh
 from rl4p.model.attention import AttentionInputs, Kernel, attend
 from rl4p.model.cache import Writer
 from rl4p.model.decoder_config import DecoderConfig
-from rl4p.model.experts import Experts, gated
-from rl4p.model.products import INIT, Projection, projected
+from rl4p.model.experts import ACTIVATIONS, Experts, gated
+from rl4p.model.products import INIT, Projection, projected, scaled
 from rl4p.model.rope import rotate
 
 
@@ -71,9 +71,10 @@ class Layer(nn.Module):
         if c.experts:
             self.experts = Experts(c, self.dtype, self.experts_dispatch)
         else:
-            self.gate = dense(c.feed_forward_width)
-            self.up = dense(c.feed_forward_width)
-            self.down = dense(c.width)
+            if not c.ungated:
+                self.gate = dense(c.feed_forward_width, use_bias=c.feed_forward_bias)
+            self.up = dense(c.feed_forward_width, use_bias=c.feed_forward_bias)
+            self.down = dense(c.width, use_bias=c.feed_forward_bias)
 
     def __call__(
         self,
@@ -87,13 +88,16 @@ class Layer(nn.Module):
         Args:
           write: writes the keys and values of x to the cache; None appends them.
         """
-        pre_norms, post_norms = self.config.pre_norms, self.config.post_norms
+        c = self.config
+        pre_norms, post_norms = c.pre_norms, c.post_norms
         normed = self.attention_norm(x_BTD) if pre_norms else x_BTD
         attended, cache = self.attention(normed, view, cache, write)
-        x_BTD = x_BTD + (self.attention_post_norm(attended) if post_norms else attended)
+        attended = self.attention_post_norm(attended) if post_norms else attended
+        x_BTD = x_BTD + scaled(attended, c.residual_multiplier)
         mesh = None if write is None else write.mesh
         fed = self.feed_forward(self.feed_forward_norm(x_BTD) if pre_norms else x_BTD, mesh)
-        return x_BTD + (self.feed_forward_post_norm(fed) if post_norms else fed), cache
+        fed = self.feed_forward_post_norm(fed) if post_norms else fed
+        return x_BTD + scaled(fed, c.residual_multiplier), cache
 
     def attention(
         self,
@@ -140,4 +144,6 @@ class Layer(nn.Module):
     def feed_forward(self, x_BTD: Array, mesh: Mesh | None) -> Array:
         if self.config.experts:
             return self.experts(x_BTD, mesh)
+        if self.config.ungated:
+            return self.down(ACTIVATIONS[self.config.activation](self.up(x_BTD)))
         return self.down(gated(self.config.activation, self.gate(x_BTD), self.up(x_BTD)))

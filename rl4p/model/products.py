@@ -74,6 +74,13 @@ class Projection(nn.Dense):
         return y + self.adapter_scale * ((inputs.astype(self.dtype) @ down) @ up)
 
 
+def scaled(x: Array, factor: float) -> jax.Array:
+    """Returns x times a factor, rounded once to the dtype of x."""
+    if factor == 1:
+        return jnp.asarray(x)
+    return (jnp.asarray(x, jnp.float32) * factor).astype(x.dtype)
+
+
 def plus(x: Array, bias: Array | None) -> jax.Array:
     """Returns x with a bias of its last axes, if there is one."""
     return jnp.asarray(x if bias is None else x + jnp.broadcast_to(bias, x.shape))

@@ -92,20 +92,43 @@ LAYER_NAMES = {
 }
 
 
+# From a projection to the option that says whether it has a bias.
+BIASES = {
+    **dict.fromkeys(("query", "key", "value"), "attention_bias"),
+    "output": "output_bias",
+    **dict.fromkeys(("gate", "up", "down"), "feed_forward_bias"),
+}
+
+
+def bias_names(
+    c: DecoderConfig, layer_names: Mapping[tuple[str, ...], str]
+) -> dict[tuple[str, ...], str]:
+    """Returns the names of a layer's biases, which follow from those of the kernels."""
+    return {
+        (projection, "bias"): f"{layer_names[projection, 'kernel'].removesuffix('weight')}bias"
+        for projection, option in BIASES.items()
+        if getattr(c, option) and (projection, "kernel") in layer_names
+    }
+
+
 def names(
     c: DecoderConfig,
     layer_names: Mapping[tuple[str, ...], str],
     parts: Mapping[tuple[str, ...], TensorPart] | None = None,
 ) -> Iterator[Tensor]:
-    """Yields every tensor of a checkpoint, given the names, and any parts, in one layer."""
+    """Yields every tensor of a checkpoint, given the names, and any parts, in one layer.
+
+    The biases of the projections are added (`bias_names`).
+    """
     yield Tensor(("embedding",), None, None, "model.embed_tokens.weight", False)
     yield Tensor(("norm", "scale"), None, None, "model.norm.weight", False)
     if c.labels:
         yield Tensor(("score",), None, None, "score.weight", False)
     elif not c.tied_embedding:
         yield Tensor(("head",), None, None, "lm_head.weight", False)
-    for path, name in layer_names.items():
-        part = (parts or {}).get(path)
+    parts = parts or {}
+    for path, name in {**layer_names, **bias_names(c, layer_names)}.items():
+        part = parts.get(path, parts.get((*path[:-1], "kernel")))
         for layer in range(c.layers):
             whole = f"model.layers.{layer}.{name}"
             yield Tensor(("layers", *path), layer, None, whole, path[-1] == "kernel", part)

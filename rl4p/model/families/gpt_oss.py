@@ -10,15 +10,13 @@ from typing import Any
 from rl4p.base.errors import InputError
 from rl4p.model.decoder import DecoderConfig
 from rl4p.model.experts import LIMIT, SLOPE
-from rl4p.model.families.family import Family, Tensor, TensorPart, names
+from rl4p.model.families.family import LAYER_NAMES, Family, Tensor, TensorPart, names
 from rl4p.model.families.keys import Keys, write_layer_types, write_shape
-from rl4p.model.families.qwen import QWEN2_NAMES
 from rl4p.model.quantization import MXFP4
 
 GPT_OSS_NAMES = {
-    path: name for path, name in QWEN2_NAMES.items() if not name.startswith("mlp.")
+    path: name for path, name in LAYER_NAMES.items() if not name.startswith("mlp.")
 } | {
-    ("output", "bias"): "self_attn.o_proj.bias",
     ("sinks",): "self_attn.sinks",
     ("experts", "router_bias"): "mlp.router.bias",
     ("experts", "down"): "mlp.experts.down_proj",

@@ -13,7 +13,6 @@ from rl4p.base.errors import InputError
 from rl4p.model.decoder import DecoderConfig
 from rl4p.model.families.family import LAYER_NAMES, Family, Tensor, names, rows
 from rl4p.model.families.keys import Keys, write_shape
-from rl4p.model.families.qwen import QWEN2_NAMES
 from rl4p.model.rope import LongScaling
 
 QUERY_KEY_VALUE, GATE_UP = "self_attn.qkv_proj.weight", "mlp.gate_up_proj.weight"
@@ -73,7 +72,7 @@ PHI3 = Family(
     names=phi3_tensors,
 )
 
-GLM4_NAMES = QWEN2_NAMES | {
+GLM4_NAMES = LAYER_NAMES | {
     ("attention_post_norm", "scale"): "post_self_attn_layernorm.weight",
     ("feed_forward_post_norm", "scale"): "post_mlp_layernorm.weight",
     **{(name, "kernel"): GATE_UP for name in ("gate", "up")},
@@ -97,8 +96,7 @@ def read_glm4(keys: Keys) -> DecoderConfig:
 
 def glm4_tensors(c: DecoderConfig) -> Iterator[Tensor]:
     parts = rows({(name, "kernel"): c.feed_forward_width for name in ("gate", "up")})
-    own = {k: name for k, name in GLM4_NAMES.items() if c.attention_bias or k[1] != "bias"}
-    return names(c, own, parts)
+    return names(c, GLM4_NAMES, parts)
 
 
 GLM4 = Family(

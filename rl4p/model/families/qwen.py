@@ -14,12 +14,6 @@ from rl4p.model.decoder import DecoderConfig
 from rl4p.model.families.family import LAYER_NAMES, Family, Tensor, names
 from rl4p.model.families.keys import Keys, write_layer_types, write_shape
 
-QWEN2_NAMES = LAYER_NAMES | {
-    ("query", "bias"): "self_attn.q_proj.bias",
-    ("key", "bias"): "self_attn.k_proj.bias",
-    ("value", "bias"): "self_attn.v_proj.bias",
-}
-
 
 def read_qwen2(keys: Keys) -> DecoderConfig:
     keys.must_be("hidden_act", "silu", "activation")
@@ -60,7 +54,7 @@ QWEN2 = Family(
     classifier="Qwen2ForSequenceClassification",
     read_config=read_qwen2,
     write_config=lambda c: write_shape(c) | write_sliding(c) | {"hidden_act": "silu"},
-    names=partial(names, layer_names=QWEN2_NAMES),
+    names=partial(names, layer_names=LAYER_NAMES),
 )
 
 QWEN3_NAMES = LAYER_NAMES | {
