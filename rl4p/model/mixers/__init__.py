@@ -1,0 +1,1 @@
+"""What mixes the tokens of a sequence in place of attention, one kind per file."""
