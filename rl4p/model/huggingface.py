@@ -185,9 +185,13 @@ def read_part(
         within = bounds[len(at) :][:: -1 if tensor.transposed else 1]
         wanted = tuple(slice(bound.start, bound.stop) for bound in within)
         rows, *columns = wanted if tensor.part is None else tensor.part.index_of(wanted)
-        for first, piece in stored[tensor.name].pieces(rows):
-            first -= rows.start
-            copy(piece[:, *columns], into[first : first + len(piece)])
+        if isinstance(rows, slice):
+            rows = np.arange(rows.start, rows.stop, rows.step)
+        span = slice(int(rows[0]), int(rows[-1]) + 1)
+        for first, piece in stored[tensor.name].pieces(span):
+            here = slice(*np.searchsorted(rows, (first, first + len(piece))))
+            taken = piece if len(piece) == len(into[here]) else piece[rows[here] - first]
+            copy(taken[:, *columns], into[here])
     return whole
 
 

@@ -102,7 +102,9 @@ class AssembledTensor(NewTensor):
     """
 
     def __init__(
-        self, shape: tuple[int, ...], pieces: list[tuple[tuple[slice, ...], ParameterTensor]]
+        self,
+        shape: tuple[int, ...],
+        pieces: list[tuple[tuple[slice | np.ndarray, ...], ParameterTensor]],
     ) -> None:
         self.shape, self.pieces = shape, pieces
         self.name, self.dtype = pieces[0][1].name, pieces[0][1].dtype

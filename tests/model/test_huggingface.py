@@ -11,15 +11,18 @@ from safetensors.numpy import load_file, save_file
 from rl4p.base.errors import InputError, RunError
 from rl4p.model import tensor_files
 from rl4p.model.decoder import Decoder
+from rl4p.model.families import Tensor, TensorPart
 from rl4p.model.huggingface import (
     aligned_empty,
     read_config,
     read_params,
+    read_part,
     write_adapter,
     write_model,
     write_policy,
 )
 from rl4p.model.lora import LoRA
+from rl4p.model.tensor_files import stored_tensors
 
 ENDS = (256, 258)
 
@@ -127,6 +130,28 @@ def test_a_whole_number_dtype_is_refused(folder):
 def test_a_file_is_read_in_pieces_that_do_not_matter(folder, params, monkeypatch):
     monkeypatch.setattr(tensor_files, "PIECE_BYTES", 7 * 32 * 4)
     assert_equal(read(folder), params)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 99])
+def test_parts_whose_rows_stand_in_runs_are_read(tmp_path, monkeypatch, rows):
+    """Three heads with two rows of one parameter and three of another; some rows of each."""
+    monkeypatch.setattr(tensor_files, "PIECE_BYTES", rows * 4 * 4)
+    whole = np.arange(60, dtype=np.float32).reshape(15, 4)
+    save_file({"both": whole}, tmp_path / "model.safetensors")
+    heads = whole.reshape(3, 5, 4)
+    for start, run, expected in ((0, 2, heads[:, :2]), (2, 3, heads[:, 2:])):
+        part = TensorPart(axis=0, start=start, step=5, size=15, run=run)
+        tensor = Tensor(("x",), 0, None, "both", True, part)
+        expected = expected.reshape(-1, 4).T[None]
+        for some in (slice(None), slice(1, 5)):
+            ours = read_part(
+                (slice(None), slice(1, 3), some),
+                tensors=[tensor],
+                stored=stored_tensors(tmp_path),
+                shape=expected.shape,
+                dtype=whole.dtype,
+            )
+            np.testing.assert_array_equal(ours, expected[:, 1:3, some])
 
 
 def test_the_cpu_takes_what_was_read_without_a_copy():

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from rl4p.model.decoder import DecoderConfig
 from rl4p.model.families.keys import Keys
 
@@ -16,22 +18,30 @@ class TensorPart(NamedTuple):
       axis: the axis of the tensor in the files that is divided.
       start, step: its first element along this axis, and the distance to the next one.
       size: the size of the tensor along this axis.
+      run: how many neighbouring elements stand at each step, as the rows of a head.
     """
 
     axis: int
     start: int
     step: int
     size: int
+    run: int = 1
 
     def whole(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Returns the shape of the tensor, given the shape of the part."""
         return (*shape[: self.axis], self.size, *shape[self.axis + 1 :])
 
-    def index_of(self, within: tuple[slice, ...]) -> tuple[slice, ...]:
+    def index_of(self, within: tuple[slice, ...]) -> tuple[slice | np.ndarray, ...]:
         """Returns the index in the tensor of a piece of the part, given its index in the part."""
         first, last = within[self.axis].start, within[self.axis].stop - 1
-        start, stop = (self.start + i * self.step for i in (first, last))
-        return (*within[: self.axis], slice(start, stop + 1, self.step), *within[self.axis + 1 :])
+        index: slice | np.ndarray
+        if self.run == 1:
+            start, stop = (self.start + i * self.step for i in (first, last))
+            index = slice(start, stop + 1, self.step)
+        else:
+            steps, places = np.divmod(np.arange(first, last + 1), self.run)
+            index = self.start + steps * self.step + places
+        return (*within[: self.axis], index, *within[self.axis + 1 :])
 
 
 class Tensor(NamedTuple):
