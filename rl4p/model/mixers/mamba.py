@@ -1,0 +1,245 @@
+"""Mamba-2: a recurrence over a matrix per head, computed by matrix products (2405.21060).
+
+Dimension letters of this file: G groups of heads, H heads, h their width, N the size of a state, C
+the channels of a convolution and k its width, Q the tokens of a chunk.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from rl4p.base.types import Array
+from rl4p.model.mixers.convolution import causal_convolution
+
+CHUNK = 64  # tokens whose scores are one matrix; longer chunks need more products, shorter more states
+LEAST_STEP, MOST_STEP = 1e-3, 1e-1  # the step lengths of fresh parameters
+
+
+@dataclass(frozen=True, kw_only=True)
+class MambaConfig:
+    """The options of Mamba-2 layers.
+
+    Attributes:
+      heads, head_width: of the values; each head has a state of head_width x state.
+      groups: the number of groups of heads; the heads of a group share queries and keys.
+      state: the width of queries and keys.
+      kernel: the number of tokens in a window of the convolution.
+      projection_bias, convolution_bias: projections and convolutions have biases.
+      least_step, most_step: steps are cut at these limits.
+    """
+
+    heads: int
+    head_width: int
+    groups: int
+    state: int
+    kernel: int = 4
+    projection_bias: bool = False
+    convolution_bias: bool = True
+    least_step: float = 0.0
+    most_step: float = float("inf")
+
+
+class MambaState(NamedTuple):
+    """What decoding continues from: the state of each head, and the last inputs of convolutions."""
+
+    state_BHhN: Array
+    queries_BCk: Array
+    keys_BCk: Array
+    values_BCk: Array
+
+    slot_axes = (None, None, None, None)
+
+
+class Mamba(nn.Module):
+    """A Mamba-2 mixer (2405.21060), with one decay per head and token.
+
+        d = softplus(x W_d + b);  a = exp(-exp(A) d)
+        S_t = a_t S_t-1 + d_t v_t k_t^T;  y_t = S_t q_t + D v_t
+        out = norm(y silu(x W_g)) W_o
+
+    Queries, keys and values are silu(convolution(x W)). The heads of a group share q and k. The
+    norm takes the mean square over the heads of a group.
+
+    Attributes:
+      dense: makes a projection: `dense(features, use_bias=...)`.
+    """
+
+    config: MambaConfig
+    width: int
+    norm_epsilon: float
+    dtype: Any
+    dense: Callable[..., nn.Module]
+
+    def setup(self) -> None:
+        c = self.config
+        inner, shared, bias = c.heads * c.head_width, c.groups * c.state, c.projection_bias
+        self.query, self.key = (self.dense(shared, use_bias=bias) for _ in range(2))
+        self.value, self.gate = (self.dense(inner, use_bias=bias) for _ in range(2))
+        self.step = self.dense(c.heads, use_bias=bias)
+        self.output = self.dense(self.width, use_bias=bias)
+        self.decay = self.param("decay", fresh_decays, (c.heads,))
+        self.step_bias = self.param("step_bias", fresh_steps, (c.heads,))
+        self.skip = self.param("skip", nn.initializers.ones, (c.heads,))
+        self.scale = self.param("scale", nn.initializers.ones, (inner,))
+        for name, channels in (("query", shared), ("key", shared), ("value", inner)):
+            kernel = self.param(f"{name}_convolution", fresh_windows, (channels, c.kernel))
+            setattr(self, f"{name}_convolution", kernel)
+            if c.convolution_bias:
+                zeros = nn.initializers.zeros
+                setattr(self, f"{name}_bias", self.param(f"{name}_bias", zeros, (channels,)))
+
+    @staticmethod
+    def empty_state(config: MambaConfig, rows: int) -> MambaState:
+        c = config
+        shared, inner = c.groups * c.state, c.heads * c.head_width
+        inputs = (jnp.zeros((rows, channels, c.kernel - 1)) for channels in (shared, shared, inner))
+        return MambaState(jnp.zeros((rows, c.heads, c.head_width, c.state)), *inputs)
+
+    def __call__(
+        self, x_BTD: Array, segments_BT: Array, state: MambaState | None = None
+    ) -> tuple[Array, MambaState]:
+        """Returns the output, and the state after the last token of each row that is not padding.
+
+        A token whose segment differs from that of the token before starts at zero. The tokens
+        before the first such one continue `state`. Segment 0 is padding, which changes no state.
+        """
+        c, (B, T, _) = self.config, x_BTD.shape
+        before = (None,) * 4 if state is None else state
+        q_BTC, queries_BCk = self.convolved("query", x_BTD, segments_BT, before[1])
+        k_BTC, keys_BCk = self.convolved("key", x_BTD, segments_BT, before[2])
+        v_BTC, values_BCk = self.convolved("value", x_BTD, segments_BT, before[3])
+        q_BTGN, k_BTGN = (x.reshape(B, T, c.groups, c.state) for x in (q_BTC, k_BTC))
+        v_BTHh = v_BTC.reshape(B, T, c.heads, c.head_width)
+        state_BHhN = before[0]
+        if state_BHhN is None:
+            state_BHhN = jnp.zeros((B, c.heads, c.head_width, c.state))
+        steps_BTH = self.steps(self.step(x_BTD), segments_BT)
+        y_BTHh, state_BHhN = recurrence(
+            q_BTGN, k_BTGN, v_BTHh, steps_BTH, self.decay, segments_BT, state_BHhN
+        )
+        y_BTHh = y_BTHh + self.skip.astype(jnp.float32)[None, None, :, None] * v_BTHh
+        y_BTC = self.gated_norm(y_BTHh.reshape(B, T, -1), self.gate(x_BTD))
+        return self.output(y_BTC), MambaState(state_BHhN, queries_BCk, keys_BCk, values_BCk)
+
+    def convolved(
+        self, name: str, x_BTD: Array, segments_BT: Array, inputs_BCk: Array | None
+    ) -> tuple[Array, Array]:
+        """Returns the queries, keys or values in float32, and the inputs to continue from."""
+        kernel_Ck, bias = getattr(self, f"{name}_convolution"), getattr(self, f"{name}_bias", None)
+        x_BTC = getattr(self, name)(x_BTD)
+        y_BTC, inputs_BCk = causal_convolution(x_BTC, kernel_Ck, segments_BT, inputs_BCk, bias)
+        return nn.silu(y_BTC.astype(jnp.float32)), inputs_BCk
+
+    def steps(self, x_BTH: Array, segments_BT: Array) -> Array:
+        """Returns the step lengths in float32, which are 0 for padding."""
+        c = self.config
+        steps_BTH = nn.softplus(x_BTH.astype(jnp.float32) + self.step_bias[None, None])
+        steps_BTH = jnp.clip(steps_BTH, c.least_step, c.most_step)
+        return jnp.where(segments_BT[..., None] != 0, steps_BTH, 0)
+
+    def gated_norm(self, y_BTC: Array, gate_BTC: Array) -> Array:
+        c, (B, T, _) = self.config, y_BTC.shape
+        y_BTGM = (y_BTC * nn.silu(gate_BTC.astype(jnp.float32))).reshape(B, T, c.groups, -1)
+        square = jnp.mean(jnp.square(y_BTGM), axis=-1, keepdims=True)
+        y_BTC = (y_BTGM * jax.lax.rsqrt(square + self.norm_epsilon)).reshape(B, T, -1)
+        return (y_BTC * self.scale.astype(jnp.float32)[None, None]).astype(self.dtype)
+
+
+def fresh_decays(_: Array, shape: tuple[int, ...]) -> jax.Array:
+    return jnp.log(jnp.arange(1.0, shape[0] + 1))
+
+
+def fresh_steps(key: Array, shape: tuple[int, ...]) -> jax.Array:
+    """Returns biases whose softplus is log-uniform between the limits of fresh steps."""
+    exponents = jax.random.uniform(key, shape, minval=0.0, maxval=1.0)
+    steps = LEAST_STEP * (MOST_STEP / LEAST_STEP) ** exponents
+    return steps + jnp.log(-jnp.expm1(-steps))
+
+
+def fresh_windows(key: Array, shape: tuple[int, ...]) -> jax.Array:
+    limit = shape[-1] ** -0.5
+    return jax.random.uniform(key, shape, minval=-limit, maxval=limit)
+
+
+def recurrence(
+    q_BTGN: Array,
+    k_BTGN: Array,
+    v_BTHh: Array,
+    steps_BTH: Array,
+    decay_H: Array,
+    segments_BT: Array,
+    state_BHhN: Array,
+) -> tuple[jax.Array, jax.Array]:
+    """Returns S q for each token, and the last S (`Mamba`), all in float32.
+
+    Tokens are processed in chunks. Within a chunk, the score of a later token t for an earlier one
+    s is q_t k_s exp(sum of log a from s + 1 to t); what came before the chunk is one state.
+    """
+    (B, T, G, N), (H, h) = q_BTGN.shape, v_BTHh.shape[2:]
+    R = H // G
+    logs_BTH = -jnp.exp(decay_H.astype(jnp.float32))[None, None] * steps_BTH
+    v_BTHh = v_BTHh * steps_BTH[..., None]
+    state = state_BHhN.reshape(B, G, R, h, N)
+    v, logs = v_BTHh.reshape(B, T, G, R, h), logs_BTH.reshape(B, T, G, R)
+    if T == 1:
+        kept = jnp.exp(logs)[:, 0, ..., None, None] * state
+        state = kept + jnp.einsum("BTGRh,BTGN->BGRhN", v, k_BTGN)
+        y = jnp.einsum("BTGN,BGRhN->BTGRh", q_BTGN, state)
+        return y.reshape(B, T, H, h), state.reshape(B, H, h, N)
+    size = min(T, CHUNK)
+    chunks = -(-T // size)
+
+    def divided(x: Array) -> jax.Array:
+        x = jnp.pad(x, [(0, 0), (0, chunks * size - x.shape[1]), *[(0, 0)] * (x.ndim - 2)])
+        return x.reshape(B, chunks, size, *x.shape[2:]).swapaxes(0, 1)
+
+    runs_BT = runs(jnp.pad(segments_BT, ((0, 0), (0, chunks * size - T))))  # the last run goes on
+    inputs = *map(divided, (q_BTGN, k_BTGN, v, logs)), divided(runs_BT)
+    start = state, jnp.zeros(B, jnp.int32)
+    # Saving the state of each chunk, and no scores, is what makes long sequences fit.
+    (state, _), y = jax.lax.scan(jax.checkpoint(run_chunk), start, inputs)
+    y_BTHh = y.swapaxes(0, 1).reshape(B, chunks * size, H, h)[:, :T]
+    return y_BTHh, state.reshape(B, H, h, N)
+
+
+def runs(segments_BT: Array) -> jax.Array:
+    """Returns the number of sequences that have begun in the row since its first token."""
+    places_BT = jnp.broadcast_to(jnp.arange(segments_BT.shape[1])[None], segments_BT.shape)
+    present_BT = segments_BT != 0
+    last_BT = jax.lax.cummax(jnp.where(present_BT, places_BT, -1), axis=1)
+    before_BT = jnp.pad(last_BT[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
+    previous_BT = jnp.take_along_axis(segments_BT, jnp.maximum(before_BT, 0), axis=1)
+    begins_BT = present_BT & (before_BT >= 0) & (previous_BT != segments_BT)
+    return jnp.cumsum(begins_BT, axis=1)
+
+
+def run_chunk(
+    carried: tuple[Array, Array], inputs: tuple[Array, ...]
+) -> tuple[tuple[Array, Array], Array]:
+    """Runs one chunk of `recurrence`; R is the number of heads in a group."""
+    state_BGRhN, before_B = carried
+    q_BQGN, k_BQGN, v_BQGRh, logs_BQGR, runs_BQ = inputs
+    sums_BGRQ = jnp.cumsum(jnp.moveaxis(logs_BQGR, 1, -1), axis=-1)
+    end_B, total_BGR = runs_BQ[:, -1], sums_BGRQ[..., -1]
+
+    def alive(exponents: Array, where: Array) -> jax.Array:
+        # Before the exponential: between a later token and an earlier one it may overflow.
+        where = jnp.expand_dims(where, (1, 2))
+        return jnp.exp(jnp.where(where, exponents, -jnp.inf))
+
+    earlier_BQQ = jnp.tril(runs_BQ[:, :, None] == runs_BQ[:, None, :])
+    decays_BGRQQ = alive(sums_BGRQ[..., :, None] - sums_BGRQ[..., None, :], earlier_BQQ)
+    scores_BGQQ = jnp.einsum("BtGN,BsGN->BGts", q_BQGN, k_BQGN)
+    y_BQGRh = jnp.einsum("BGRts,BsGRh->BtGRh", scores_BGQQ[:, :, None] * decays_BGRQQ, v_BQGRh)
+    since_BGRQ = alive(sums_BGRQ, runs_BQ == before_B[:, None])
+    read_BGRQh = jnp.einsum("BtGN,BGRhN->BGRth", q_BQGN, state_BGRhN) * since_BGRQ[..., None]
+    until_BGRQ = alive(total_BGR[..., None] - sums_BGRQ, runs_BQ == end_B[:, None])
+    kept_BGR = alive(total_BGR[..., None], (before_B == end_B)[:, None])
+    state_BGRhN = kept_BGR[..., None] * state_BGRhN + jnp.einsum(
+        "BsGRh,BsGN->BGRhN", v_BQGRh * jnp.moveaxis(until_BGRQ, -1, 1)[..., None], k_BQGN
+    )
+    return (state_BGRhN, end_B), y_BQGRh + jnp.moveaxis(read_BGRQh, 3, 1)
