@@ -79,24 +79,62 @@ DECLARED: dict[str, Parameter] = {
     "experts/gate_bias": vector("experts", None),
     "experts/up_bias": vector("experts", None),
     "experts/down_bias": vector("experts", None),
+    # Queries and keys belong to groups of heads, which may be fewer than the devices.
+    **dict.fromkeys(("mamba/query/kernel", "mamba/key/kernel"), Parameter(("width", None))),
+    **{
+        f"{name}/kernel": Parameter(("width", "state_heads"))
+        for name in (
+            *("mamba/value", "mamba/gate", "mamba/step"),
+            *("convolution/input_gate", "convolution/output_gate", "convolution/value"),
+        )
+    },
+    **dict.fromkeys(
+        ("mamba/output/kernel", "convolution/output/kernel"), Parameter(("state_heads", "width"))
+    ),
+    **dict.fromkeys(("mamba/query_convolution", "mamba/key_convolution"), vector(None, None)),
+    **dict.fromkeys(
+        ("mamba/value_convolution", "convolution/convolution"), vector("state_heads", None)
+    ),
+    **{
+        name: vector("state_heads")
+        for name in (
+            *("mamba/value/bias", "mamba/gate/bias", "mamba/step/bias", "mamba/value_bias"),
+            *("mamba/step_bias", "mamba/decay", "mamba/skip", "mamba/scale"),
+            *("convolution/input_gate/bias", "convolution/output_gate/bias"),
+            *("convolution/value/bias", "convolution/convolution_bias"),
+        )
+    },
+    **{
+        name: vector()
+        for name in (
+            *("mamba/query/bias", "mamba/key/bias", "mamba/query_bias", "mamba/key_bias"),
+            *("mamba/output/bias", "convolution/output/bias"),
+        )
+    },
 }
 
 
 def declared(path: tuple[Any, ...]) -> Parameter:
     """Returns the declaration of the parameter at a path; raises InputError if there is none."""
-    *_, owner, parent, name = ["", "", "", *names(path)]
-    if name in PACKED and (kernel := DECLARED.get(f"{owner}/{parent}")):
+    *parents, name = ["", *names(path)]
+    if name in PACKED and (kernel := longest_match(parents)):
         return Parameter(kernel.axes, narrowed=False)
-    if name in ADAPTERS and (kernel := DECLARED.get(f"{parent}/kernel")):
+    if name in ADAPTERS and (kernel := longest_match([*parents, "kernel"])):
         into, out = kernel.axes
         return Parameter((into, None) if name == "lora_a" else (None, out))
-    parameter = DECLARED.get(f"{parent}/{name}", DECLARED.get(name))
+    parameter = longest_match([*parents, name])
     if parameter is None:
         raise InputError(
             f"The parameter {'/'.join(names(path))} has no declared axes: add it to "
             "rl4p.distributed.partition.DECLARED where it is defined."
         )
     return parameter
+
+
+def longest_match(names: list[str]) -> Parameter | None:
+    """Returns the declaration of the longest end of a path that has one: up to three names."""
+    ends = ("/".join(names[-count:]) for count in (3, 2, 1))
+    return next((DECLARED[end] for end in ends if end in DECLARED), None)
 
 
 def names(path: tuple[Any, ...]) -> list[str]:
@@ -112,6 +150,7 @@ RULES = {
     "vocabulary": "tp",  # shards the logits: a softmax reduces two numbers per token
     "heads": "tp",  # the attention of one head needs no other head
     "num_kv_heads": "tp",  # on the devices of the query heads that use them
+    "state_heads": "tp",  # or channels: the state of one needs no other
     "feed_forward": "tp",  # elementwise between two matrix products: one sum per layer
     "experts": "tp",  # whole experts, whose results are summed: one sum per layer
 }
@@ -166,14 +205,14 @@ def specs_beside(tree: Any, params: Params, axes: tuple[str, ...] = ("fsdp", "tp
 def sampling_specs(tree: Any, product_axes: tuple[str, ...], head_axes: tuple[str, ...]) -> Any:
     """Returns the spec of each leaf while sampling, by `Mesh.product_axes` and `Mesh.head_axes`.
 
-    KV heads are divided along `tp` alone.
+    KV heads, and heads with a state, are divided along `tp` alone.
     """
 
     def leaf_spec(path: tuple, x: Any) -> PartitionSpec:
         along_tp = spec(path, jnp.ndim(x), ("tp",))
         if not any(along_tp):
             return along_tp
-        axes = {"num_kv_heads": "tp", "heads": head_axes}
+        axes = {"num_kv_heads": "tp", "state_heads": "tp", "heads": head_axes}
         named = (None,) * jnp.ndim(x) + declared(path).axes
         pairs = zip(along_tp, named[-jnp.ndim(x) :], strict=True)
         return PartitionSpec(*(axis and axes.get(name or "", product_axes) for axis, name in pairs))

@@ -1,5 +1,6 @@
 """The configuration of a decoder; each model family is a choice among these options."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -11,6 +12,43 @@ class LayerKind(NamedTuple):
 
     slides: bool
     unrotated: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class MambaConfig:
+    """The options of Mamba-2 (`mixers.mamba`).
+
+    Attributes:
+      heads, head_width: of the values; each head has a state of head_width x state.
+      groups: the number of groups of heads; the heads of a group share queries and keys.
+      state: the width of queries and keys.
+      kernel: the number of tokens in a window of the convolution.
+      projection_bias, convolution_bias: projections and convolutions have biases.
+      least_step, most_step: steps are cut at these limits.
+    """
+
+    heads: int
+    head_width: int
+    groups: int
+    state: int
+    kernel: int = 4
+    projection_bias: bool = False
+    convolution_bias: bool = True
+    least_step: float = 0.0
+    most_step: float = math.inf
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvolutionConfig:
+    """The options of gated convolutions (`mixers.gated_convolution`).
+
+    Attributes:
+      kernel: the number of tokens in a window.
+      bias: projections and the convolution have biases.
+    """
+
+    kernel: int = 3
+    bias: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +86,7 @@ class DecoderConfig:
       chosen_experts: the number of experts per token.
       expert_bias: the router and the experts have biases.
       normalized_experts: the weights of a token's chosen experts sum to one.
+      mamba, convolution: the options of these mixers; None if no layer has them.
       labels: the number of scores of a classifier (`heads.scores`), which has no token head; 0 for
         a language model.
     """
@@ -92,6 +131,8 @@ class DecoderConfig:
     chosen_experts: int = 0
     expert_bias: bool = False
     normalized_experts: bool = False
+    mamba: MambaConfig | None = None
+    convolution: ConvolutionConfig | None = None
     labels: int = 0
 
     def __post_init__(self) -> None:
@@ -119,6 +160,9 @@ class DecoderConfig:
             "heads": self.heads,
             "num_kv_heads": self.num_kv_heads,
         }
+        if self.mamba or self.convolution:
+            heads = self.mamba.heads if self.mamba else 0
+            sizes["state_heads"] = math.gcd(heads, self.width if self.convolution else 0)
         if self.experts:
             return sizes | {"experts": self.experts}
         return sizes | {"feed_forward": self.feed_forward_width}

@@ -47,6 +47,14 @@ def test_what_is_not_declared_is_refused_wherever_it_is_asked_for():
             ask(tree)
 
 
+def test_the_longest_end_of_a_path_counts():
+    assert declared(path("layers", "value", "kernel")).axes == ("width", "num_kv_heads")
+    assert declared(path("layers", "mamba", "value", "kernel")).axes == ("width", "state_heads")
+    assert declared(path("layers", "mamba", "value", "lora_b")).axes == (None, "state_heads")
+    packed = declared(path("layers", "mamba", "value", "kernel", "codes"))
+    assert packed == Parameter(("width", "state_heads"), narrowed=False)
+
+
 def test_a_parameter_of_the_users_own_is_declared_once(monkeypatch):
     monkeypatch.setitem(DECLARED, "twist/kernel", Parameter(("width", None)))
     assert declared(path("critic", "twist", "kernel")) == Parameter(("width", None))
@@ -291,6 +299,7 @@ def test_the_rules_by_name():
         "vocabulary": "tp",
         "heads": "tp",
         "num_kv_heads": "tp",
+        "state_heads": "tp",
         "feed_forward": "tp",
         "experts": "tp",
     }

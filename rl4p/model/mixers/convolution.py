@@ -151,3 +151,9 @@ move.defvjp(
     lambda x, source, target: (columns(x, source), target),
     lambda target, dy: (columns(dy, target), None, None),
 )
+
+
+def fresh_windows(key: Array, shape: tuple[int, ...]) -> jax.Array:
+    """Returns kernels [C, k] of one over the root of k, as torch draws them."""
+    limit = shape[-1] ** -0.5
+    return jax.random.uniform(key, shape, minval=-limit, maxval=limit)

@@ -5,7 +5,6 @@ the channels of a convolution and k its width, Q the tokens of a chunk.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -13,34 +12,13 @@ import jax
 import jax.numpy as jnp
 
 from rl4p.base.types import Array
-from rl4p.model.mixers.convolution import causal_convolution
+from rl4p.model.decoder_config import MambaConfig
+from rl4p.model.mixers.convolution import causal_convolution, fresh_windows
 
-CHUNK = 64  # tokens whose scores are one matrix; longer chunks need more products, shorter more states
+CHUNK = (
+    64  # tokens whose scores are one matrix; longer chunks need more products, shorter more states
+)
 LEAST_STEP, MOST_STEP = 1e-3, 1e-1  # the step lengths of fresh parameters
-
-
-@dataclass(frozen=True, kw_only=True)
-class MambaConfig:
-    """The options of Mamba-2 layers.
-
-    Attributes:
-      heads, head_width: of the values; each head has a state of head_width x state.
-      groups: the number of groups of heads; the heads of a group share queries and keys.
-      state: the width of queries and keys.
-      kernel: the number of tokens in a window of the convolution.
-      projection_bias, convolution_bias: projections and convolutions have biases.
-      least_step, most_step: steps are cut at these limits.
-    """
-
-    heads: int
-    head_width: int
-    groups: int
-    state: int
-    kernel: int = 4
-    projection_bias: bool = False
-    convolution_bias: bool = True
-    least_step: float = 0.0
-    most_step: float = float("inf")
 
 
 class MambaState(NamedTuple):
@@ -52,6 +30,7 @@ class MambaState(NamedTuple):
     values_BCk: Array
 
     slot_axes = (None, None, None, None)
+    divided = True
 
 
 class Mamba(nn.Module):
@@ -158,11 +137,6 @@ def fresh_steps(key: Array, shape: tuple[int, ...]) -> jax.Array:
     exponents = jax.random.uniform(key, shape, minval=0.0, maxval=1.0)
     steps = LEAST_STEP * (MOST_STEP / LEAST_STEP) ** exponents
     return steps + jnp.log(-jnp.expm1(-steps))
-
-
-def fresh_windows(key: Array, shape: tuple[int, ...]) -> jax.Array:
-    limit = shape[-1] ** -0.5
-    return jax.random.uniform(key, shape, minval=-limit, maxval=limit)
 
 
 def recurrence(

@@ -1,4 +1,4 @@
-"""Tests Mamba-2 by its recurrence, one token after another, and by transformers' torch path."""
+"""Tests Mamba-2 against its recurrence, one token after another."""
 
 from functools import partial
 
@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rl4p.model.decoder_config import MambaConfig
 from rl4p.model.mixers import mamba
-from rl4p.model.mixers.mamba import Mamba, MambaConfig, recurrence
+from rl4p.model.mixers.mamba import Mamba, recurrence
 
 WIDTH = 24
 SHAPE = MambaConfig(heads=4, head_width=6, groups=2, state=5, least_step=0.01, most_step=0.9)
