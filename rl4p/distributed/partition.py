@@ -39,16 +39,22 @@ class Parameter:
       inner: whether it is a matrix that maps neither from nor to the vocabulary or labels; Muon
         takes only these.
       narrowed: whether it may be held in the dtype of activations where it is used.
+      frozen: whether it is a constant in training. It is always float32, also in files.
     """
 
     axes: tuple[str | None, ...]
     matrix: bool = True
     inner: bool = True
     narrowed: bool = True
+    frozen: bool = False
 
 
 def vector(*axes: str | None) -> Parameter:
     return Parameter(axes, matrix=False, inner=False)
+
+
+def constant(*axes: str | None) -> Parameter:
+    return Parameter(axes, matrix=False, inner=False, narrowed=False, frozen=True)
 
 
 DECLARED: dict[str, Parameter] = {
@@ -76,9 +82,11 @@ DECLARED: dict[str, Parameter] = {
     "experts/up": Parameter(("experts", "width", None)),
     "experts/down": Parameter(("experts", None, "width")),
     "experts/router_bias": vector(None),
+    "experts/router_correction": constant(None, None),
     "experts/gate_bias": vector("experts", None),
     "experts/up_bias": vector("experts", None),
     "experts/down_bias": vector("experts", None),
+    "shared/weight": Parameter((None, None), inner=False),
     # Queries and keys belong to groups of heads, which may be fewer than the devices.
     **dict.fromkeys(("mamba/query/kernel", "mamba/key/kernel"), Parameter(("width", None))),
     **{
@@ -249,6 +257,16 @@ def decoding_dtype(path: tuple, x: Any, dtype: str) -> jnp.dtype:
     narrowed = parameter.narrowed and "width" in parameter.axes
     wider = narrowed and x.dtype.itemsize > jnp.dtype(dtype).itemsize
     return jnp.dtype(dtype) if wider else x.dtype
+
+
+def is_constant(path: tuple, x: Any) -> bool:
+    """Returns whether training changes no parameter at this path; trees may hold scalars too."""
+    return bool(jnp.ndim(x)) and declared(path).frozen
+
+
+def held_dtype(path: tuple, dtype: Any) -> jnp.dtype:
+    """Returns the dtype of a parameter in memory and in files, where the others have `dtype`."""
+    return jnp.dtype("float32" if declared(path).frozen else dtype)
 
 
 def narrowed(params: Params, dtype: str) -> Params:

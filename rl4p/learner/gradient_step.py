@@ -22,6 +22,7 @@ from rl4p.base.errors import RunError
 from rl4p.base.types import Array, Metrics, Params, TrainingBatch, TrainState, Trajectories
 from rl4p.distributed import collectives, placement
 from rl4p.distributed.mesh import Mesh
+from rl4p.distributed.partition import is_constant
 from rl4p.distributed.placement import as_before, on_device
 from rl4p.distributed.processes import to_host
 from rl4p.learner.device_gradient import device_gradient
@@ -268,7 +269,6 @@ def optimizer_step(
       RunError: the buffers of the state were donated, or the gradient has another weight version.
     """
     moments = on_device(state.optimizer_state)
-    before = state.params, moments
     norm = optax.tree.norm(gradient.params)
     direction, optimizer_state = optimizer.transform().update(
         gradient.params, moments, state.params
@@ -276,11 +276,18 @@ def optimizer_step(
     learning_rate = optimizer.learning_rate_at(state.step)
     params = optax.apply_updates(state.params, jax.tree.map(lambda d: learning_rate * d, direction))
     finite = jnp.isfinite(norm) & jnp.isfinite(gradient.sums["loss"])
+
+    def accepted(new: Array, old: Array) -> Array:
+        return jnp.where(finite, new, old)
+
     params, optimizer_state = placement.constrain(
         mesh,
-        *jax.tree.map(
-            lambda new, old: jnp.where(finite, new, old), (params, optimizer_state), before
+        jax.tree.map_with_path(
+            lambda path, new, old: old if is_constant(path, old) else accepted(new, old),
+            params,
+            state.params,
         ),
+        jax.tree.map(accepted, optimizer_state, moments),
     )
     sums = gradient.sums | {"grad_norm": norm, "skipped": jnp.where(finite, 0.0, 1.0)}
     optimizer_state = as_before(optimizer_state, state.optimizer_state)

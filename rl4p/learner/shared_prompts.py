@@ -205,8 +205,11 @@ def keys_of_equal_cost(decoder: Decoder) -> float:
     longer than one of theirs (`ATTENTION_COST`), because of the softmax; in a kernel, as long.
     """
     c = decoder.config
-    experts = (c.experts if decoder.experts == "dense" else c.chosen_experts) if c.experts else 1
+    widths = c.feed_forward_width
+    if c.experts:
+        experts = c.experts if decoder.experts == "dense" else c.chosen_experts
+        widths = experts * (c.expert_width or c.feed_forward_width) + c.shared_width
     projections = 2 * c.width * c.head_width * (c.heads + c.num_kv_heads)
-    feed_forward = (3 - c.ungated) * c.width * c.feed_forward_width * experts
+    feed_forward = (3 - c.ungated) * c.width * widths
     cost = ATTENTION_COST if decoder.attention == "xla" else 1
     return (projections + feed_forward) / (2 * c.heads * c.head_width * cost)

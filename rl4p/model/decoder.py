@@ -97,6 +97,7 @@ class Decoder:
         for parent, name in (
             (layers["output"], "kernel"),
             (layers["experts"], "down") if c.experts else (layers["down"], "kernel"),
+            *([(layers["shared"]["down"], "kernel")] if c.shared_width else []),
         ):
             parent[name] = parent[name] * (2 * c.layers) ** -0.5
         fresh = jnp.zeros if c.centered_norm else jnp.ones

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from rl4p.model.rope import Scaling
+from rl4p.model.router import PLAIN, Router
 
 
 class LayerKind(NamedTuple):
@@ -86,6 +87,11 @@ class DecoderConfig:
       chosen_experts: the number of experts per token.
       expert_bias: the router and the experts have biases.
       normalized_experts: the weights of a token's chosen experts sum to one.
+      router: the other options of the choice of experts.
+      expert_width: the width of one expert; None is `feed_forward_width`.
+      shared_width: the width of the experts that every token uses, of which several are one
+        feed-forward; 0 if there are none.
+      weighted_shared: their output is multiplied by sigmoid(x w).
       mamba, convolution: the options of these mixers; None if no layer has them.
       labels: the number of scores of a classifier (`heads.scores`), which has no token head; 0 for
         a language model.
@@ -131,6 +137,10 @@ class DecoderConfig:
     chosen_experts: int = 0
     expert_bias: bool = False
     normalized_experts: bool = False
+    router: Router = PLAIN
+    expert_width: int | None = None
+    shared_width: int = 0
+    weighted_shared: bool = False
     mamba: MambaConfig | None = None
     convolution: ConvolutionConfig | None = None
     labels: int = 0
@@ -150,6 +160,10 @@ class DecoderConfig:
             raise ValueError(
                 f"chosen_experts={self.chosen_experts} is more than experts={self.experts}."
             )
+        if self.experts:
+            if self.ungated:
+                raise ValueError("Experts without a gate are not supported: leave out ungated.")
+            self.router.check(self.experts, self.chosen_experts)
 
     @property
     def dimensions(self) -> dict[str, int]:
@@ -164,8 +178,10 @@ class DecoderConfig:
             heads = self.mamba.heads if self.mamba else 0
             sizes["state_heads"] = math.gcd(heads, self.width if self.convolution else 0)
         if self.experts:
-            return sizes | {"experts": self.experts}
-        return sizes | {"feed_forward": self.feed_forward_width}
+            sizes["experts"] = self.experts
+        if width := math.gcd(0 if self.experts else self.feed_forward_width, self.shared_width):
+            sizes["feed_forward"] = width
+        return sizes
 
     @property
     def kinds(self) -> tuple[LayerKind, ...]:

@@ -24,8 +24,10 @@ ACTIVATIONS = {
 LIMIT, SLOPE = 7.0, 1.702  # of `clamped_swish`
 
 
-def gated(activation: str, gate: Array, up: Array) -> jax.Array:
-    """Returns the product of a gated feed-forward (`DecoderConfig.activation`)."""
+def gated(activation: str, gate: Array | None, up: Array) -> jax.Array:
+    """Returns the hidden layer of a feed-forward, which may have no gate (`DecoderConfig`)."""
+    if gate is None:
+        return ACTIVATIONS[activation](up)
     if activation == "clamped_swish":
         gate, up = jnp.minimum(gate, LIMIT), jnp.clip(up, -LIMIT, LIMIT)
         return (gate * nn.sigmoid(SLOPE * gate)) * (up + 1)
@@ -37,8 +39,8 @@ class Experts(nn.Module):
 
         p = softmax(x R); y = sum over the chosen e of p_e (act(x G_e) * x U_e) D_e
 
-    If `normalized_experts` is set, p of the chosen experts is divided by its sum. If `expert_bias`
-    is set, each of the four products has a bias. The dispatch changes results only by rounding:
+    `Router` has other choices and weights. If `expert_bias` is set, each of the four products has a
+    bias. The dispatch changes results only by rounding:
 
     * dense: every expert runs on every token, with weight 0 for experts that were not chosen.
     * grouped: pairs of a token and its chosen expert are sorted by expert, and each expert runs on
@@ -62,11 +64,12 @@ class Experts(nn.Module):
             it, the compiler would gather the experts of several devices.
         """
         c = self.config
-        E, D, F = c.experts, c.width, c.feed_forward_width
-        router_DE, *kernels = (
+        E, D, F = c.experts, c.width, c.expert_width or c.feed_forward_width
+        exact = jnp.float32 if c.router.exact else self.dtype
+        router_DE = self.param("router", INIT, (D, E)).astype(exact)
+        kernels = (
             self.param(name, INIT, shape).astype(self.dtype)
             for name, shape in (
-                ("router", (D, E)),
                 ("gate", (E, D, F)),
                 ("up", (E, D, F)),
                 ("down", (E, F, D)),
@@ -83,29 +86,33 @@ class Experts(nn.Module):
                 ("down_bias", (E, D)),
             )
         )
-        scores_BTE = plus(jnp.einsum("BTD,DE->BTE", x_BTD, router_DE), router_bias_E)
-        inputs = x_BTD, scores_BTE.astype(jnp.float32)
+        correction_E = None
+        if c.router.corrected:
+            correction_E = self.param("router_correction", nn.initializers.zeros, (1, E))[0]
+        product_BTE = jnp.einsum("BTD,DE->BTE", x_BTD.astype(exact), router_DE)
+        inputs = x_BTD, plus(product_BTE, router_bias_E).astype(jnp.float32)
         run = self.dense if self.dispatch == "dense" else self.grouped
-        return with_own_experts(run, inputs, (kernels, biases), mesh)
+        return with_own_experts(run, inputs, correction_E, ([*kernels], biases), mesh)
 
-    def choose(self, scores_BTE: Array) -> tuple[Array, Array]:
+    def choose(self, scores_BTE: Array, correction_E: Array | None) -> tuple[Array, Array]:
         """Returns the weights and the numbers of the chosen experts of each token: [B, T, C]."""
         c = self.config
-        weights_BTC, chosen_BTC = jax.lax.top_k(jax.nn.softmax(scores_BTE), c.chosen_experts)
-        if c.normalized_experts:
-            weights_BTC = weights_BTC / jnp.sum(weights_BTC, axis=-1, keepdims=True)
+        weights_BTC, chosen_BTC = c.router.choose(
+            scores_BTE, correction_E, c.chosen_experts, normalized=c.normalized_experts
+        )
         return weights_BTC.astype(self.dtype), chosen_BTC
 
     def dense(
         self,
         x_BTD: Array,
         scores_BTE: Array,
+        correction_E: Array | None,
         kernels: Sequence[Array],
         biases: Sequence[Array | None],
         first: Array | int = 0,
     ) -> Array:
         """Runs E experts, of which the first has the number `first`, on every token."""
-        weights_BTC, chosen_BTC = self.choose(scores_BTE)
+        weights_BTC, chosen_BTC = self.choose(scores_BTE, correction_E)
         (gate_EDF, up_EDF, down_EFD), (gate_bias_EF, up_bias_EF, down_bias_ED) = kernels, biases
         # All 0 for another expert.
         chosen_BTCE = jax.nn.one_hot(chosen_BTC - first, len(gate_EDF), dtype=self.dtype)
@@ -122,6 +129,7 @@ class Experts(nn.Module):
         self,
         x_BTD: Array,
         scores_BTE: Array,
+        correction_E: Array | None,
         kernels: Sequence[jax.Array],
         biases: Sequence[Array | None],
         first: Array | int = 0,
@@ -133,7 +141,7 @@ class Experts(nn.Module):
         """
         gate_EDF, up_EDF, down_EFD = kernels
         E = len(gate_EDF)
-        weights_BTC, chosen_BTC = self.choose(scores_BTE)
+        weights_BTC, chosen_BTC = self.choose(scores_BTE, correction_E)
         experts_N = chosen_BTC.reshape(-1) - first
         experts_N = jnp.where((experts_N >= 0) & (experts_N < E), experts_N, E)
         sorted_N = jnp.argsort(experts_N)
@@ -158,13 +166,48 @@ class Experts(nn.Module):
         return jnp.sum(permuted(y_ND, unsorted_N).reshape(x_BTCD.shape), axis=2)
 
 
+class SharedExperts(nn.Module):
+    """A gated feed-forward that every token uses, beside its chosen experts (2401.06066).
+
+    If `weighted_shared` is set, it is multiplied by sigmoid(x w) (Qwen1.5-MoE).
+
+    Attributes:
+      dense: a function that returns the projection to so many features.
+    """
+
+    config: DecoderConfig
+    dtype: Any
+    dense: Callable[[int], nn.Module]
+
+    def setup(self) -> None:
+        c = self.config
+        self.gate = None if c.ungated else self.dense(c.shared_width)
+        self.up = self.dense(c.shared_width)
+        self.down = self.dense(c.width)
+        if c.weighted_shared:
+            self.weight = self.param("weight", INIT, (c.width, 1))
+
+    def __call__(self, x_BTD: Array) -> Array:
+        gate = None if self.gate is None else self.gate(x_BTD)
+        y_BTD = self.down(gated(self.config.activation, gate, self.up(x_BTD)))
+        if not self.config.weighted_shared:
+            return y_BTD
+        weight_BT1 = nn.sigmoid(x_BTD @ self.weight.astype(self.dtype))
+        return y_BTD * jnp.broadcast_to(weight_BT1, y_BTD.shape)
+
+
 def with_own_experts(
-    run: Callable[..., Array], inputs: tuple[Array, ...], experts: Any, mesh: Mesh | None
+    run: Callable[..., Array],
+    inputs: tuple[Array, ...],
+    whole: Array | None,
+    experts: Any,
+    mesh: Mesh | None,
 ) -> Array:
-    """Returns run(*inputs, *experts, first), summed over the devices that divide the experts.
+    """Returns run(*inputs, whole, *experts, first), summed over devices that divide the experts.
 
     Args:
       inputs: arrays [B, T, ...], whose rows other devices may divide.
+      whole: an array that each device has in full.
       experts: arrays [E, ...].
       mesh: as in `Experts.__call__`.
     """
@@ -175,24 +218,24 @@ def with_own_experts(
         if len(inputs[0]) % math.prod(devices.shape[axis] for axis in of_rows) == 0:
             rows = PartitionSpec(of_rows)
     elif devices.shape.get("tp", 1) == 1:
-        return run(*inputs, *experts)
+        return run(*inputs, whole, *experts)
 
     count = math.prod(devices.shape[axis] for axis in axes)
 
-    def of_device(inputs: tuple[Array, ...], experts: Any) -> Array:
+    def of_device(inputs: tuple[Array, ...], whole: Array | None, experts: Any) -> Array:
         first = jax.lax.axis_index(axes) * len(experts[0][0])
         with jax.named_scope(experts_of(count)):
-            y_BTD = run(*inputs, *experts, first)
+            y_BTD = run(*inputs, whole, *experts, first)
         return jax.lax.psum(y_BTD, axes)
 
     return jax.shard_map(
         of_device,
         mesh=devices,
-        in_specs=(rows, PartitionSpec(axes)),
+        in_specs=(rows, PartitionSpec(), PartitionSpec(axes)),
         out_specs=rows,
         axis_names={*devices.shape} if mesh is not None else {"tp"},
         check_vma=False,
-    )(inputs, experts)
+    )(inputs, whole, experts)
 
 
 def experts_of(count: int) -> str:

@@ -13,10 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
+from jax.tree_util import DictKey
 
 from rl4p.base.errors import InputError, RunError
 from rl4p.base.types import Params
 from rl4p.distributed.mesh import Mesh
+from rl4p.distributed.partition import held_dtype
 from rl4p.distributed.placement import param_shardings
 from rl4p.model.decoder import Decoder, DecoderConfig
 from rl4p.model.families import FAMILIES, Tensor, TensorPart, family_of
@@ -116,7 +118,8 @@ def read_params(
         if isinstance(shape, NF4Kernel):
             node[path[-1]] = read_nf4(partial(read, dtype=np.dtype("float32")), shape, place)
             continue
-        read = partial(read, dtype=own if rest is None else jnp.dtype(rest))
+        dtype_of = held_dtype(tuple(map(DictKey, path)), own if rest is None else rest)
+        read = partial(read, dtype=dtype_of)
         array = jax.make_array_from_callback(shape.shape, place, read)
         node[path[-1]] = array.block_until_ready()  # before the next one needs memory
     return params
@@ -225,7 +228,9 @@ def write_model(
       shard_bytes: the total size above which tensors are divided among several files.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = model_tensors(decoder, params, lambda _, array: dtype or array.dtype)
+    tensors = model_tensors(
+        decoder, params, lambda path, array: held_dtype(path, dtype or array.dtype)
+    )
     write_tensors(folder, tensors, shard_bytes)
     write_configs(folder, decoder, end_ids, pad_id=pad_id, kept=kept, dtype=str(tensors[0].dtype))
 

@@ -13,7 +13,7 @@ from rl4p.distributed.mesh import Mesh
 from rl4p.model.attention import AttentionInputs, Kernel, attend
 from rl4p.model.cache import Writer
 from rl4p.model.decoder_config import DecoderConfig
-from rl4p.model.experts import ACTIVATIONS, Experts, gated
+from rl4p.model.experts import Experts, SharedExperts, gated
 from rl4p.model.products import INIT, Projection, projected, scaled
 from rl4p.model.rope import rotate
 
@@ -70,6 +70,8 @@ class Layer(nn.Module):
             self.attention_post_norm, self.feed_forward_post_norm = norm(), norm()
         if c.experts:
             self.experts = Experts(c, self.dtype, self.experts_dispatch)
+            if c.shared_width:
+                self.shared = SharedExperts(c, self.dtype, dense)
         else:
             if not c.ungated:
                 self.gate = dense(c.feed_forward_width, use_bias=c.feed_forward_bias)
@@ -143,7 +145,7 @@ class Layer(nn.Module):
 
     def feed_forward(self, x_BTD: Array, mesh: Mesh | None) -> Array:
         if self.config.experts:
-            return self.experts(x_BTD, mesh)
-        if self.config.ungated:
-            return self.down(ACTIVATIONS[self.config.activation](self.up(x_BTD)))
-        return self.down(gated(self.config.activation, self.gate(x_BTD), self.up(x_BTD)))
+            y_BTD = self.experts(x_BTD, mesh)
+            return y_BTD + self.shared(x_BTD) if self.config.shared_width else y_BTD
+        gate = None if self.config.ungated else self.gate(x_BTD)
+        return self.down(gated(self.config.activation, gate, self.up(x_BTD)))

@@ -13,6 +13,7 @@ from rl4p.base.types import Array, Params
 from rl4p.configuration.capability import ReadPath
 from rl4p.distributed import placement
 from rl4p.distributed.mesh import Mesh
+from rl4p.distributed.partition import held_dtype
 from rl4p.model.attention import Choice, kernel_for
 from rl4p.model.chat_templates import Key, chat_template, date_of, set_clock
 from rl4p.model.decoder import Decoder, Remat
@@ -101,7 +102,9 @@ class Pretrained:
             held = quantized_shapes(shapes)
             params = placement.with_shardings(held, placement.param_shardings(mesh, held))
         else:
-            params = jax.tree.map(lambda x: x.update(dtype=dtype), shapes)
+            params = jax.tree.map_with_path(
+                lambda path, x: x.update(dtype=held_dtype(path, dtype)), shapes
+            )
         if not self.lora.rank:
             return policy, params
         return replace(policy, frozen=params), placement.shapes(mesh, self.lora.init, key, params)

@@ -195,9 +195,12 @@ class StepEstimate:
             vocabulary=c.vocabulary // tp,
             heads=c.heads // tp,
             num_kv_heads=c.num_kv_heads // tp,
-            feed_forward_width=c.feed_forward_width if c.experts else c.feed_forward_width // tp,
+            feed_forward_width=c.feed_forward_width // tp,
+            expert_width=c.expert_width or c.feed_forward_width,
+            shared_width=c.shared_width // tp,
             experts=c.experts // tp,
             chosen_experts=min(c.chosen_experts, c.experts // tp),
+            router=replace(c.router, groups=1, chosen_groups=1),
         )
         return replace(decoder, config=own, attention="xla")
 
