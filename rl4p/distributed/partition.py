@@ -99,9 +99,9 @@ DECLARED: dict[str, Parameter] = {
     **dict.fromkeys(
         ("mamba/output/kernel", "convolution/output/kernel"), Parameter(("state_heads", "width"))
     ),
-    **dict.fromkeys(("mamba/query_convolution", "mamba/key_convolution"), vector(None, None)),
+    **dict.fromkeys(("mamba/query_convolution", "mamba/key_convolution"), vector(None, None, None)),
     **dict.fromkeys(
-        ("mamba/value_convolution", "convolution/convolution"), vector("state_heads", None)
+        ("mamba/value_convolution", "convolution/convolution"), vector("state_heads", None, None)
     ),
     **{
         name: vector("state_heads")

@@ -154,6 +154,6 @@ move.defvjp(
 
 
 def fresh_windows(key: Array, shape: tuple[int, ...]) -> jax.Array:
-    """Returns kernels [C, k] of one over the root of k, as torch draws them."""
+    """Returns kernels [C, 1, k], uniform up to the root of 1 / k, as torch draws them."""
     limit = shape[-1] ** -0.5
     return jax.random.uniform(key, shape, minval=-limit, maxval=limit)

@@ -37,7 +37,7 @@ class GatedConvolution(nn.Module):
         self.input_gate, self.output_gate, self.value, self.output = (
             self.dense(D, use_bias=bias) for _ in range(4)
         )
-        self.convolution = self.param("convolution", fresh_windows, (D, self.config.kernel))
+        self.convolution = self.param("convolution", fresh_windows, (D, 1, self.config.kernel))
         if bias:
             self.convolution_bias = self.param("convolution_bias", nn.initializers.zeros, (D,))
 
@@ -52,7 +52,7 @@ class GatedConvolution(nn.Module):
         inputs_BTD = self.input_gate(x_BTD) * self.value(x_BTD)
         y_BTD, inputs_BDk = causal_convolution(
             inputs_BTD,
-            self.convolution,
+            self.convolution[:, 0],
             segments_BT,
             None if state is None else state.inputs_BDk,
             self.convolution_bias if self.config.bias else None,

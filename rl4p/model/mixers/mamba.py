@@ -5,6 +5,7 @@ the channels of a convolution and k its width, Q the tokens of a chunk.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -65,7 +66,7 @@ class Mamba(nn.Module):
         self.skip = self.param("skip", nn.initializers.ones, (c.heads,))
         self.scale = self.param("scale", nn.initializers.ones, (inner,))
         for name, channels in (("query", shared), ("key", shared), ("value", inner)):
-            kernel = self.param(f"{name}_convolution", fresh_windows, (channels, c.kernel))
+            kernel = self.param(f"{name}_convolution", fresh_windows, (channels, 1, c.kernel))
             setattr(self, f"{name}_convolution", kernel)
             if c.convolution_bias:
                 zeros = nn.initializers.zeros
@@ -98,7 +99,8 @@ class Mamba(nn.Module):
             state_BHhN = jnp.zeros((B, c.heads, c.head_width, c.state))
         steps_BTH = self.steps(self.step(x_BTD), segments_BT)
         y_BTHh, state_BHhN = recurrence(
-            q_BTGN, k_BTGN, v_BTHh, steps_BTH, self.decay, segments_BT, state_BHhN
+            *(q_BTGN, k_BTGN, v_BTHh, steps_BTH, self.decay, segments_BT, state_BHhN),
+            exact=jnp.dtype(self.dtype) == jnp.float32,
         )
         y_BTHh = y_BTHh + self.skip.astype(jnp.float32)[None, None, :, None] * v_BTHh
         y_BTC = self.gated_norm(y_BTHh.reshape(B, T, -1), self.gate(x_BTD))
@@ -108,9 +110,11 @@ class Mamba(nn.Module):
         self, name: str, x_BTD: Array, segments_BT: Array, inputs_BCk: Array | None
     ) -> tuple[Array, Array]:
         """Returns the queries, keys or values in float32, and the inputs to continue from."""
-        kernel_Ck, bias = getattr(self, f"{name}_convolution"), getattr(self, f"{name}_bias", None)
+        kernel_C1k, bias = getattr(self, f"{name}_convolution"), getattr(self, f"{name}_bias", None)
         x_BTC = getattr(self, name)(x_BTD)
-        y_BTC, inputs_BCk = causal_convolution(x_BTC, kernel_Ck, segments_BT, inputs_BCk, bias)
+        y_BTC, inputs_BCk = causal_convolution(
+            x_BTC, kernel_C1k[:, 0], segments_BT, inputs_BCk, bias
+        )
         return nn.silu(y_BTC.astype(jnp.float32)), inputs_BCk
 
     def steps(self, x_BTH: Array, segments_BT: Array) -> Array:
@@ -147,11 +151,16 @@ def recurrence(
     decay_H: Array,
     segments_BT: Array,
     state_BHhN: Array,
-) -> tuple[jax.Array, jax.Array]:
+    *,
+    exact: bool = True,
+) -> tuple[Array, Array]:
     """Returns S q for each token, and the last S (`Mamba`), all in float32.
 
     Tokens are processed in chunks. Within a chunk, the score of a later token t for an earlier one
     s is q_t k_s exp(sum of log a from s + 1 to t); what came before the chunk is one state.
+
+    Args:
+      exact: accelerators do not round the factors of products of float32.
     """
     (B, T, G, N), (H, h) = q_BTGN.shape, v_BTHh.shape[2:]
     R = H // G
@@ -160,9 +169,9 @@ def recurrence(
     state = state_BHhN.reshape(B, G, R, h, N)
     v, logs = v_BTHh.reshape(B, T, G, R, h), logs_BTH.reshape(B, T, G, R)
     if T == 1:
-        kept = jnp.exp(logs)[:, 0, ..., None, None] * state
-        state = kept + jnp.einsum("BTGRh,BTGN->BGRhN", v, k_BTGN)
-        y = jnp.einsum("BTGN,BGRhN->BTGRh", q_BTGN, state)
+        q, k = (x[:, 0, :, None, None] for x in (q_BTGN, k_BTGN))
+        state = jnp.exp(logs)[:, 0, ..., None, None] * state + v[:, 0, ..., None] * k
+        y = jnp.sum(state * q, axis=-1)
         return y.reshape(B, T, H, h), state.reshape(B, H, h, N)
     size = min(T, CHUNK)
     chunks = -(-T // size)
@@ -174,8 +183,10 @@ def recurrence(
     runs_BT = runs(jnp.pad(segments_BT, ((0, 0), (0, chunks * size - T))))  # the last run goes on
     inputs = *map(divided, (q_BTGN, k_BTGN, v, logs)), divided(runs_BT)
     start = state, jnp.zeros(B, jnp.int32)
+    precision = jax.lax.Precision.HIGHEST if exact else None
+    run = partial(run_chunk, partial(jnp.einsum, precision=precision))
     # Saving the state of each chunk, and no scores, is what makes long sequences fit.
-    (state, _), y = jax.lax.scan(jax.checkpoint(run_chunk), start, inputs)
+    (state, _), y = jax.lax.scan(jax.checkpoint(run), start, inputs)
     y_BTHh = y.swapaxes(0, 1).reshape(B, chunks * size, H, h)[:, :T]
     return y_BTHh, state.reshape(B, H, h, N)
 
@@ -192,7 +203,7 @@ def runs(segments_BT: Array) -> jax.Array:
 
 
 def run_chunk(
-    carried: tuple[Array, Array], inputs: tuple[Array, ...]
+    product: Callable[..., Any], carried: tuple[Array, Array], inputs: tuple[Array, ...]
 ) -> tuple[tuple[Array, Array], Array]:
     """Runs one chunk of `recurrence`; R is the number of heads in a group."""
     state_BGRhN, before_B = carried
@@ -207,13 +218,13 @@ def run_chunk(
 
     earlier_BQQ = jnp.tril(runs_BQ[:, :, None] == runs_BQ[:, None, :])
     decays_BGRQQ = alive(sums_BGRQ[..., :, None] - sums_BGRQ[..., None, :], earlier_BQQ)
-    scores_BGQQ = jnp.einsum("BtGN,BsGN->BGts", q_BQGN, k_BQGN)
-    y_BQGRh = jnp.einsum("BGRts,BsGRh->BtGRh", scores_BGQQ[:, :, None] * decays_BGRQQ, v_BQGRh)
+    scores_BGQQ = product("BtGN,BsGN->BGts", q_BQGN, k_BQGN)
+    y_BQGRh = product("BGRts,BsGRh->BtGRh", scores_BGQQ[:, :, None] * decays_BGRQQ, v_BQGRh)
     since_BGRQ = alive(sums_BGRQ, runs_BQ == before_B[:, None])
-    read_BGRQh = jnp.einsum("BtGN,BGRhN->BGRth", q_BQGN, state_BGRhN) * since_BGRQ[..., None]
+    read_BGRQh = product("BtGN,BGRhN->BGRth", q_BQGN, state_BGRhN) * since_BGRQ[..., None]
     until_BGRQ = alive(total_BGR[..., None] - sums_BGRQ, runs_BQ == end_B[:, None])
     kept_BGR = alive(total_BGR[..., None], (before_B == end_B)[:, None])
-    state_BGRhN = kept_BGR[..., None] * state_BGRhN + jnp.einsum(
+    state_BGRhN = kept_BGR[..., None] * state_BGRhN + product(
         "BsGRh,BsGN->BGRhN", v_BQGRh * jnp.moveaxis(until_BGRQ, -1, 1)[..., None], k_BQGN
     )
     return (state_BGRhN, end_B), y_BQGRh + jnp.moveaxis(read_BGRQh, 3, 1)

@@ -27,7 +27,7 @@ def test_a_convolution_between_two_gates():
 
     inputs = np.asarray(project("input_gate", x[0]) * project("value", x[0]))
     before = np.concatenate([np.zeros((2, D)), inputs])
-    mixed = sum(params["convolution"][None, :, i] * before[i : i + 9] for i in range(3)) + 0.3
+    mixed = sum(params["convolution"][None, :, 0, i] * before[i : i + 9] for i in range(3)) + 0.3
     expected = project("output", project("output_gate", x[0]) * mixed)
     np.testing.assert_allclose(y[0], expected, atol=1e-5)
     np.testing.assert_allclose(state.inputs_BDk[0], inputs[-2:].T, atol=1e-6)
