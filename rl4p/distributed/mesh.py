@@ -232,7 +232,8 @@ class Mesh(ProcessOptions):
         shape = self.devices.shape
         for name, size in dimensions.items():
             axis = RULES[name]
-            keys = [axis, "cp"] if name in ("width", "heads") and "cp" in shape else [axis]
+            with_cp = (axis == "fsdp" or name == "heads") and "cp" in shape
+            keys = [axis, "cp"] if with_cp else [axis]
             parts = math.prod(shape[key] for key in keys)
             check_divisible(" x ".join(f"mesh.{key}" for key in keys), parts, name, size)
 

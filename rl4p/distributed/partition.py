@@ -66,6 +66,12 @@ DECLARED: dict[str, Parameter] = {
     "key/kernel": Parameter(("width", "num_kv_heads")),
     "value/kernel": Parameter(("width", "num_kv_heads")),
     "output/kernel": Parameter(("heads", "width")),
+    "query_down/kernel": Parameter(("width", None)),
+    "query_up/kernel": Parameter(("query_rank", "heads")),
+    "key_value_down/kernel": Parameter(("width", None)),
+    "key_value_up/kernel": Parameter(("rank", "heads")),
+    "query_down/bias": vector(None),
+    "key_value_down/bias": vector(None),
     "query/bias": vector("heads"),
     "key/bias": vector("num_kv_heads"),
     "value/bias": vector("num_kv_heads"),
@@ -156,6 +162,8 @@ GATHERED = "gathered parameters"  # a backward pass gathers them again, even if 
 RULES = {
     "width": "fsdp",  # every large parameter has this axis once
     "vocabulary": "tp",  # shards the logits: a softmax reduces two numbers per token
+    "rank": "fsdp",  # of latent attention, in place of the width
+    "query_rank": "fsdp",
     "heads": "tp",  # the attention of one head needs no other head
     "num_kv_heads": "tp",  # on the devices of the query heads that use them
     "state_heads": "tp",  # or channels: the state of one needs no other
@@ -254,7 +262,8 @@ def changed_for_decoding(params: Params, dtype: str) -> frozenset[str]:
 def decoding_dtype(path: tuple, x: Any, dtype: str) -> jnp.dtype:
     """Returns the dtype of a parameter for sampling: at most `dtype` for a matrix, else its own."""
     parameter = declared(path)
-    narrowed = parameter.narrowed and "width" in parameter.axes
+    large = any(RULES.get(axis or "") == "fsdp" for axis in parameter.axes)
+    narrowed = parameter.narrowed and large
     wider = narrowed and x.dtype.itemsize > jnp.dtype(dtype).itemsize
     return jnp.dtype(dtype) if wider else x.dtype
 

@@ -320,14 +320,17 @@ def attend(
       sinks_H: a score of each head, which takes a share of the softmax and has no value; or None.
       kernel: the implementation to use if `in_order` is set.
     """
-    if in_order and kernel == "cudnn":
-        return cudnn(q_BTHh, k_BKhS, v_BKSh, view.mask_BTS, query_scalar=query_scalar)
-    if in_order and kernel == "splash":
-        segments = view.segment_ids_BT, view.segment_ids_BS
-        options = {"query_scalar": query_scalar, "softcap": softcap}
-        return splash(q_BTHh, k_BKhS, v_BKSh, *segments, **options)
     B, T, H, h = q_BTHh.shape
-    K = k_BKhS.shape[1]
+    _, K, _, v = v_BKSh.shape  # values may be narrower than keys
+    if in_order and kernel != "xla":
+        v_BKSh = jnp.pad(v_BKSh, [(0, 0)] * 3 + [(0, h - v)])
+        if kernel == "cudnn":
+            out = cudnn(q_BTHh, k_BKhS, v_BKSh, view.mask_BTS, query_scalar=query_scalar)
+        else:
+            segments = view.segment_ids_BT, view.segment_ids_BS
+            options = {"query_scalar": query_scalar, "softcap": softcap}
+            out = splash(q_BTHh, k_BKhS, v_BKSh, *segments, **options)
+        return out if h == v else out.reshape(B, T, H, h)[..., :v].reshape(B, T, H * v)
     # Merging the query heads of a KV head with the queries gives two plain matrix products, which
     # are faster than a contraction over five axes.
     scaled_BTHh = (q_BTHh * query_scalar**-0.5).astype(k_BKhS.dtype)
@@ -346,7 +349,7 @@ def attend(
         weights = jax.nn.softmax(scores, axis=-1)[..., :keys].astype(v_BKSh.dtype)
         weights_BKMS = weights.reshape(B, K, -1, keys)
         out_BKMh = jnp.einsum("BKMS,BKSh->BKMh", weights_BKMS, v_BKSh[:, :, :keys])
-        return out_BKMh.reshape(B, K, H // K, end - start, h)
+        return out_BKMh.reshape(B, K, H // K, end - start, v)
 
     if in_order:
         size = -(-T // min(4, max(1, round(T / QUERY_BLOCK))))  # few, since each compiles
@@ -356,4 +359,4 @@ def attend(
         out_BKGTh = jnp.concatenate(blocks, axis=3)
     else:
         out_BKGTh = block(0, T, v_BKSh.shape[2])
-    return out_BKGTh.transpose(0, 3, 1, 2, 4).reshape(B, T, H * h).astype(q_BTHh.dtype)
+    return out_BKGTh.transpose(0, 3, 1, 2, 4).reshape(B, T, H * v).astype(q_BTHh.dtype)

@@ -29,7 +29,8 @@ def write_columns(
     """Writes a column of each row at the row's own slot.
 
     Args:
-      cache: [B, K, h, S] or [B, K, S, h], or [B, S] (numbers, of which there are few).
+      cache: [B, K, h, S] or [B, K, S, h], [B, S, R] (without heads), or [B, S] (numbers, of which
+        there are few).
       new: of the same shape, with one slot.
       slot_B: int32, clipped to the cache.
     """
@@ -37,10 +38,17 @@ def write_columns(
     slot_B = jnp.clip(slot_B, 0, S - 1)
     if cache.ndim == 2:
         return jnp.where(jnp.arange(S)[None] == slot_B[:, None], new, cache)
+    if cache.ndim == 3:
+        with_head = cache[:, None], new[:, None], slot_B, axis + 1, mesh
+        return write_columns(*with_head, interpret=interpret)[:, 0]
     run = partial(of_device, axis=axis, interpret=interpret)
     if mesh.size == 1:
         return run(cache, new, slot_B)
-    rows, heads = PartitionSpec(ROW_AXES), PartitionSpec(ROW_AXES, "tp")
+    # One head is on all devices along `tp`: no mesh divides a single KV head.
+    rows, heads = (
+        PartitionSpec(ROW_AXES),
+        PartitionSpec(ROW_AXES, "tp" if cache.shape[1] > 1 else None),
+    )
     places = {"in_specs": (heads, heads, rows), "out_specs": heads}
     # The compiler cannot divide a kernel.
     return jax.shard_map(run, mesh=mesh.devices, **places, check_vma=False)(cache, new, slot_B)
@@ -82,6 +90,15 @@ def of_device(cache: Array, new: Array, slot_B: Array, *, axis: int, interpret: 
         interpret=interpret,
     )
     return call(slot_B, new.reshape(B, K, 1, h), cache)
+
+
+class Latents(NamedTuple):
+    """The cache of a layer with latent attention, the same for all heads."""
+
+    latents_BSR: Array
+    keys_BSr: Array  # rotated
+    slot_axes = (1, 1)
+    divided = False
 
 
 FEW = 32  # columns of each row that a TPU writes one by one

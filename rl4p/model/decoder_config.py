@@ -53,6 +53,26 @@ class ConvolutionConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LatentConfig:
+    """The options of latent attention (`mixers.latent`), beside heads and `rotary_width`.
+
+    Attributes:
+      rank: the size of the latent of keys and values.
+      query_rank: the size of the latent of queries; None if they have none.
+      unrotated_width, rotated_width: the sizes of the two parts of a query and of a key.
+      value_width: the size of a value.
+      score_growth: with YaRN of factor f, scores grow by (1 + 0.1 score_growth ln f)^2.
+    """
+
+    rank: int
+    query_rank: int | None
+    unrotated_width: int
+    rotated_width: int
+    value_width: int
+    score_growth: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class DecoderConfig:
     """The shape and the options of a decoder.
 
@@ -92,7 +112,7 @@ class DecoderConfig:
       shared_width: the width of the experts that every token uses, of which several are one
         feed-forward; 0 if there are none.
       weighted_shared: their output is multiplied by sigmoid(x w).
-      mamba, convolution: the options of these mixers; None if no layer has them.
+      mamba, convolution, latent: the options of these mixers; None if no layer has them.
       labels: the number of scores of a classifier (`heads.scores`), which has no token head; 0 for
         a language model.
     """
@@ -143,6 +163,7 @@ class DecoderConfig:
     weighted_shared: bool = False
     mamba: MambaConfig | None = None
     convolution: ConvolutionConfig | None = None
+    latent: LatentConfig | None = None
     labels: int = 0
 
     def __post_init__(self) -> None:
@@ -177,6 +198,10 @@ class DecoderConfig:
         if self.mamba or self.convolution:
             heads = self.mamba.heads if self.mamba else 0
             sizes["state_heads"] = math.gcd(heads, self.width if self.convolution else 0)
+        if self.latent is not None:
+            sizes["rank"] = self.latent.rank
+            if self.latent.query_rank is not None:
+                sizes["query_rank"] = self.latent.query_rank
         if self.experts:
             sizes["experts"] = self.experts
         if width := math.gcd(0 if self.experts else self.feed_forward_width, self.shared_width):
@@ -189,3 +214,10 @@ class DecoderConfig:
         none = (False,) * self.layers
         pairs = zip(self.sliding or none, self.unrotated or none, strict=True)
         return tuple(LayerKind(*pair) for pair in pairs)
+
+
+def latent_of(c: DecoderConfig) -> LatentConfig:
+    """Returns the options of latent attention, of a decoder that has it."""
+    if c.latent is None:
+        raise ValueError("A decoder with latent attention needs its options: set latent.")
+    return c.latent

@@ -73,6 +73,16 @@ class Projection(nn.Dense):
         )
         return y + self.adapter_scale * ((inputs.astype(self.dtype) @ down) @ up)
 
+    def factors(self) -> list[tuple[Array, ...]]:
+        """Returns matrices whose product is W, and those whose product is added to W, if any."""
+        kernel = self.get_variable("params", "kernel").astype(self.dtype)
+        products: list[tuple[Array, ...]] = [(kernel,)]
+        if self.has_variable("params", "lora_a"):
+            down, up = (self.get_variable("params", name) for name in ("lora_a", "lora_b"))
+            down = self.adapter_scale * down
+            products.append((down.astype(self.dtype), up.astype(self.dtype)))
+        return products
+
 
 def scaled(x: Array, factor: float) -> jax.Array:
     """Returns x times a factor, rounded once to the dtype of x."""

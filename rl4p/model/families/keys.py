@@ -348,6 +348,28 @@ def long_magnitude(factor: float, original: int) -> float:
     return math.sqrt(1 + math.log(max(factor, 1.0)) / math.log(original))
 
 
+def limit_positions(keys: Keys, scaling: Scaling | None, rotary_width: int) -> dict[str, int]:
+    """Checks LongRoPE's factors; returns the most positions, those without its long factors."""
+    if not isinstance(scaling, LongScaling):
+        return {}
+    if {len(scaling.factors), len(scaling.long_factors)} != {rotary_width // 2}:
+        raise InputError(
+            f"{keys.where}: short_factor and long_factor must have {rotary_width // 2} numbers, "
+            "one for each pair of elements that is rotated."
+        )
+    return {"max_positions": min(scaling.max_positions, scaling.original_max_positions)}
+
+
+def write_positions(c: DecoderConfig) -> dict[str, int]:
+    """Returns the numbers of positions with LongRoPE, which `limit_positions` reads."""
+    if not isinstance(c.rope_scaling, LongScaling):
+        return {}
+    return {
+        "max_position_embeddings": c.rope_scaling.max_positions,
+        "original_max_position_embeddings": c.rope_scaling.original_max_positions,
+    }
+
+
 def write_layer_types(c: DecoderConfig) -> list[str]:
     sliding = c.sliding or (False,) * c.layers
     return ["sliding_attention" if slides else "full_attention" for slides in sliding]

@@ -9,10 +9,9 @@
 from collections.abc import Iterator
 from typing import Any
 
-from rl4p.base.errors import InputError
 from rl4p.model.decoder import DecoderConfig
 from rl4p.model.families.family import LAYER_NAMES, Family, Tensor, names, rows
-from rl4p.model.families.keys import Keys, write_shape
+from rl4p.model.families.keys import Keys, limit_positions, write_positions, write_shape
 from rl4p.model.rope import LongScaling
 
 QUERY_KEY_VALUE, GATE_UP = "self_attn.qkv_proj.weight", "mlp.gate_up_proj.weight"
@@ -29,14 +28,9 @@ def read_phi3(keys: Keys) -> DecoderConfig:
     shape = keys.shape()
     window = None if keys.config.get("sliding_window") is None else keys.size("sliding_window")
     rope = keys.rope(head_width=shape["head_width"], long=True)
-    if isinstance(scaling := rope["rope_scaling"], LongScaling):
-        keys.get("original_max_position_embeddings", int)
-        if {len(scaling.factors), len(scaling.long_factors)} != {rope["rotary_width"] // 2}:
-            raise InputError(
-                f"{keys.where}: short_factor and long_factor must have {rope['rotary_width'] // 2} "
-                "numbers, one for each pair of elements that is rotated."
-            )
-        shape["max_positions"] = min(shape["max_positions"], scaling.original_max_positions)
+    if isinstance(rope["rope_scaling"], LongScaling):
+        keys.get("original_max_position_embeddings", int)  # the family's default is another
+    shape |= limit_positions(keys, rope["rope_scaling"], rope["rotary_width"])
     return DecoderConfig(
         family="phi3",
         **rope,
@@ -48,11 +42,7 @@ def read_phi3(keys: Keys) -> DecoderConfig:
 
 
 def write_phi3(c: DecoderConfig) -> dict[str, Any]:
-    keys = write_shape(c) | {"hidden_act": "silu", "sliding_window": c.window}
-    if isinstance(scaling := c.rope_scaling, LongScaling):
-        keys["max_position_embeddings"] = scaling.max_positions
-        keys["original_max_position_embeddings"] = scaling.original_max_positions
-    return keys
+    return write_shape(c) | {"hidden_act": "silu", "sliding_window": c.window} | write_positions(c)
 
 
 def phi3_tensors(c: DecoderConfig) -> Iterator[Tensor]:
