@@ -47,6 +47,12 @@ GEMMA = {
     "sliding_window": 9,
     "tie_word_embeddings": True,
 }
+FACTORS = {
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.4,
+    "attention_multiplier": 0.2,
+    "logits_scaling": 1.7,
+}
 MOE = {
     "model_type": "qwen3_moe",
     "moe_intermediate_size": 24,
@@ -66,6 +72,7 @@ CASES = {
             "max_window_layers": 1,
         },
         "qwen3": {"model_type": "qwen3", "head_dim": 16},
+        "qwen3_biases": {"model_type": "qwen3", "head_dim": 16, "attention_bias": True},
         "llama": {"model_type": "llama", "rope_scaling": LLAMA3},
         "llama_linear": {
             "model_type": "llama",
@@ -76,6 +83,37 @@ CASES = {
         "llama_dynamic": {
             "model_type": "llama",
             "rope_scaling": {"rope_type": "dynamic", "factor": 4.0},
+        },
+        "llama_biases": {"model_type": "llama", "attention_bias": True, "mlp_bias": True},
+        "internlm3": {
+            "model_type": "internlm3",
+            "head_dim": 16,
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
+        "iquestcoder": {"model_type": "iquestcoder", "head_dim": 16},
+        "seed_oss": {"model_type": "seed_oss", "head_dim": 16, "pad_token_id": None},
+        "seed_oss_biases": {
+            "model_type": "seed_oss",
+            "attention_bias": False,
+            "attention_out_bias": True,
+            "mlp_bias": True,
+        },
+        "ernie4_5": {"model_type": "ernie4_5", "head_dim": 16, "tie_word_embeddings": True},
+        "ernie4_5_biases": {"model_type": "ernie4_5", "use_bias": True},
+        "helium": {"model_type": "helium", "attention_bias": True, "mlp_bias": True},
+        "glm": {"model_type": "glm", "pad_token_id": None, "head_dim": 16},
+        "granite": FACTORS | {"model_type": "granite", "tie_word_embeddings": True},
+        "hyperclovax": FACTORS | {"model_type": "hyperclovax", "use_post_norm": True},
+        "hyperclovax_pre": FACTORS
+        | {"model_type": "hyperclovax", "use_post_norm": False, "attention_bias": True},
+        "olmo2": {"model_type": "olmo2", "pad_token_id": None, "attention_bias": True},
+        "arcee": {"model_type": "arcee", "hidden_act": "relu2", "rope_scaling": YARN},
+        "arcee_biases": {
+            "model_type": "arcee",
+            "hidden_act": "relu2",
+            "attention_bias": True,
+            "mlp_bias": True,
         },
         "smollm3": {
             "model_type": "smollm3",
@@ -89,6 +127,8 @@ CASES = {
             "pad_token_id": None,
             "use_sliding_window": True,
             "sliding_window": 9,
+            "attention_bias": True,
+            "mlp_bias": True,
         },
         "olmo3": {
             "model_type": "olmo3",
@@ -129,6 +169,11 @@ CASES = {
         "glm4": {"model_type": "glm4", "pad_token_id": None, "head_dim": 16},
         "mistral": {"model_type": "mistral", "sliding_window": 9},
         "mistral_whole": {"model_type": "mistral", "sliding_window": None},
+        "ministral": {
+            "model_type": "ministral",
+            "sliding_window": 9,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
         "gemma2": GEMMA
         | {
             "model_type": "gemma2",

@@ -218,9 +218,11 @@ def test_eight_devices_equal_one(case, on_devices):
         (None, ""),
         (["qwen2"], ""),
         ("mamba", ""),
-        ("qwen3_next", " (the nearest supported one is qwen3_moe)"),
-        ("olmo2", " (the nearest supported one is olmo3)"),
-        ("mixtral", " (the nearest supported one is mistral)"),
+        ("qwen3_next_next", ""),
+        ("xglm", ""),
+        ("gpt_neox", ""),
+        ("gptoss", " (did you mean gpt_oss?)"),
+        ("Qwen3-MoE", " (did you mean qwen3_moe?)"),
     ],
 )
 def test_a_family_that_is_not_known_is_refused(model_type, nearest):

@@ -37,13 +37,12 @@ def read_gemma(keys: Keys) -> dict[str, Any]:
     """Returns the options that Gemma 2 and 3 share."""
     # transformers ignores hidden_act, which the first Gemma files contain.
     keys.must_be("hidden_activation", "gelu_pytorch_tanh", "activation")
-    keys.must_be("attention_bias", False)
     keys.must_be("use_bidirectional_attention", False)
     return {
         "centered_norm": True,
         "post_norms": True,
         "query_scalar": keys.get("query_pre_attn_scalar", float, 256.0),
-        "attention_bias": False,
+        **keys.biases(),
         "activation": "gelu_tanh",
         "tied_embedding": keys.get("tie_word_embeddings", bool, True),
         "scaled_embedding": True,
@@ -61,7 +60,7 @@ def write_gemma(c: DecoderConfig) -> dict[str, Any]:
     scalar = float(c.query_scalar or c.head_width)
     return {
         "hidden_activation": "gelu_pytorch_tanh",
-        "attention_bias": False,
+        "attention_bias": c.attention_bias,
         "query_pre_attn_scalar": int(scalar) if scalar.is_integer() else scalar,
         "attn_logit_softcapping": c.attention_softcap,
         "final_logit_softcapping": c.logits_softcap,

@@ -39,7 +39,6 @@ ROPE = {  # of a file without a rope section, such as those of the first models
 
 def read_gpt_oss(keys: Keys) -> DecoderConfig:
     keys.must_be("hidden_act", "silu", "activation")
-    keys.must_be("attention_bias", True)
     keys.must_be("swiglu_alpha", SLOPE)
     keys.must_be("swiglu_limit", LIMIT)
     experts = keys.size("num_local_experts", keys.config.get("num_experts"))
@@ -64,7 +63,7 @@ def read_gpt_oss(keys: Keys) -> DecoderConfig:
         **shape,
         **keys.sliding(keys.window(128), slides),
         tied_embedding=keys.get("tie_word_embeddings", bool, False),
-        output_bias=True,
+        **keys.biases(default=True),
         attention_sinks=True,
         activation="clamped_swish",
         experts=experts,
@@ -77,7 +76,7 @@ def read_gpt_oss(keys: Keys) -> DecoderConfig:
 def write_gpt_oss(c: DecoderConfig) -> dict[str, Any]:
     keys = write_shape(c) | {
         "hidden_act": "silu",
-        "attention_bias": True,
+        "attention_bias": c.attention_bias,
         "swiglu_limit": LIMIT,
         "sliding_window": c.window or 128,
         "layer_types": write_layer_types(c),

@@ -49,7 +49,8 @@ HARMLESS = {
     ),
     "fresh parameters": ("initializer_range", "initializer_factor"),
     "training in torch": (
-        *("attention_dropout", "hidden_dropout", "output_router_logits", "router_aux_loss_coef"),
+        *("attention_dropout", "hidden_dropout", "residual_dropout"),
+        *("output_router_logits", "router_aux_loss_coef"),
         *("problem_type", "gradient_checkpointing"),
     ),
     "widths of layers that the model lacks": ("intermediate_size",),

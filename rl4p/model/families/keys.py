@@ -223,6 +223,12 @@ class Keys:
             raise InputError(f"{self.where}: {key} must be a list of numbers, not {values!r}.")
         return tuple(map(float, values))
 
+    def biases(self, default: bool = False) -> dict[str, Any]:
+        """Returns the options of a family with biases in all projections of attention or none."""
+        return dict.fromkeys(
+            ("attention_bias", "output_bias"), self.get("attention_bias", bool, default)
+        )
+
     def window(self, default: int) -> int:
         """Returns the window of a family whose layers need one."""
         if self.config.get("sliding_window", default) is None:

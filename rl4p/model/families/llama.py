@@ -1,7 +1,7 @@
-"""Llama 3.x, and models of its shape: Mistral, SmolLM3 and OLMo 3.
+"""Models of Llama's shape with windows or without rotations: Mistral, SmolLM3 and OLMo 3.
 
-* Llama: no biases, scaled positions since 3.1 (2407.21783).
-* Mistral: no biases; if there is a window, every layer is a sliding layer (2310.06825).
+* Mistral: no biases; if there is a window, every layer is a sliding layer (2310.06825). Ministral
+  may have some layers of full attention.
 * SmolLM3: every fourth layer has no rotary embeddings (2501.18795).
 * OLMo 3: norms after each block and none before, norms over all heads, sliding layers. By default
   every fourth layer has full attention, and only these are scaled. Formulas: 2501.00656 (OLMo 2),
@@ -13,48 +13,23 @@ from typing import Any
 
 from rl4p.base.errors import InputError
 from rl4p.model.decoder import DecoderConfig
+from rl4p.model.families.dense import OLMO2_NAMES, OLMO2_NORMS
 from rl4p.model.families.family import LAYER_NAMES, Family, names
 from rl4p.model.families.gemma import read_gemma3_rope
 from rl4p.model.families.keys import Keys, write_layer_types, write_scaling, write_shape
 from rl4p.model.rope import YarnScaling
 
 
-def read_llama(keys: Keys) -> DecoderConfig:
-    keys.must_be("hidden_act", "silu", "activation")
-    keys.must_be("attention_bias", False)
-    keys.must_be("mlp_bias", False)
-    keys.must_be("sliding_window", None)
-    keys.no_window()
-    return DecoderConfig(
-        family="llama",
-        **keys.rope(),
-        **keys.shape(),
-        tied_embedding=keys.get("tie_word_embeddings", bool, False),
-        attention_bias=False,
-    )
-
-
-LLAMA = Family(
-    model_type="llama",
-    architecture="LlamaForCausalLM",
-    classifier="LlamaForSequenceClassification",
-    read_config=read_llama,
-    write_config=lambda c: (
-        write_shape(c) | {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
-    ),
-    names=partial(names, layer_names=LAYER_NAMES),
-)
-
-
-def read_mistral(keys: Keys) -> DecoderConfig:
+def read_mistral(keys: Keys, family: str = "mistral") -> DecoderConfig:
     """Reads config.json; sliding_window is off if null, and 4096 (Mistral 7B) if absent."""
     keys.must_be("hidden_act", "silu", "activation")
-    keys.must_be("layer_types", None)
+    if family == "mistral":
+        keys.must_be("layer_types", None)
     shape = keys.shape()
     no_window = "sliding_window" in keys.config and keys.config["sliding_window"] is None
     window = None if no_window else keys.get("sliding_window", int, 4096)
     return DecoderConfig(
-        family="mistral",
+        family=family,
         **keys.rope(),
         **shape,
         **keys.sliding(window, [True] * shape["layers"]),
@@ -72,11 +47,18 @@ MISTRAL = Family(
     names=partial(names, layer_names=LAYER_NAMES),
 )
 
+MINISTRAL = Family(
+    model_type="ministral",
+    architecture="MinistralForCausalLM",
+    classifier="MinistralForSequenceClassification",
+    read_config=partial(read_mistral, family="ministral"),
+    write_config=lambda c: MISTRAL.write_config(c) | {"layer_types": write_layer_types(c)},
+    names=partial(names, layer_names=LAYER_NAMES),
+)
+
 
 def read_smollm3(keys: Keys) -> DecoderConfig:
     keys.must_be("hidden_act", "silu", "activation")
-    keys.must_be("attention_bias", False)
-    keys.must_be("mlp_bias", False)
     shape = keys.shape()
     layers = shape["layers"]
     # no_rope_layers has a 1 for each layer that has rotary embeddings. In its place,
@@ -104,15 +86,16 @@ def read_smollm3(keys: Keys) -> DecoderConfig:
         **keys.sliding(window, list(unrotated)),
         unrotated=unrotated if any(unrotated) else (),
         tied_embedding=keys.get("tie_word_embeddings", bool, True),
-        attention_bias=False,
+        **keys.biases(),
+        feed_forward_bias=keys.get("mlp_bias", bool, False),
     )
 
 
 def write_smollm3(c: DecoderConfig) -> dict[str, Any]:
     return write_shape(c) | {
         "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
+        "attention_bias": c.attention_bias,
+        "mlp_bias": c.feed_forward_bias,
         "no_rope_layers": [int(not kind.unrotated) for kind in c.kinds],
         "use_sliding_window": c.window is not None,
         "sliding_window": c.window,
@@ -131,17 +114,9 @@ SMOLLM3 = Family(
 
 OLMO3_THETA = 500_000.0
 
-OLMO3_NAMES = {path: name for path, name in LAYER_NAMES.items() if path[1] != "scale"} | {
-    ("attention_post_norm", "scale"): "post_attention_layernorm.weight",
-    ("feed_forward_post_norm", "scale"): "post_feedforward_layernorm.weight",
-    ("query_norm", "scale"): "self_attn.q_norm.weight",
-    ("key_norm", "scale"): "self_attn.k_norm.weight",
-}
-
 
 def read_olmo3(keys: Keys) -> DecoderConfig:
     keys.must_be("hidden_act", "silu", "activation")
-    keys.must_be("attention_bias", False)
     shape = keys.shape()
     slides = [(i + 1) % 4 != 0 for i in range(shape["layers"])]
     # Sliding layers are not scaled, and all layers have one base.
@@ -160,11 +135,9 @@ def read_olmo3(keys: Keys) -> DecoderConfig:
         **rope,
         **shape,
         **keys.sliding(keys.window(4096), slides),
-        pre_norms=False,
-        post_norms=True,
-        query_key_norm="whole",
+        **OLMO2_NORMS,
+        **keys.biases(),
         tied_embedding=keys.get("tie_word_embeddings", bool, False),
-        attention_bias=False,
     )
 
 
@@ -173,7 +146,7 @@ def write_olmo3(c: DecoderConfig) -> dict[str, Any]:
     plain = {"rope_theta": c.rope_theta, "rope_type": "default"}
     return write_shape(c) | {
         "hidden_act": "silu",
-        "attention_bias": False,
+        "attention_bias": c.attention_bias,
         "sliding_window": c.window or 4096,
         "layer_types": write_layer_types(c),
         "rope_parameters": {
@@ -189,5 +162,5 @@ OLMO3 = Family(
     classifier="Olmo3ForSequenceClassification",
     read_config=read_olmo3,
     write_config=write_olmo3,
-    names=partial(names, layer_names=OLMO3_NAMES),
+    names=partial(names, layer_names=OLMO2_NAMES),
 )

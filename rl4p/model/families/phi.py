@@ -1,9 +1,8 @@
-"""Phi-3, Phi-4 and GLM-4, whose files have several kernels in one matrix.
+"""Phi-3 and Phi-4, whose files have several kernels in one matrix.
 
 * Phi-3 and Phi-4: queries, keys and values in one matrix, gate and up in another (2412.08905).
   A part of each head may be rotated, and LongRoPE may scale it; every layer slides if one does.
   Sequences longer than original_max_position_embeddings are refused with LongRoPE (`LongScaling`).
-* GLM-4 of 2025: norms before and after each block, neighbours of half a head are rotated.
 """
 
 from collections.abc import Iterator
@@ -60,42 +59,4 @@ PHI3 = Family(
     read_config=read_phi3,
     write_config=write_phi3,
     names=phi3_tensors,
-)
-
-GLM4_NAMES = LAYER_NAMES | {
-    ("attention_post_norm", "scale"): "post_self_attn_layernorm.weight",
-    ("feed_forward_post_norm", "scale"): "post_mlp_layernorm.weight",
-    **{(name, "kernel"): GATE_UP for name in ("gate", "up")},
-}
-
-
-def read_glm4(keys: Keys) -> DecoderConfig:
-    keys.must_be("hidden_act", "silu", "activation")
-    keys.must_be("layer_types", None)
-    shape = keys.shape(head_width=128)
-    return DecoderConfig(
-        family="glm4",
-        **keys.rope(head_width=shape["head_width"], rotated=0.5),
-        **shape,
-        interleaved_rope=True,
-        post_norms=True,
-        tied_embedding=keys.get("tie_word_embeddings", bool, False),
-        attention_bias=keys.get("attention_bias", bool, True),
-    )
-
-
-def glm4_tensors(c: DecoderConfig) -> Iterator[Tensor]:
-    parts = rows({(name, "kernel"): c.feed_forward_width for name in ("gate", "up")})
-    return names(c, GLM4_NAMES, parts)
-
-
-GLM4 = Family(
-    model_type="glm4",
-    architecture="Glm4ForCausalLM",
-    classifier="Glm4ForSequenceClassification",
-    read_config=read_glm4,
-    write_config=lambda c: (
-        write_shape(c) | {"hidden_act": "silu", "attention_bias": c.attention_bias}
-    ),
-    names=glm4_tensors,
 )

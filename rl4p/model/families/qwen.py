@@ -65,14 +65,13 @@ QWEN3_NAMES = LAYER_NAMES | {
 
 def read_qwen3(keys: Keys) -> DecoderConfig:
     keys.must_be("hidden_act", "silu", "activation")
-    keys.must_be("attention_bias", False)
     return DecoderConfig(
         family="qwen3",
         **keys.rope(),
         **keys.shape(head_width=128),
         **read_sliding(keys),
         tied_embedding=keys.get("tie_word_embeddings", bool, False),
-        attention_bias=False,
+        **keys.biases(),
         query_key_norm="head",
     )
 
@@ -83,7 +82,9 @@ QWEN3 = Family(
     classifier="Qwen3ForSequenceClassification",
     read_config=read_qwen3,
     write_config=lambda c: (
-        write_shape(c) | write_sliding(c) | {"hidden_act": "silu", "attention_bias": False}
+        write_shape(c)
+        | write_sliding(c)
+        | {"hidden_act": "silu", "attention_bias": c.attention_bias}
     ),
     names=partial(names, layer_names=QWEN3_NAMES),
 )
@@ -99,7 +100,6 @@ EXPERT_NAMES = {
 
 def read_qwen3_moe(keys: Keys) -> DecoderConfig:
     keys.must_be("hidden_act", "silu", "activation")
-    keys.must_be("attention_bias", False)
     keys.must_be("decoder_sparse_step", 1)
     keys.must_be("mlp_only_layers", [])
     shape = keys.shape(feed_forward="moe_intermediate_size")
@@ -120,7 +120,7 @@ def read_qwen3_moe(keys: Keys) -> DecoderConfig:
         **shape,
         **keys.sliding(window, [True] * shape["layers"]),
         tied_embedding=keys.get("tie_word_embeddings", bool, False),
-        attention_bias=False,
+        **keys.biases(),
         query_key_norm="head",
         experts=experts,
         chosen_experts=chosen,
@@ -131,7 +131,7 @@ def read_qwen3_moe(keys: Keys) -> DecoderConfig:
 def write_qwen3_moe(c: DecoderConfig) -> dict[str, Any]:
     return write_shape(c) | {
         "hidden_act": "silu",
-        "attention_bias": False,
+        "attention_bias": c.attention_bias,
         "use_sliding_window": c.window is not None,
         "sliding_window": c.window,
         "decoder_sparse_step": 1,

@@ -1,34 +1,11 @@
-"""Tests Llama: no biases, scaled positions."""
+"""Tests Mistral, SmolLM3 and OLMo 3: windows, layers without rotation, norms after blocks."""
 
 import dataclasses
 
 import pytest
 
-from rl4p.model.rope import Llama3Scaling, YarnScaling
-from tests.golden.cases import LLAMA3, YARN
-
-
-def test_its_keys(read):
-    config = read("llama")
-    assert not config.attention_bias
-    assert not config.tied_embedding
-    assert config.activation == "silu"
-    assert config.rope_scaling == Llama3Scaling(
-        factor=8.0, low_frequency_factor=1.0, high_frequency_factor=4.0, original_max_positions=64
-    )
-    assert not config.sliding
-
-
-def test_it_is_written_in_its_own_keys(read, written):
-    keys = written(read("llama"))
-    assert (keys["hidden_act"], keys["attention_bias"], keys["mlp_bias"]) == ("silu", False, False)
-    assert keys["rope_scaling"] == LLAMA3
-
-
-def test_it_has_no_biases(read, tensors):
-    names = tensors(read("llama"))
-    assert not [name for name in names if name.endswith("bias")]
-    assert len(names) == 3 + 3 * 9
+from rl4p.model.rope import YarnScaling
+from tests.golden.cases import YARN
 
 
 def test_all_layers_slide(read):
@@ -87,6 +64,16 @@ def test_it_is_written_in_its_own_keys_of_smollm3(read, written):
         "tie_word_embeddings": False,
     }
     assert {key: keys[key] for key in expected} == expected
+
+
+def test_some_layers_of_ministral_may_be_whole(read, written):
+    config = read("ministral")
+    assert (config.window, config.sliding) == (9, (True, False, True))
+    keys = written(config)
+    assert keys["layer_types"][1] == "full_attention"
+    whole = read("ministral", {"sliding_window": None}, without=["layer_types"])
+    assert (whole.window, whole.sliding) == (None, ())
+    assert read("ministral", written(whole)) == whole
 
 
 SCALING = YarnScaling(
