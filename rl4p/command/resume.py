@@ -11,10 +11,12 @@ the mirror has. Otherwise the folder becomes a copy of the mirror.
 """
 
 import logging
+import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from fcntl import LOCK_SH
+from itertools import takewhile
 from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -27,7 +29,7 @@ from yaml import YAMLError
 from rl4p.base.errors import AlreadyFinished, InputError
 from rl4p.base.storage import ObjectStore, is_address
 from rl4p.configuration.composition import Composer
-from rl4p.configuration.quoting import override, quoted
+from rl4p.configuration.quoting import command, override, quoted, setting
 from rl4p.configuration.schema import without_hydra
 from rl4p.configuration.targets import resolved
 from rl4p.configuration.tree import differences, leaves
@@ -90,6 +92,10 @@ PROCESSES = ("mesh.coordinator", "mesh.processes", "mesh.process")
 # overrides of Hydra.
 NOT_TAKEN_OVER = ("trusted_targets", "allow", "trust", "resume", "checkpoint.restore", *PROCESSES)
 
+# The package, and the targets in its YAML files.
+PACKAGE = Path(__file__).parents[1]
+TARGET = re.compile(r"^ *_target_: (rl4p\.[\w.]+)", re.MULTILINE)
+
 
 def resume(
     composer: Composer, given: str, overrides: list[Override], *, targets: bool
@@ -120,7 +126,7 @@ def resume(
     except InputError as error:
         raise with_config_dir(error, folder, composer) from error
     rules = [OmegaConf.select(each, "stop") for each in (saved, config)]
-    refuse_changes(given, saved, without_hydra(config))
+    refuse_changes(given, saved, without_hydra(config), overrides)
     summary = document(folder / SUMMARY)
     newest = OmegaConf.select(config, "checkpoint.restore", default="newest") == "newest"
     # The store of a mirror may have the summary without the last checkpoint, and lack both.
@@ -169,13 +175,16 @@ def refuse_links(given: str, folder: Path) -> None:
         )
 
 
-def refuse_changes(given: str, saved: DictConfig, config: DictConfig) -> None:
+def refuse_changes(
+    given: str, saved: DictConfig, config: DictConfig, overrides: Sequence[Override]
+) -> None:
     """Refuses a configuration in which a key would change that may not.
 
     Args:
       given: the folder, as it was given.
       saved: the configuration of the earlier start; its keys that may change are changed.
       config: the configuration of this start.
+      overrides: the words of this start. What changes without them has another default now.
     """
     for key in MAY_CHANGE:  # before resolving: values interpolated from `steps` change with it
         new = OmegaConf.select(config, key)
@@ -183,11 +192,22 @@ def refuse_changes(given: str, saved: DictConfig, config: DictConfig) -> None:
             OmegaConf.update(saved, key, new, merge=False, force_add=True)
     with broken_run("resume", given):
         before = resolved(saved)
-    if changes := differences(before, resolved(config)):
-        raise InputError(
-            f"resume={given} cannot change the configuration: {changes} "
-            f"(only {', '.join(MAY_CHANGE[:-4])} may change)."
+    after = resolved(config)
+    if not (changes := differences(before, after)):
+        return
+    named = [place(each) for each in overrides if not each.is_hydra_override()]
+    old, new = (dict(leaves(each, lists=False)) for each in (before, after))
+    others = [x for x in {**old, **new} if old.get(x) != new.get(x) and not begins(x, named)]
+    reason = f"only {', '.join(MAY_CHANGE[:-4])} may change"
+    if others and not {"experiment", "suite"}.intersection(named):
+        words = [setting(key, old[key]) for key in others if key in old and key in new]
+        reason = "defaults have changed since the run was started: " + (
+            f"add {command(words)} to keep its values"
+            if len(words) == len(others)
+            else f"model=run {command([override('model.run', str(given))])} begins a new run with "
+            "its weights"
         )
+    raise InputError(f"resume={given} cannot change the configuration: {changes} ({reason}).")
 
 
 def as_started(composer: Composer, key: str, given: str) -> tuple[list[str], DictConfig]:
@@ -208,6 +228,7 @@ def as_started(composer: Composer, key: str, given: str) -> tuple[list[str], Dic
         saved = load_yaml(hydra / "config.yaml")
         if not isinstance(saved, DictConfig):
             raise ValueError("config.yaml is not a mapping")
+        follow_moved_targets(saved, composer.loader.conf)
         own = all(is_own(hydra / name) for name in ("overrides.yaml", "config.yaml"))
         allowed = names_in(saved.get("allow")) if own else ()
         composer.loader.recall(lines if own else (), allowed, own=own)
@@ -218,6 +239,35 @@ def as_started(composer: Composer, key: str, given: str) -> tuple[list[str], Dic
     except (TypeError, ValueError, YAMLError) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"{key}={given}: its .hydra folder cannot be read: {reason}.") from error
+
+
+def follow_moved_targets(saved: DictConfig, conf: Path) -> None:
+    """Replaces the targets of the package that have moved since a run was started.
+
+    A class has moved if its module is no longer there, and `conf` names one class of its name; of
+    several, the one whose module begins with most of the same parts (``NONE`` of each group).
+    """
+    today: list[str] = []
+    for key, value in leaves(
+        OmegaConf.to_container(saved)
+    ):  # unresolved: anyone may have written it
+        if not key.endswith("._target_"):
+            continue
+        old = str(value)
+        module = PACKAGE.joinpath(*old.split(".")[1:-1])
+        if not old.startswith("rl4p.") or module.is_dir() or module.with_suffix(".py").exists():
+            continue
+        today = today or [x for f in conf.rglob("*.yaml") for x in TARGET.findall(f.read_text())]
+        name = old.rpartition(".")[2]
+        places = [each for each in today if each.rpartition(".")[2] == name]
+        if places:
+            OmegaConf.update(saved, key, max(places, key=lambda each: alike(old, each)))
+
+
+def alike(one: str, other: str) -> int:
+    """Returns the number of parts with which two dotted names begin alike."""
+    parts = zip(one.split("."), other.split("."), strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], parts))
 
 
 @contextmanager

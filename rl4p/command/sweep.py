@@ -235,7 +235,7 @@ def begin_anew(
     config = composer.compose(lines)
     kept = [o for o in overrides if o.is_hydra_override() or o.key_or_group == "trusted_targets"]
     saved = composer.compose(followed_by(composer, job.overrides, kept), targets=False)
-    refuse_changes(str(place), without_hydra(saved), without_hydra(config))
+    refuse_changes(str(place), without_hydra(saved), without_hydra(config), overrides)
     return lines
 
 

@@ -1,7 +1,9 @@
 """Overrides and commands that a user can paste into a shell: two grammars, two kinds of quotes."""
 
+import json
 import shlex
 from collections.abc import Iterable
+from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Quote, QuotedString
@@ -34,6 +36,19 @@ def readable(key: str, value: str) -> str:
 def quoted(key: str, value: str) -> str:
     """Returns KEY="VALUE" in Hydra's quotes."""
     return f"{key}={QuotedString(value, Quote.double).with_quotes()}"
+
+
+def setting(key: str, value: Any) -> str:
+    """Returns KEY=VALUE for which Hydra reads this value of YAML, a mapping left out."""
+
+    def written(value: Any) -> str:
+        if isinstance(value, str):
+            return QuotedString(value, Quote.double).with_quotes()
+        if isinstance(value, list):
+            return f"[{','.join(map(written, value))}]"
+        return str(value) if isinstance(value, float) else json.dumps(value)
+
+    return override(key, value) if isinstance(value, str) else f"{key}={written(value)}"
 
 
 def command(words: Iterable[str]) -> str:

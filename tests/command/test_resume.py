@@ -1,5 +1,6 @@
 import json
 import os
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -15,6 +16,7 @@ from rl4p.command.resume import (
     MAY_CHANGE,
     as_started,
     config_of_run,
+    follow_moved_targets,
     followed_by,
     with_config_dir,
     with_local_folder,
@@ -22,6 +24,7 @@ from rl4p.command.resume import (
 from rl4p.configuration import compose
 from rl4p.configuration.composition import Composer
 from rl4p.configuration.quoting import command, override
+from rl4p.configuration.trust import CONF
 from rl4p.runs.folder import only_run_in, saved_config
 
 
@@ -274,6 +277,80 @@ def test_the_sentence_names_what_may_change(toy, started, capsys):
         "evaluation.rows, evaluation.rollout, evaluation.tasks, samples, tracker, checkpoint, "
         "debug, plan, mesh may change).\n"
     )
+
+
+CHANGED_DEFAULTS = [  # an option, its value in the run, and its default today
+    *(("size", 3, 4), ("rate", 1e-5, 0.5), ("rate", float("inf"), 0.5), ("limit", None, 9)),
+    *(("limit", 9, None), ("flag", True, False), ("mode", "total", "mean")),
+    *(
+        ("names", ["a b", "c,d=e", "été", "\n", "\\"], []),
+        ("names", [], ["a"]),
+        ("listed", [1, 2], [1]),
+    ),
+]
+
+
+@pytest.mark.parametrize(("key", "then", "today"), CHANGED_DEFAULTS)
+def test_a_changed_default_is_named_with_the_word_that_keeps_the_value(
+    toy, capsys, key, then, today
+):
+    own = toy.folder / "yaml/advantage/own.yaml"
+    own.parent.mkdir(parents=True)
+    own.write_text(yaml.safe_dump({"_target_": "toy.Part", key: then}))
+    where = ["--config-dir", "yaml"]
+    assert toy.run(*where, "advantage=own") == 0
+    own.write_text(yaml.safe_dump({"_target_": "toy.Part", key: today}))
+    assert toy.run(*where, "resume=outputs/runs/one", "seed=3") == 2
+    said = capsys.readouterr().err
+    assert f"advantage.{key} was {then} and would be {today}" in said
+    before, _, after = said.partition("since the run was started: add ")
+    assert before.endswith("(defaults have changed ")
+    (word,) = shlex.split(after.partition(" to keep its value")[0])
+    assert toy.run(*where, "resume=outputs/runs/one", word) == 0
+    assert toy.jobs[-1].advantage[key] == then
+
+
+def test_an_option_that_the_run_did_not_have_leaves_its_weights(toy, capsys):
+    own = toy.folder / "yaml/advantage/own.yaml"
+    own.parent.mkdir(parents=True)
+    own.write_text("{_target_: toy.Part, rate: 0.5}")
+    where = ["--config-dir", "yaml"]
+    assert toy.run(*where, "advantage=own") == 0
+    own.write_text("{_target_: toy.Part, rate: 0.25, size: 2}")
+    assert toy.run(*where, "resume=outputs/runs/one") == 2
+    assert capsys.readouterr().err.endswith(
+        "advantage.rate was 0.5 and would be 0.25, advantage.size was absent and would be 2 "
+        "(defaults have changed since the run was started: model=run model.run=outputs/runs/one "
+        "begins a new run with its weights).\n"
+    )
+
+
+MOVED = {
+    "data": ("rl4p.data.jsonl.JSONLines", "rl4p.data.files.JSONLines"),
+    "data.sets.a": ("rl4p.data.math.Math", "rl4p.data.files.Math"),
+    "reward.terms.a": ("rl4p.reward.math.Math", "rl4p.reward.answers.Math"),
+    "kl": ("rl4p.learner.kl.none.NONE", "rl4p.learner.kl.NONE"),
+    "critic": ("rl4p.learner.critic.none.NONE", "rl4p.learner.critic.NONE"),
+    "entropy": ("rl4p.learner.entropy.adaptive.Adaptive", "rl4p.learner.entropy.Adaptive"),
+    "rollout.server": (
+        "rl4p.serving.agent_server.AgentServer",
+        "rl4p.engine.serving.agent_server.AgentServer",
+    ),
+    "tracker.trackers[0]": ("rl4p.runs.tracker.csv.CSV", "rl4p.runs.tracker.local.CSV"),
+    "model": ("rl4p.model.pretrained.Pretrained", "rl4p.model.pretrained.Pretrained"),
+    "reward.terms.b": ("rl4p.reward.absent.Absent", "rl4p.reward.absent.Absent"),
+    "reward.terms.c": ("mine.rewards.Math", "mine.rewards.Math"),
+}
+
+
+def test_targets_that_have_moved_are_those_of_today():
+    saved = OmegaConf.create({"tracker": {"trackers": [{}]}})
+    for key, (then, _) in MOVED.items():
+        OmegaConf.update(saved, f"{key}._target_", then, force_add=True)
+    follow_moved_targets(saved, CONF)
+    assert {key: OmegaConf.select(saved, f"{key}._target_") for key in MOVED} == {
+        key: today for key, (_, today) in MOVED.items()
+    }
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ import subprocess
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from rl4p.configuration.quoting import command, override, readable
+from rl4p.configuration.quoting import command, override, readable, setting
 
 FOLDERS = (
     *("outputs/runs/2026-11-23/10-00-00-1", "my runs/a", "a,b", "été/ünïcode", "a=b", "a (1)"),
@@ -44,3 +44,15 @@ def test_a_given_value_keeps_its_type():
     assert readable("seed", "0,1") == "seed=0,1"
     assert override("seed", "1") == 'seed="1"'
     assert shlex.split(command([readable("data.path", "a=b")])) == ['data.path="a=b"']
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(None, True, False, 0, -3, 1e-05, 1e22, float("inf"), "null", "a,b", [], [1, [2.5, None]]),
+        *(["a b", "it's", 'say "so"', "\\", "\\n", "\n"], ["{x}", "日本", "true", "1"], [[], ""]),
+    ],
+)
+def test_a_value_of_yaml_is_read_again(value):
+    read = OverridesParser.create().parse_override(setting("key", value))
+    assert (read.value(), type(read.value())) == (value, type(value))
