@@ -57,7 +57,8 @@ class VisibleStream(io.TextIOBase):
         return self.stream.write(visible(text))
 
     def flush(self) -> None:
-        self.stream.flush()
+        if not self.stream.closed:  # the collector closes this stream later, which flushes it
+            self.stream.flush()
 
     def fileno(self) -> int:
         return self.stream.fileno()

@@ -76,6 +76,14 @@ def test_a_stream_is_visible(text):
     assert out.getvalue() == visible(text) + "\n"
 
 
+def test_a_stream_outlives_the_one_that_it_writes_to():
+    """Python 3.13 tells of an exception while the collector closes it."""
+    out = io.TextIOWrapper(io.BytesIO())
+    stream = VisibleStream(out)
+    out.close()
+    stream.close()
+
+
 @pytest.mark.parametrize(
     "words", [["--cfg", "job"], ["--help"], ["--info", "defaults"], ["-sc", "query=bash"]]
 )
