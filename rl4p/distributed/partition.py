@@ -100,14 +100,21 @@ DECLARED: dict[str, Parameter] = {
         for name in (
             *("mamba/value", "mamba/gate", "mamba/step"),
             *("convolution/input_gate", "convolution/output_gate", "convolution/value"),
+            *("delta/query", "delta/key", "delta/value"),
+            *("delta/gate", "delta/strength", "delta/step"),
         )
     },
     **dict.fromkeys(
-        ("mamba/output/kernel", "convolution/output/kernel"), Parameter(("state_heads", "width"))
+        ("mamba/output/kernel", "convolution/output/kernel", "delta/output/kernel"),
+        Parameter(("state_heads", "width")),
     ),
     **dict.fromkeys(("mamba/query_convolution", "mamba/key_convolution"), vector(None, None, None)),
     **dict.fromkeys(
-        ("mamba/value_convolution", "convolution/convolution"), vector("state_heads", None, None)
+        (
+            *("mamba/value_convolution", "convolution/convolution"),
+            *(f"delta/{name}_convolution" for name in ("query", "key", "value")),
+        ),
+        vector("state_heads", None, None),
     ),
     **{
         name: vector("state_heads")
@@ -116,6 +123,7 @@ DECLARED: dict[str, Parameter] = {
             *("mamba/step_bias", "mamba/decay", "mamba/skip", "mamba/scale"),
             *("convolution/input_gate/bias", "convolution/output_gate/bias"),
             *("convolution/value/bias", "convolution/convolution_bias"),
+            *("delta/step_bias", "delta/decay"),
         )
     },
     **{

@@ -73,6 +73,29 @@ class LatentConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DeltaConfig:
+    """The options of gated delta networks (`mixers.delta`).
+
+    Attributes:
+      key_heads, key_width: of queries and keys.
+      value_heads, value_width: of values; neighbouring heads share a head of queries and keys.
+      kernel: the number of tokens in a window of the convolution.
+    """
+
+    key_heads: int
+    value_heads: int
+    key_width: int
+    value_width: int
+    kernel: int = 4
+
+    def __post_init__(self) -> None:
+        if self.value_heads % self.key_heads:
+            raise ValueError(
+                f"value_heads {self.value_heads} must be a multiple of key_heads {self.key_heads}."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class DecoderConfig:
     """The shape and the options of a decoder.
 
@@ -112,7 +135,7 @@ class DecoderConfig:
       shared_width: the width of the experts that every token uses, of which several are one
         feed-forward; 0 if there are none.
       weighted_shared: their output is multiplied by sigmoid(x w).
-      mamba, convolution, latent: the options of these mixers; None if no layer has them.
+      mamba, convolution, latent, delta: the options of these mixers; None if no layer has them.
       labels: the number of scores of a classifier (`heads.scores`), which has no token head; 0 for
         a language model.
     """
@@ -164,6 +187,7 @@ class DecoderConfig:
     mamba: MambaConfig | None = None
     convolution: ConvolutionConfig | None = None
     latent: LatentConfig | None = None
+    delta: DeltaConfig | None = None
     labels: int = 0
 
     def __post_init__(self) -> None:
@@ -195,9 +219,13 @@ class DecoderConfig:
             "heads": self.heads,
             "num_kv_heads": self.num_kv_heads,
         }
-        if self.mamba or self.convolution:
-            heads = self.mamba.heads if self.mamba else 0
-            sizes["state_heads"] = math.gcd(heads, self.width if self.convolution else 0)
+        heads = math.gcd(
+            self.mamba.heads if self.mamba else 0,
+            self.width if self.convolution else 0,
+            self.delta.key_heads if self.delta else 0,
+        )
+        if heads:
+            sizes["state_heads"] = heads
         if self.latent is not None:
             sizes["rank"] = self.latent.rank
             if self.latent.query_rank is not None:
