@@ -244,18 +244,27 @@ def sampling_specs(tree: Any, product_axes: tuple[str, ...], head_axes: tuple[st
     return jax.tree.map_with_path(leaf_spec, tree)
 
 
-@partial(jax.jit, static_argnames="dtype")
-def for_decoding(params: Params, dtype: str) -> Params:
+@partial(jax.jit, static_argnames=("dtype", "places"))
+def for_decoding(params: Params, dtype: str, places: Any = None) -> Params:
     """Returns parameters for sampling: one tree per layer, and matrices in the activations' dtype.
 
     Otherwise the decoding loop would slice the stacked layers and cast them at every decode step.
+
+    Args:
+      places: where the parameters of each layer are stacked (`model.pattern.places`); None if all
+        layers have the same ones.
     """
     params = jax.tree.map_with_path(
         lambda path, x: jnp.asarray(x, decoding_dtype(path, x, dtype)), params
     )
     layers = params["layers"]
-    count = len(jax.tree.leaves(layers)[0])
-    single = tuple(jax.tree.map(lambda x_L, i=i: x_L[i], layers) for i in range(count))
+    if places is None:
+        count = len(jax.tree.leaves(layers)[0])
+        places = [[(name, i) for name in layers] for i in range(count)]
+    single = tuple(
+        {name: jax.tree.map(lambda x_L, i=i: x_L[i], layers[name]) for name, i in own}
+        for own in places
+    )
     return params | {"layers": single}
 
 

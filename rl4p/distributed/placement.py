@@ -86,13 +86,16 @@ def init_beside(
     return jax.jit(function, out_shardings=shardings)(params)
 
 
-def for_sampling(mesh: Mesh, params: Params, dtype: str) -> Params:
+def for_sampling(mesh: Mesh, params: Params, dtype: str, places: Any = None) -> Params:
     """Returns the parameters on the sampling mesh, with matrices in the dtype of activations.
 
     Their width is not divided, because every decode step reads all of it.
+
+    Args:
+      places: as of `for_decoding`.
     """
     changed = changed_for_decoding(params, dtype)
-    params = params | for_decoding({name: params[name] for name in changed}, dtype)
+    params = params | for_decoding({name: params[name] for name in changed}, dtype, places)
     if not isinstance(mesh, SamplingMesh) and mesh.devices.shape["fsdp"] == 1:
         return params
     return place(params, sampling_shardings(mesh, params))

@@ -210,7 +210,8 @@ class Batch:
                 for _, row, context in part:
                     begin, length = layout.padding(context), len(context)
                     tokens_PT[row, begin : begin + length] = context
-                    padding_P[row], lengths_P[row] = begin, length
+                    # The first decode step reads the last token.
+                    padding_P[row], lengths_P[row] = begin, length - 1
                 arrays: Any = tokens_PT, padding_P, lengths_P
                 if self.mesh.size > 1:
                     arrays = self.mesh.shard_rows(arrays)
@@ -237,7 +238,7 @@ class Batch:
             start = begin - 1  # the last of the kept tokens was drawn, and not read
             rest = context[start:]
             tokens_PT[p, : len(rest)] = rest
-            numbers_4P[:, p] = padding - former, padding + start, start, len(rest)
+            numbers_4P[:, p] = padding - former, padding + start, start, len(rest) - 1
             rows.append(row)
             self.prefills += 1
             self.prefilled_tokens += len(rest)

@@ -105,14 +105,10 @@ def continued(
     several: Cache = jax.tree.map(lambda *x: jnp.concatenate(x), *rows)
     wide = several.rows(row_P, max(columns, several.positions_BS.shape[1]) + T)
 
-    def moved(x: Array, axis: int) -> Array:
-        return jax.vmap(partial(jnp.roll, axis=axis - 1))(x, shift_P)
+    def moved(x: Array, axis: int | None) -> Array:
+        return x if axis is None else jax.vmap(partial(jnp.roll, axis=axis - 1))(x, shift_P)
 
-    wide = Cache(
-        layers=tuple((moved(k, 3), moved(v, 2)) for k, v in wide.layers),
-        positions_BS=moved(wide.positions_BS, 1),
-        segment_ids_BS=moved(wide.segment_ids_BS, 1),
-    )
+    wide = wide.map(moved)
     steps_PT = jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32)[None], (P, T))
     positions_PT = steps_PT + position_P[:, None]
     inputs = tokens_PT, positions_PT, (steps_PT < length_P[:, None]).astype(jnp.int32)
@@ -225,11 +221,14 @@ def divided(cache: Cache, mesh: Mesh) -> Cache:
 
 
 def cache_shardings(cache: Cache, mesh: Mesh) -> Any:
-    """Returns the shardings of a cache: rows over `dp` and `fsdp`, KV heads over `tp`."""
+    """Returns the shardings of a cache: rows over `dp` and `fsdp`, heads over `tp`."""
     rows_and_heads = NamedSharding(mesh.devices, PartitionSpec(ROW_AXES, "tp"))
     shardings: Any = Cache  # typed Any, since the fields here are shardings and not arrays
     return shardings(
-        layers=jax.tree.map(lambda _: rows_and_heads, cache.layers),
+        layers=tuple(
+            jax.tree.map(lambda _, place=rows_and_heads if x.divided else mesh.rows: place, x)
+            for x in cache.layers
+        ),
         positions_BS=mesh.rows,
         segment_ids_BS=mesh.rows,
     )

@@ -165,13 +165,13 @@ def decode(
     c, S = constants, cache.positions_BS.shape[1]
     n, V = state.token_n.shape[0], decoder.config.vocabulary
     A = min(MOST_ALTERNATIVES, V) if extras else 0
-    ones_n1 = jnp.ones((n, 1), jnp.int32)
     keys_n = jax.random.wrap_key_data(jnp.asarray(c.keys_n))
 
     def decode_step(carry: tuple) -> tuple:
         step, cache, (token_n, length_n, drawn_n, active_n), drawn, seen_nV = carry
         positions_n1 = (length_n - 1)[:, None]
-        inputs = token_n[:, None], positions_n1, ones_n1
+        # A slot whose sequence has ended reads padding, which changes no state.
+        inputs = token_n[:, None], positions_n1, active_n[:, None].astype(jnp.int32)
         column_n = c.padding_n + length_n - 1
         hidden_n1D, cache = decoder.extend(params, *inputs, cache, column_n, mesh)
         logits_nV = decoder.logits(params, hidden_n1D[:, 0])

@@ -22,7 +22,7 @@ from rl4p.learner.masking import masked_sum
 from rl4p.learner.microbatches import MicrobatchRows, fold
 from rl4p.learner.objective import Objective, token_loss
 from rl4p.learner.packing import Packing
-from rl4p.learner.shared_prompts import KeysAndValues, SharedPrompts, add_groups, take_groups
+from rl4p.learner.shared_prompts import Caches, SharedPrompts, add_groups, take_groups
 from rl4p.model.lora import merge_trees
 from rl4p.protocols.traits import UpdateTraits
 
@@ -38,7 +38,7 @@ class Totals(NamedTuple):
     """
 
     gradient: Params
-    prefix_gradient: KeysAndValues
+    prefix_gradient: Caches
     sums: dict[str, Array]
     gap_max: Array
 
@@ -69,7 +69,7 @@ def device_gradient(
     # predicts the first one of the response. Nothing is shared if `prompts` has no columns.
     prompts = SharedPrompts.of(decoder, rows[0].trajectories, microbatching, shared=shared)
     rows = collectives.padded(prompts.rest(rows))
-    prefixes = prompts.keys_and_values(merge(params))
+    prefixes = prompts.caches(merge(params))
 
     # There are two sets of rows now. `rows` are what the loss reads, one for each sequence.
     # `trajectories` are what the trunk runs: the same, or packed, with several sequences in a row.
@@ -129,7 +129,7 @@ def device_gradient(
     return collectives.total_gradient(mesh, gradient), sums, gap_max
 
 
-def no_totals(params: Params, prefixes: KeysAndValues, sums: Any, gap_max: Any) -> Totals:
+def no_totals(params: Params, prefixes: Caches, sums: Any, gap_max: Any) -> Totals:
     """Returns totals of 0; the sums and the gap have the shapes of the given ones."""
     sums, gap_max = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (sums, gap_max))
     return Totals(
@@ -147,7 +147,7 @@ def microbatch_loss(
     merge: Callable[[Params], Params],
     coefficients: dict[str, Array],
     params: Params,
-    prefix: KeysAndValues,
+    prefix: Caches,
     groups_b: Array,
     micro: tuple[TrainingBatch, Array],
     forward: Trajectories,

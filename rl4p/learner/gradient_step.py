@@ -303,7 +303,7 @@ def shares_prompts(objective: Objective, trajectories: Trajectories) -> bool:
     divides = objective.update.minibatches > 1 or UpdateTraits.read(objective.update).pack
     if divides or objective.critic.own_trunk:
         return False
-    return pays(trajectories, objective.mesh)
+    return pays(objective.decoder, trajectories, objective.mesh)
 
 
 def rows_together(objective: Objective, trajectories: Trajectories) -> int:

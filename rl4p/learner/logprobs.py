@@ -182,7 +182,7 @@ def score_tokens(
     params = on_device(params)
     mesh, replicated = options.mesh, (params, temperature)
     # A critic may run the prompts itself.
-    shared = options.values is None and pays(trajectories, mesh)
+    shared = options.values is None and pays(options.decoder, trajectories, mesh)
     score = partial(device_scores, options, shared)
     if not shared:
         return spread(score, replicated, trajectories, trajectories.segment_ids_BT, mesh)
@@ -208,7 +208,7 @@ def device_scores(
     decoder, values, microbatching = options.decoder, options.values, options.microbatching
     params, temperature = gather(replicated[0], decoder.dtype), replicated[1]
     prompts = SharedPrompts.of(decoder, trajectories, microbatching, shared=shared)
-    trajectories, prefixes = prompts.rest(trajectories), prompts.keys_and_values(params)
+    trajectories, prefixes = prompts.rest(trajectories), prompts.caches(params)
     packing = prompts.packing(trajectories.segment_ids_BT)
     if packing is not None:
         trajectories = packing.pack_trajectories(trajectories)

@@ -3,7 +3,7 @@
 A row then consists of the last token of its prompt and the response:
 
     columns      0 ... S - 1       S                    S + 1 ...
-    [P, S]       prompt of group   -                    -           `keys_and_values`
+    [P, S]       prompt of group   -                    -           `caches`
     [B, T - S]   -                 last prompt token    response    `rest`, behind `before`
 
 The last token of the prompt is in the row, because it predicts the first token of the response. The
@@ -33,23 +33,26 @@ from rl4p.distributed.mesh import Mesh
 from rl4p.learner.microbatches import MicrobatchRows, fold, loops
 from rl4p.learner.packing import Packing
 from rl4p.model.attention import SHARED_PROMPT
+from rl4p.model.cache import map_cache
 from rl4p.model.decoder import Decoder, Prefix
 
 FEWEST_COLUMNS = 64  # a shorter prompt saves little and adds programs to compile
 FEWEST_RESPONSES = 4  # of a group whose responses share rows
 ATTENTION_COST = 4  # the time of an operation of attention / of another product, on two CPU cores
-KeysAndValues = tuple[Array, ...]  # stacked over layers: [L, P, K, h, S], [L, P, K, S, h]; or ()
+Caches = Any  # of all layers, `Prefix.layers` with the prompts as rows; or ()
 
 
-def pays(trajectories: Trajectories, mesh: Mesh) -> bool:
+def pays(decoder: Decoder, trajectories: Trajectories, mesh: Mesh) -> bool:
     """Returns whether prompts are long enough to share, and groups divide evenly over devices.
 
     Devices that divide the columns of a row (`mesh.cp`) share no prompts: the keys and values of a
-    prompt are all columns of all heads.
+    prompt are all columns of all heads. Layers with a state share none either: each of the
+    responses that are packed behind a prompt would have to begin with its state.
     """
     rows_of_devices = mesh.row_shards * trajectories.group_size
     return (
         trajectories.group_size > 1
+        and not decoder.config.has_state
         and mesh.column_shards == 1
         and trajectories.prompt_columns >= FEWEST_COLUMNS
         and trajectories.tokens_BT.shape[0] % rows_of_devices == 0
@@ -101,50 +104,53 @@ class SharedPrompts:
         """Returns arrays [B, T] without the columns of the shared prompts."""
         return jax.tree.map(lambda x: x if x.ndim == 1 else x[:, self.columns :], rows)
 
-    def keys_and_values(self, params: Params) -> KeysAndValues:
-        """Returns the keys and values of all prompts, from column 0 on; () if nothing is shared."""
+    def caches(self, params: Params) -> Caches:
+        """Returns the caches of all prompts, from column 0 on; () if nothing is shared."""
         if not self.columns:
             return ()
-        c, (P, S) = self.decoder.config, self.tokens_PS.shape
-        K, h = c.num_kv_heads, c.head_width
-        shapes = (c.layers, P, K, h, S), (c.layers, P, K, S, h)
+        S, prompts = self.columns, (self.tokens_PS, self.positions_PS, self.segment_ids_PS)
+        shapes = jax.eval_shape(self.decoder.caches, params, *prompts)
 
-        def put(
-            prefixes: KeysAndValues, part: tuple[Array, ...], rows: MicrobatchRows
-        ) -> KeysAndValues:
+        def put(caches: Caches, part: tuple[Array, ...], rows: MicrobatchRows) -> Caches:
             # A microbatch of prompts is as wide as its longest, so its part of the prefixes is
             # filled up with zeros. Nobody sees them: `before` gives the keys there segment 0.
-            more = (0, S - part[0].shape[1])
-            keys, values = self.decoder.keys_and_values(params, *part)
-            keys = jnp.pad(keys, [(0, 0)] * 4 + [more])
-            values = jnp.pad(values, [(0, 0)] * 3 + [more, (0, 0)])
+            def filled(x: Array, axis: int) -> Array:
+                more = [(0, 0)] * x.ndim
+                more[axis + 1] = (0, S - x.shape[axis + 1])  # behind the axis of the layers
+                return jnp.pad(x, more)
+
+            new = map_cache(filled, self.decoder.caches(params, *part))
             return jax.tree.map(
-                lambda x, new: x.at[:, rows.rows_b].set(new, mode="drop"), prefixes, (keys, values)
+                lambda x, new: x.at[:, rows.rows_b].set(new, mode="drop"), caches, new
             )
 
-        return self.fold(put, tuple(jnp.zeros(shape, self.decoder.dtype) for shape in shapes))
+        dtype = self.decoder.dtype
+        return self.fold(put, jax.tree.map(lambda x: jnp.zeros(x.shape, dtype), shapes))
 
     def add_gradient(
         self,
         gradient: Params,
         merge: Callable[[Params], Params],
         params: Params,
-        prefix_gradient: KeysAndValues,
+        prefix_gradient: Caches,
     ) -> Params:
         """Returns `gradient` with the gradient of `params` through the shared prompts.
 
         Args:
-          prefix_gradient: the gradient of `keys_and_values(merge(params))`.
+          prefix_gradient: the gradient of `caches(merge(params))`.
         """
         if not self.columns:
             return gradient
 
         def add(gradient: Params, part: tuple[Array, ...], rows: MicrobatchRows) -> Params:
-            width, (keys, values) = part[0].shape[1], take_groups(prefix_gradient, rows.rows_b)
-            back = jax.vjp(lambda x: self.decoder.keys_and_values(merge(x), *part), params)[1]
-            cotangents = keys[..., :width], values[:, :, :, :width]
-            cotangents = jax.tree.map(lambda x: x.astype(self.decoder.dtype), cotangents)
-            return jax.tree.map(jnp.add, gradient, back(cotangents)[0])
+            width, of_rows = part[0].shape[1], take_groups(prefix_gradient, rows.rows_b)
+            back = jax.vjp(lambda x: self.decoder.caches(merge(x), *part), params)[1]
+
+            def cotangent(x: Array, axis: int) -> Array:
+                x = jax.lax.slice_in_dim(x, 0, width, axis=axis + 1)
+                return x.astype(self.decoder.dtype)
+
+            return jax.tree.map(jnp.add, gradient, back(map_cache(cotangent, of_rows))[0])
 
         return self.fold(add, gradient)
 
@@ -170,11 +176,11 @@ class SharedPrompts:
         of_packed = loops(B, T, self.microbatching, packed=True)
         return Packing.of_groups(segment_ids_BT, self.group_size, of_packed, cost)
 
-    def before(self, layers: KeysAndValues, groups_b: Array, *, packed: bool) -> Prefix | None:
+    def before(self, layers: Caches, groups_b: Array, *, packed: bool) -> Prefix | None:
         """Returns the prefix keys and values of rows; None if nothing is shared.
 
         Args:
-          layers: the groups' keys and values (`take_groups`).
+          layers: the groups' caches (`take_groups`).
           groups_b: the group of each row; P (no group) for a row of padding.
           packed: whether the rows are packed (`Packing.pack_trajectories`).
         """
@@ -186,12 +192,12 @@ class SharedPrompts:
         return Prefix(layers, jnp.where(here_bS, SHARED_PROMPT if packed else 1, 0))
 
 
-def take_groups(prefixes: KeysAndValues, groups_b: Array) -> KeysAndValues:
+def take_groups(prefixes: Caches, groups_b: Array) -> Caches:
     """Returns the groups' part [L, b, ...] of [L, P, ...]; 0 for a group number outside [0, P)."""
     return jax.tree.map(lambda x: x.at[:, groups_b].get(mode="fill", fill_value=0), prefixes)
 
 
-def add_groups(prefixes: KeysAndValues, groups_b: Array, new: KeysAndValues) -> KeysAndValues:
+def add_groups(prefixes: Caches, groups_b: Array, new: Caches) -> Caches:
     """Returns [L, P, ...] with [L, b, ...] added at the groups, without numbers outside [0, P)."""
     return jax.tree.map(
         lambda x, new: x.at[:, groups_b].add(new.astype(x.dtype), mode="drop"), prefixes, new

@@ -1,4 +1,4 @@
-"""The keys and values of tokens that a decoder has processed, and the writes to them.
+"""The caches of tokens that a decoder has processed, and the writes to keys and values.
 
 On a TPU, a kernel writes one column to each row in place (`write_columns`). The compiler makes a
 loop over the rows of such a write, with several microseconds for each row, in the keys and in the
@@ -7,9 +7,10 @@ while it writes.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -92,6 +93,27 @@ def of_device(cache: Array, new: Array, slot_B: Array, *, axis: int, interpret: 
     return call(slot_B, new.reshape(B, K, 1, h), cache)
 
 
+FEW = 32  # columns of each row that a TPU writes one by one
+
+
+class KeysValues(NamedTuple):
+    """The cache of a layer with attention.
+
+    Keys are stored transposed, so that a row's scores are a product with the cache as it is stored.
+
+    A cache of another kind is a NamedTuple with the same two class attributes:
+
+      slot_axes: for each of its arrays, whose first axis are the rows, the axis of the slots; None
+        for a state, which has no slots.
+      divided: whether the second axis, of heads or channels, is divided along `tp`.
+    """
+
+    keys_BKhS: Array
+    values_BKSh: Array
+    slot_axes = (3, 2)
+    divided = True
+
+
 class Latents(NamedTuple):
     """The cache of a layer with latent attention, the same for all heads."""
 
@@ -101,41 +123,61 @@ class Latents(NamedTuple):
     divided = False
 
 
-FEW = 32  # columns of each row that a TPU writes one by one
+class NoCache(NamedTuple):
+    """The cache of a layer without a mixer."""
+
+    slot_axes = ()
+    divided = True
+
+
+def map_cache(function: Callable[[Any, int | None], Any], layers: Any) -> Any:
+    """Returns function(array, axis of its slots) for each array of the caches in a tree."""
+    return jax.tree.map(
+        lambda layer: type(layer)(*map(function, layer, layer.slot_axes)),
+        layers,
+        is_leaf=lambda x: hasattr(x, "slot_axes"),
+    )
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class Cache:
-    """The keys and values of all layers, with the positions and segments that masks depend on.
+    """The caches of all layers, with the positions and segments that masks depend on."""
 
-    Keys are stored transposed, so that a row's scores are a product with the cache as it is stored.
-    """
-
-    layers: tuple[tuple[Array, Array], ...]  # L of ([B, K, h, S], [B, K, S, h])
+    layers: tuple[Any, ...]  # of each layer, such as `KeysValues`
     positions_BS: Array
     segment_ids_BS: Array  # 0 on unwritten slots
+
+    def map(self, function: Callable[[Any, int | None], Any]) -> "Cache":
+        """Returns function(array, axis of its slots) for each array."""
+        return Cache(
+            layers=map_cache(function, self.layers),
+            positions_BS=function(self.positions_BS, 1),
+            segment_ids_BS=function(self.segment_ids_BS, 1),
+        )
 
     def rows(self, rows_b: Array, slots: int) -> "Cache":
         """Returns the first slots of the given rows, or all and empty slots behind them."""
 
-        def take(x: Array, axis: int) -> jax.Array:
-            x = jax.lax.slice_in_dim(x, 0, min(slots, x.shape[axis]), axis=axis)
+        def take(x: Array, axis: int | None) -> jax.Array:
             more = [(0, 0)] * x.ndim
-            more[axis] = (0, slots - x.shape[axis])
+            if axis is not None:
+                x = jax.lax.slice_in_dim(x, 0, min(slots, x.shape[axis]), axis=axis)
+                more[axis] = (0, slots - x.shape[axis])
             return jnp.pad(jnp.take(x, rows_b, axis=0), more)
 
-        return Cache(
-            layers=tuple((take(k, 3), take(v, 2)) for k, v in self.layers),
-            positions_BS=take(self.positions_BS, 1),
-            segment_ids_BS=take(self.segment_ids_BS, 1),
-        )
+        return self.map(take)
 
 
 class Prefix(NamedTuple):
-    """The keys and values of all tokens before the first one of each row."""
+    """The caches of all tokens before the first one of each row.
 
-    layers: tuple[Array, ...]  # of all layers: [L, B, K, h, S], [L, B, K, S, h]
+    Attributes:
+      layers: for each period of layers (`pattern.py`), the caches of its layers, each stacked over
+        the repetitions: [repeats, B, ...].
+    """
+
+    layers: tuple[tuple[Any, ...], ...]
     segment_ids_BS: Array  # 0 after the end of the prefix
 
     @property

@@ -1,11 +1,12 @@
 """A decoder-only transformer of Flax layers, with explicit parameters stacked over layers.
 
-The parameters of all layers are stacked along a leading axis L. Training scans over that axis or
-unrolls it. Decoding slices it once, before its loop, and always unrolls, because a scan would
-rewrite the full cache at every decode step.
+The parameters of all layers are stacked along a leading axis (`pattern.py`). Training scans over
+that axis or unrolls it. Decoding slices it once, before its loop, and always unrolls, because a
+scan would rewrite the full cache at every decode step.
 """
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -18,9 +19,10 @@ from rl4p.distributed.mesh import Mesh
 from rl4p.distributed.partition import GATHERED, gather, gathered_axes
 from rl4p.model.attention import AttentionInputs, Kernel, softcapped, traced_view, views
 from rl4p.model.cache import Cache, Prefix, Writer
-from rl4p.model.decoder_config import DecoderConfig
+from rl4p.model.decoder_config import DecoderConfig, LayerKind
 from rl4p.model.layer import Layer, RMSNorm
 from rl4p.model.lora import LoRA
+from rl4p.model.pattern import Period, fresh_layer, periods, places, stack, unstack
 from rl4p.model.products import PRODUCT, scaled
 from rl4p.model.vocabulary import Head, head_product, rows_of_table
 
@@ -69,8 +71,7 @@ class Decoder:
                 "recompute: set model.remat=none, or leave model.unroll out."
             )
 
-    @property
-    def layer(self) -> Layer:
+    def layer(self, kind: LayerKind) -> Layer:
         narrow_on_cpu = self.platform == "cpu" and self.dtype == "bfloat16"
         return Layer(
             self.config,
@@ -80,6 +81,7 @@ class Decoder:
             self.lora.scale,
             # Products of bfloat16 reach the matrix units of a CPU (AMX) only with float32 sums.
             sums="float32" if narrow_on_cpu else None,
+            kind=kind.structure,
             parent=None,
         )
 
@@ -87,23 +89,10 @@ class Decoder:
         """Returns float32 parameters: normal(0, 0.02), residual outputs scaled by 1/sqrt(2 L)."""
         c = self.config
         key_embed, key_head, key_layers = jax.random.split(key, 3)
-        x_BTD, angle = jnp.zeros((1, 1, c.width), self.dtype), jnp.zeros((1, 1, 1, 1))
-        ones = jnp.ones((1, 1), jnp.int32)
-        view = AttentionInputs(angle, angle, jnp.ones((1, 1, 1), bool), ones, ones)
-
-        layer = replace(self, attention="xla").layer  # kernels need their devices
-        init_layer = jax.vmap(lambda key: layer.init(key, x_BTD, view)["params"])
-        layers = init_layer(jax.random.split(key_layers, c.layers))
-        for parent, name in (
-            (layers["output"], "kernel"),
-            (layers["experts"], "down") if c.experts else (layers["down"], "kernel"),
-            *([(layers["shared"]["down"], "kernel")] if c.shared_width else []),
-        ):
-            parent[name] = parent[name] * (2 * c.layers) ** -0.5
         fresh = jnp.zeros if c.centered_norm else jnp.ones
         params = {
             "embedding": 0.02 * jax.random.normal(key_embed, (c.vocabulary, c.width)),
-            "layers": layers,
+            "layers": self.init_layers(jax.random.split(key_layers, c.layers)),
             "norm": {"scale": fresh((c.width,))},
         }
         if c.labels:
@@ -111,6 +100,34 @@ class Decoder:
         elif not c.tied_embedding:
             params["head"] = 0.02 * jax.random.normal(key_head, (c.vocabulary, c.width))
         return params
+
+    def init_layers(self, keys_L: Array) -> Params:
+        """Returns the stacked parameters of all layers."""
+        c = self.config
+        structures = [kind.structure for kind in c.kinds]
+
+        def smaller(path: tuple[Any, ...], x: Array) -> Array:
+            names = [key.key for key in path[-2:]]
+            output = names in (["output", "kernel"], ["down", "kernel"], ["experts", "down"])
+            return x * (2 * c.layers) ** -0.5 if output else x
+
+        made: dict[LayerKind, tuple[list[int], Params]] = {}
+        for structure in dict.fromkeys(structures):
+            layer = replace(self, attention="xla").layer(structure)  # kernels need their devices
+            own = [i for i, kind in enumerate(structures) if kind == structure]
+            keys = keys_L if len(own) == c.layers else keys_L[jnp.asarray(own)]
+            fresh = jax.vmap(partial(fresh_layer, layer))(keys)
+            made[structure] = own, jax.tree.map_with_path(smaller, fresh)
+        if len(made) == 1:
+            return made[structures[0]][1]
+        rows: dict[str, list[Params]] = {}
+        for i, structure in enumerate(structures):
+            own, fresh = made[structure]
+            row = own.index(i)
+            one = jax.tree.map(lambda x, row=row: x[row], fresh)
+            for name, x in one.items():
+                rows.setdefault(name, []).append(x)
+        return {name: jax.tree.map(lambda *x: jnp.stack(x), *x) for name, x in rows.items()}
 
     def embed(self, params: Params, tokens_BT: Array) -> Array:
         # Indexing would silently clamp a token id outside the vocabulary. The ids are checked when
@@ -135,10 +152,10 @@ class Decoder:
         tokens = tokens_BT, positions_BT, segment_ids_BT
         return self.final_norm(params, self.run_layers(params, *tokens, before=before)[0])
 
-    def keys_and_values(
+    def caches(
         self, params: Params, tokens_BT: Array, positions_BT: Array, segment_ids_BT: Array
-    ) -> tuple[Array, Array]:
-        """Returns the keys [L, B, K, h, T] and values [L, B, K, T, h] of all layers."""
+    ) -> Any:
+        """Returns the caches of all layers, as in `Prefix`: of B rows with T slots."""
         return self.run_layers(params, tokens_BT, positions_BT, segment_ids_BT, keep=True)[1]
 
     def run_layers(
@@ -151,7 +168,7 @@ class Decoder:
         before: Prefix | None = None,
         keep: bool = False,
     ) -> tuple[Array, Any]:
-        """Returns activations [B, T, D], and the keys and values of all layers if `keep` is set."""
+        """Returns activations [B, T, D], and the caches of all layers (`caches`) if `keep`."""
         c, keys = self.config, (positions_BT, segment_ids_BT)
         if before is not None:
             keys = tuple(
@@ -159,26 +176,73 @@ class Decoder:
                 for pair in zip((before.positions_BS, before.segment_ids_BS), keys, strict=True)
             )
         seen = views(c, positions_BT, segment_ids_BT, *keys)
+        at = places(c)
+        x_BTD = self.embed(params, collectives.own(tokens_BT))
+        caches = []
+        for number, period in enumerate(periods([kind.structure for kind in c.kinds])):
+            stacked = stack(params["layers"], at, period)
+            cached = None if before is None else before.layers[number]
+            x_BTD, kept = self.run_period(x_BTD, period, stacked, cached, seen, keep=keep)
+            caches.append(kept)
+        return x_BTD, tuple(caches)
 
-        def run_layer(x_BTD: Array, scanned: tuple[Params, Any, Any]) -> tuple[Array, Any]:
-            layer, kind, cache = scanned
-            layer = gather(layer, self.dtype)
-            view = traced_view(seen, kind)
-            x_BTD, cache = self.layer.apply({"params": layer}, x_BTD, view, cache)
-            return x_BTD, cache if keep else None
-
+    def run_period(
+        self,
+        x_BTD: Array,
+        period: Period,
+        stacked: Params,
+        cached: Any,
+        seen: dict[LayerKind, AttentionInputs],
+        *,
+        keep: bool,
+    ) -> tuple[Array, Any]:
+        """Runs all layers of a period, and returns the activations and the caches."""
         saved = jax.checkpoint_policies.save_anything_except_these_names(GATHERED)
         if self.remat != "none":
             saved = PRODUCTS if self.remat == "elementwise" else None
-        if self.remat != "none" or gathered_axes():
-            # A loop already keeps the compiler from merging the recomputation with the original.
-            run_layer = jax.checkpoint(run_layer, prevent_cse=self.unroll, policy=saved)
-        kinds = list(seen)
-        kinds_L = jnp.asarray([*map(kinds.index, c.kinds)]) if len(kinds) > 1 else None
-        caches = None if before is None else before.layers
-        scanned = params["layers"], kinds_L, caches
-        x_BTD = self.embed(params, collectives.own(tokens_BT))
-        return jax.lax.scan(run_layer, x_BTD, scanned, unroll=self.unroll)
+
+        # The kinds at a place of the period. Those with one structure are chosen while it runs.
+        kinds = [
+            [self.config.kinds[layer] for layer in period.layers(place)]
+            for place in range(period.length)
+        ]
+        views_of = [{kind: seen[kind] for kind in seen if kind in those} for those in kinds]
+        numbers = [
+            jnp.asarray([*map([*own].index, those)]) if len(own) > 1 else None
+            for own, those in zip(views_of, kinds, strict=True)
+        ]
+
+        def run(x_BTD: Array, scanned: tuple[Params, Any, Any]) -> tuple[Array, Any]:
+            stacked, numbers, cached = scanned
+            kept = []
+            for place, layer in enumerate(unstack(stacked, places(self.config), period)):
+                run_layer = partial(self.run_layer, kinds[place][0], views_of[place], keep=keep)
+                if self.remat != "none" or gathered_axes():
+                    # A loop keeps the compiler from merging the recomputation with the original.
+                    apart = self.unroll or period.repeats == 1
+                    run_layer = jax.checkpoint(run_layer, prevent_cse=apart, policy=saved)
+                cache = None if cached is None else cached[place]
+                x_BTD, cache = run_layer(x_BTD, (layer, numbers[place], cache))
+                kept.append(cache)
+            return x_BTD, tuple(kept)
+
+        return jax.lax.scan(run, x_BTD, (stacked, numbers, cached), unroll=self.unroll)
+
+    def run_layer(
+        self,
+        kind: LayerKind,
+        seen: dict[LayerKind, AttentionInputs],
+        x_BTD: Array,
+        scanned: tuple[Params, Any, Any],
+        *,
+        keep: bool,
+    ) -> tuple[Array, Any]:
+        """Runs one layer of the structure of `kind`, with one of the views."""
+        layer, number, cache = scanned
+        layer = gather(layer, self.dtype)
+        view = traced_view(seen, number)
+        x_BTD, cache = self.layer(kind).apply({"params": layer}, x_BTD, view, cache)
+        return x_BTD, cache if keep else None
 
     def final_norm(self, params: Params, x_BTD: Array) -> Array:
         norm: Any = RMSNorm(self.config.norm_epsilon, self.config.centered_norm, parent=None)
@@ -205,13 +269,10 @@ class Decoder:
         The compiler for CPUs has no write of bfloat16, and would convert the whole cache to float32
         and back for each new token.
         """
-        K, h = self.config.num_kv_heads, self.config.head_width
         dtype = "float32" if self.platform == "cpu" else self.dtype
         zeros = jnp.zeros((rows, slots), jnp.int32)
-        shapes = (rows, K, h, slots), (rows, K, slots, h)
         layers = tuple(
-            (jnp.zeros(shapes[0], dtype), jnp.zeros(shapes[1], dtype))
-            for _ in range(self.config.layers)
+            self.layer(kind).empty_cache(rows, slots, dtype) for kind in self.config.kinds
         )
         return Cache(layers=layers, positions_BS=zeros, segment_ids_BS=zeros)
 
@@ -242,7 +303,7 @@ class Decoder:
         for layer, kind, layer_cache in zip(
             params["layers"], self.config.kinds, cache.layers, strict=True
         ):
-            x_BTD, layer_cache = self.layer.apply(
+            x_BTD, layer_cache = self.layer(kind).apply(
                 {"params": layer}, x_BTD, seen[kind], layer_cache, put
             )
             written.append(layer_cache)

@@ -7,12 +7,29 @@ from typing import Literal, NamedTuple
 from rl4p.model.rope import Scaling
 from rl4p.model.router import PLAIN, Router
 
+Mixer = Literal["attention", "latent", "mamba", "convolution", "none"]
+FeedForward = Literal["gated", "experts", "none"]
+WITH_STATE = {"mamba", "convolution"}  # mixers whose memory is a state, not a list of tokens
+
 
 class LayerKind(NamedTuple):
-    """The properties of a layer's attention that may differ among the layers of a decoder."""
+    """The properties that may differ among the layers of a decoder.
+
+    Attributes:
+      slides, unrotated: of the layer's attention (`DecoderConfig`).
+      mixer: what moves information between tokens.
+      feed_forward: what follows it.
+    """
 
     slides: bool
     unrotated: bool
+    mixer: Mixer = "attention"
+    feed_forward: FeedForward = "gated"
+
+    @property
+    def structure(self) -> "LayerKind":
+        """The kind without what the parameters of a layer do not depend on."""
+        return self._replace(slides=False, unrotated=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +136,9 @@ class DecoderConfig:
       attention_softcap, logits_softcap: c in c tanh(x / c); None applies no cap.
       window: the number of tokens that a sliding layer sees, the present token included.
       sliding: for each of L layers, whether it has a sliding window; empty if none has.
+      mixers: for each of L layers, its mixer; empty if all have attention.
+      feed_forwards: for each of L layers, its feed-forward; empty if all have `experts`, where the
+        model has any, or else a gated one.
       activation: the feed-forward of gate g and up u: `silu`, `gelu_tanh` and `relu2` (the square
         of relu) are act(g) u, and `clamped_swish` is g sigmoid(1.702 g) (u + 1), with g cut at 7
         and u at -7 and 7.
@@ -169,6 +189,8 @@ class DecoderConfig:
     logits_softcap: float | None = None
     window: int | None = None
     sliding: tuple[bool, ...] = ()
+    mixers: tuple[Mixer, ...] = ()
+    feed_forwards: tuple[FeedForward, ...] = ()
     activation: Literal["silu", "gelu_tanh", "relu2", "clamped_swish"] = "silu"
     ungated: bool = False
     tied_embedding: bool = True
@@ -196,11 +218,12 @@ class DecoderConfig:
                 f"sliding has {len(self.sliding)} entries and window is {self.window}: give one "
                 f"entry for each of the {self.layers} layers, and a window above 0."
             )
-        if self.unrotated and len(self.unrotated) != self.layers:
-            raise ValueError(
-                f"unrotated has {len(self.unrotated)} entries: give one for each of the "
-                f"{self.layers} layers."
-            )
+        for name in ("unrotated", "mixers", "feed_forwards"):
+            if (entries := getattr(self, name)) and len(entries) != self.layers:
+                raise ValueError(
+                    f"{name} has {len(entries)} entries: give one for each of the {self.layers} "
+                    "layers."
+                )
         if self.chosen_experts > self.experts:
             raise ValueError(
                 f"chosen_experts={self.chosen_experts} is more than experts={self.experts}."
@@ -239,9 +262,19 @@ class DecoderConfig:
     @property
     def kinds(self) -> tuple[LayerKind, ...]:
         """The kind of each of L layers."""
-        none = (False,) * self.layers
-        pairs = zip(self.sliding or none, self.unrotated or none, strict=True)
-        return tuple(LayerKind(*pair) for pair in pairs)
+        none, usual = (False,) * self.layers, "experts" if self.experts else "gated"
+        each = (
+            self.sliding or none,
+            self.unrotated or none,
+            self.mixers or ("attention",) * self.layers,
+            self.feed_forwards or (usual,) * self.layers,
+        )
+        return tuple(LayerKind(*kind) for kind in zip(*each, strict=True))
+
+    @property
+    def has_state(self) -> bool:
+        """Whether a layer's memory is a state of all tokens before, and not a list of tokens."""
+        return not WITH_STATE.isdisjoint(self.mixers)
 
 
 def latent_of(c: DecoderConfig) -> LatentConfig:

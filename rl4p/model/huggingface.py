@@ -17,6 +17,7 @@ from jax.tree_util import DictKey
 
 from rl4p.base.errors import InputError, RunError
 from rl4p.base.types import Params
+from rl4p.distributed import partition
 from rl4p.distributed.mesh import Mesh
 from rl4p.distributed.partition import held_dtype
 from rl4p.distributed.placement import param_shardings
@@ -102,7 +103,7 @@ def read_params(
     alone = SingleDeviceSharding(jax.local_devices()[0])
     places = param_shardings(mesh, held) if mesh else jax.tree.map(lambda _: alone, held)
     parameters: dict[tuple, list[Tensor]] = {}
-    for tensor in family.names(decoder.config):
+    for tensor in family.tensors(decoder.config):
         parameters.setdefault(tensor.path, []).append(tensor)
     everything = [tensor for tensors in parameters.values() for tensor in tensors]
     check_fit(folder, stored, everything, shapes, tied=decoder.config.tied_embedding)
@@ -275,8 +276,10 @@ def write_adapter(
     """
     folder.mkdir(parents=True, exist_ok=True)
     modules: dict[str, list[Tensor]] = {}
-    for tensor in FAMILIES[decoder.config.family].names(decoder.config):
-        if tensor.path[-1] == "kernel" and tensor.path[-2] in adapters["layers"]:
+    paths = (partition.names(path) for path, _ in jax.tree.leaves_with_path(adapters))
+    adapted = {tuple(path[1:-1]) for path in paths}
+    for tensor in FAMILIES[decoder.config.family].tensors(decoder.config):
+        if tensor.path[-1] == "kernel" and tensor.path[1:-1] in adapted:
             modules.setdefault(tensor.name.removesuffix(".weight"), []).append(tensor)
     tensors, ranks = [], {}
     for module, kernels in modules.items():

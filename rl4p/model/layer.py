@@ -1,4 +1,4 @@
-"""One layer of the decoder: norms, attention, and a feed-forward or experts."""
+"""One layer of the decoder: norms, a mixer of tokens, and a feed-forward or experts."""
 
 from functools import partial
 from typing import Any, Literal
@@ -11,9 +11,12 @@ from rl4p.base.types import Array
 from rl4p.distributed import collectives
 from rl4p.distributed.mesh import Mesh
 from rl4p.model.attention import AttentionInputs, Kernel, attend
-from rl4p.model.cache import Writer
-from rl4p.model.decoder_config import DecoderConfig
+from rl4p.model.cache import KeysValues, Latents, NoCache, Writer
+from rl4p.model.decoder_config import DecoderConfig, LayerKind, latent_of
 from rl4p.model.experts import Experts, SharedExperts, gated
+from rl4p.model.mixers.gated_convolution import GatedConvolution
+from rl4p.model.mixers.latent import LatentAttention
+from rl4p.model.mixers.mamba import Mamba
 from rl4p.model.products import INIT, Projection, projected, scaled
 from rl4p.model.rope import rotate
 
@@ -44,6 +47,7 @@ class Layer(nn.Module):
     kernel: Kernel = "xla"
     adapter_scale: float = 0.0
     sums: str | None = None  # of `product`
+    kind: LayerKind = LayerKind(slides=False, unrotated=False)
 
     def setup(self) -> None:
         c = self.config
@@ -56,23 +60,36 @@ class Layer(nn.Module):
             adapter_scale=self.adapter_scale,
         )
         norm = partial(RMSNorm, c.norm_epsilon, c.centered_norm)
-        self.query = dense(c.heads * c.head_width, use_bias=c.attention_bias)
-        self.key = dense(c.num_kv_heads * c.head_width, use_bias=c.attention_bias)
-        self.value = dense(c.num_kv_heads * c.head_width, use_bias=c.attention_bias)
-        self.output = dense(c.width, use_bias=c.output_bias)
-        if c.attention_sinks:
-            self.sinks = self.param("sinks", INIT, (c.heads,))
-        if c.pre_norms:
-            self.attention_norm, self.feed_forward_norm = norm(), norm()
-        if c.query_key_norm:
-            self.query_norm, self.key_norm = norm(), norm()
-        if c.post_norms:
-            self.attention_post_norm, self.feed_forward_post_norm = norm(), norm()
-        if c.experts:
+        match self.kind.mixer:
+            case "attention":
+                self.query = dense(c.heads * c.head_width, use_bias=c.attention_bias)
+                self.key = dense(c.num_kv_heads * c.head_width, use_bias=c.attention_bias)
+                self.value = dense(c.num_kv_heads * c.head_width, use_bias=c.attention_bias)
+                self.output = dense(c.width, use_bias=c.output_bias)
+                if c.attention_sinks:
+                    self.sinks = self.param("sinks", INIT, (c.heads,))
+                if c.query_key_norm:
+                    self.query_norm, self.key_norm = norm(), norm()
+            case "latent":
+                self.latent = LatentAttention(c, dense, RMSNorm, self.kernel)
+            case "mamba":
+                self.mamba = Mamba(c.mamba, c.width, c.norm_epsilon, self.dtype, dense)
+            case "convolution":
+                self.convolution = GatedConvolution(c.convolution, c.width, dense)
+        mixes, feeds = self.kind.mixer != "none", self.kind.feed_forward != "none"
+        if mixes and c.pre_norms:
+            self.attention_norm = norm()
+        if feeds and c.pre_norms:
+            self.feed_forward_norm = norm()
+        if mixes and c.post_norms:
+            self.attention_post_norm = norm()
+        if feeds and c.post_norms:
+            self.feed_forward_post_norm = norm()
+        if self.kind.feed_forward == "experts":
             self.experts = Experts(c, self.dtype, self.experts_dispatch)
             if c.shared_width:
                 self.shared = SharedExperts(c, self.dtype, dense)
-        else:
+        elif feeds:
             if not c.ungated:
                 self.gate = dense(c.feed_forward_width, use_bias=c.feed_forward_bias)
             self.up = dense(c.feed_forward_width, use_bias=c.feed_forward_bias)
@@ -82,32 +99,49 @@ class Layer(nn.Module):
         self,
         x_BTD: Array,
         view: AttentionInputs,
-        cache: tuple[Array, Array] | None = None,
+        cache: Any = None,
         write: Writer | None = None,
-    ) -> tuple[Array, tuple[Array, Array]]:
-        """Returns the layer's output, and the keys and values of the cache and of x.
+    ) -> tuple[Array, Any]:
+        """Returns the layer's output, and its cache with the tokens of x.
 
         Args:
           write: writes the keys and values of x to the cache; None appends them.
         """
-        c = self.config
-        pre_norms, post_norms = c.pre_norms, c.post_norms
-        normed = self.attention_norm(x_BTD) if pre_norms else x_BTD
-        attended, cache = self.attention(normed, view, cache, write)
-        attended = self.attention_post_norm(attended) if post_norms else attended
-        x_BTD = x_BTD + scaled(attended, c.residual_multiplier)
-        mesh = None if write is None else write.mesh
-        fed = self.feed_forward(self.feed_forward_norm(x_BTD) if pre_norms else x_BTD, mesh)
-        fed = self.feed_forward_post_norm(fed) if post_norms else fed
-        return x_BTD + scaled(fed, c.residual_multiplier), cache
+        c, kind = self.config, self.kind
+        if kind.mixer == "none":
+            cache = NoCache()
+        else:
+            normed = self.attention_norm(x_BTD) if c.pre_norms else x_BTD
+            mixed, cache = self.mix(normed, view, cache, write)
+            mixed = self.attention_post_norm(mixed) if c.post_norms else mixed
+            x_BTD = x_BTD + scaled(mixed, c.residual_multiplier)
+        if kind.feed_forward != "none":
+            mesh = None if write is None else write.mesh
+            fed = self.feed_forward(self.feed_forward_norm(x_BTD) if c.pre_norms else x_BTD, mesh)
+            fed = self.feed_forward_post_norm(fed) if c.post_norms else fed
+            x_BTD = x_BTD + scaled(fed, c.residual_multiplier)
+        return x_BTD, cache
+
+    def mix(
+        self, x_BTD: Array, view: AttentionInputs, cache: Any, write: Writer | None
+    ) -> tuple[Array, Any]:
+        """Runs the mixer; one with a state goes on from it, and knows tokens by their segments."""
+        if self.kind.mixer == "attention":
+            return self.attention(x_BTD, view, cache, write)
+        if self.kind.mixer == "latent":
+            return self.latent(x_BTD, view, cache, write)
+        y_BTD, state = getattr(self, self.kind.mixer)(x_BTD, view.segment_ids_BT, cache)
+        if cache is not None:  # a loop needs the same dtypes before and after
+            state = jax.tree.map(lambda new, old: new.astype(old.dtype), state, cache)
+        return y_BTD, state
 
     def attention(
         self,
         x_BTD: Array,
         view: AttentionInputs,
-        cache: tuple[Array, Array] | None,
+        cache: KeysValues | None,
         write: Writer | None,
-    ) -> tuple[Array, tuple[Array, Array]]:
+    ) -> tuple[Array, KeysValues]:
         c = self.config
         B, T, _ = x_BTD.shape
         q, k = self.query(x_BTD), self.key(x_BTD)
@@ -141,10 +175,27 @@ class Layer(nn.Module):
         )
         if write is not None:
             attended = write.for_products(attended)
-        return self.output(collectives.to_columns(attended)), (k_BKhS, v_BKSh)
+        return self.output(collectives.to_columns(attended)), KeysValues(k_BKhS, v_BKSh)
+
+    def empty_cache(self, rows: int, slots: int, dtype: Any) -> Any:
+        """Returns the cache of a layer that has processed no token."""
+        c = self.config
+        match self.kind.mixer:
+            case "attention":
+                K, h = c.num_kv_heads, c.head_width
+                shapes = (rows, K, h, slots), (rows, K, slots, h)
+                return KeysValues(*(jnp.zeros(shape, dtype) for shape in shapes))
+            case "latent":
+                widths = latent_of(c).rank, latent_of(c).rotated_width
+                return Latents(*(jnp.zeros((rows, slots, width), dtype) for width in widths))
+            case "mamba":
+                return Mamba.empty_state(c.mamba, rows)
+            case "convolution":
+                return GatedConvolution.empty_state(c.convolution, c.width, rows)
+        return NoCache()
 
     def feed_forward(self, x_BTD: Array, mesh: Mesh | None) -> Array:
-        if self.config.experts:
+        if self.kind.feed_forward == "experts":
             y_BTD = self.experts(x_BTD, mesh)
             return y_BTD + self.shared(x_BTD) if self.config.shared_width else y_BTD
         gate = None if self.config.ungated else self.gate(x_BTD)

@@ -2,7 +2,9 @@
 
 import math
 import re
+import zlib
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import jax
@@ -41,8 +43,8 @@ class LoRA:
       rank: the rank of the adapters; 0 trains all parameters and adds no adapters.
       alpha: the adapter's weight is alpha / rank.
       targets: the adapted projections: a regular expression for full names, or a list of names. The
-        projections are query, key, value, output, gate, up and down; Hugging Face's names of them,
-        such as q_proj, are accepted too.
+        projections are query, key, value, output, gate, up and down, and those of other mixers,
+        such as delta.query; Hugging Face's names, such as q_proj, are accepted too.
     """
 
     rank: Natural = 0
@@ -72,28 +74,47 @@ class LoRA:
 
     def init(self, key: Array, base: Params) -> Params:
         """Returns new adapters for the projections of `base`, as a separate tree."""
+        names = projections(base["layers"])
         kernels = {
-            name: base["layers"][name]["kernel"]
-            for name in PROJECTIONS
-            if name in base["layers"] and re.fullmatch(self.pattern, name)
+            path: kernel
+            for path, kernel in names.items()
+            if any(re.fullmatch(self.pattern, name) for name in {path[-1], ".".join(path)})
         }
         if not kernels:
-            names = [name for name in PROJECTIONS if name in base["layers"]]
             raise InputError(
                 f"model.lora.targets={self.targets} matches no projection of this model, which has "
-                f"{', '.join(names)}."
+                f"{', '.join(map('.'.join, names))}."
             )
 
-        layers = {}
-        for name, kernel in kernels.items():
+        layers: Params = {}
+        for path, kernel in kernels.items():
             L, D, F = kernel.shape
             bound = 1 / math.sqrt(D)
-            own = jax.random.fold_in(key, PROJECTIONS.index(name))
-            layers[name] = {
-                "lora_a": jax.random.uniform(own, (L, D, self.rank), minval=-bound, maxval=bound),
-                "lora_b": jnp.zeros((L, self.rank, F)),
-            }
+            usual = len(path) == 1 and path[0] in PROJECTIONS
+            number = PROJECTIONS.index(path[0]) if usual else zlib.crc32(".".join(path).encode())
+            own = jax.random.fold_in(key, number)
+            reduce(lambda tree, name: tree.setdefault(name, {}), path, layers).update(
+                lora_a=jax.random.uniform(own, (L, D, self.rank), minval=-bound, maxval=bound),
+                lora_b=jnp.zeros((L, self.rank, F)),
+            )
         return {"layers": layers}
+
+
+def projections(layers: Params) -> dict[tuple[str, ...], Array]:
+    """Returns the stacked kernels of a model's projections, by their paths within a layer.
+
+    `PROJECTIONS` come first, in their order, and then those of other mixers.
+    """
+    found = {}
+    for name, tree in layers.items():
+        if not isinstance(tree, dict):
+            continue
+        if "kernel" in tree:
+            found[(name,)] = tree["kernel"]
+        else:
+            found |= {(name, *path): x for path, x in projections(tree).items()}
+    order = {(name,): i for i, name in enumerate(PROJECTIONS)}
+    return dict(sorted(found.items(), key=lambda item: order.get(item[0], len(order))))
 
 
 def merge_trees(frozen: Params, trained: Params) -> Params:

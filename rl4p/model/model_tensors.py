@@ -54,8 +54,12 @@ def model_tensors(
 
 def held_tensors(config: DecoderConfig, *, stacked: bool) -> Iterator[Tensor]:
     """Yields every tensor with its path in stacked parameters, or in one tree per layer."""
-    for tensor in FAMILIES[config.family].names(config):
-        if stacked or tensor.layer is None:
+    family = FAMILIES[config.family]
+    if stacked:
+        yield from family.tensors(config)
+        return
+    for tensor in family.names(config):
+        if tensor.layer is None:
             yield tensor
         else:
             yield tensor._replace(path=("layers", tensor.layer, *tensor.path[1:]), layer=None)

@@ -12,6 +12,7 @@ from rl4p.distributed import placement
 from rl4p.distributed.mesh import Mesh
 from rl4p.model.decoder import Decoder
 from rl4p.model.lora import merge_trees
+from rl4p.model.pattern import places
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -67,7 +68,9 @@ class Policy:
         They have one tree per layer (`Decoder.extend`), and matrices in the dtype of activations.
         """
         params = self.without_critic(trained)
-        return placement.for_sampling(self.sampling_mesh, params, self.decoder.dtype)
+        decoder = self.decoder
+        at = places(decoder.config)
+        return placement.for_sampling(self.sampling_mesh, params, decoder.dtype, at)
 
 
 def padded_width(longest: int) -> int:

@@ -202,7 +202,7 @@ def expected_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
     """Returns the shape of every tensor in the files."""
     shapes = jax.eval_shape(Decoder(config=config).init, jax.random.key(0))
     result = {}
-    for path, layer, expert, name, transposed, part in FAMILIES[config.family].names(config):
+    for path, layer, expert, name, transposed, part in FAMILIES[config.family].tensors(config):
         shape = leaf(shapes, path).shape[(layer is not None) + (expert is not None) :]
         shape = shape[::-1] if transposed else shape
         result[name] = part.whole(shape) if part else shape
@@ -242,7 +242,7 @@ def to_params(config: DecoderConfig, tensors: dict[str, np.ndarray]) -> dict:
     """Returns parameters for the tensors of the files, by the family's names."""
     shapes = jax.eval_shape(Decoder(config=config).init, jax.random.key(0))
     params = jax.tree.map(lambda x: np.full(x.shape, np.nan, np.float32), shapes)
-    for path, layer, expert, name, transposed, part in FAMILIES[config.family].names(config):
+    for path, layer, expert, name, transposed, part in FAMILIES[config.family].tensors(config):
         place = tuple(i for i in (layer, expert) if i is not None)
         into = leaf(params, path)[place]
         into = into.T if transposed else into
@@ -253,7 +253,7 @@ def to_params(config: DecoderConfig, tensors: dict[str, np.ndarray]) -> dict:
 def to_tensors(config: DecoderConfig, params: dict) -> dict[str, np.ndarray]:
     """Returns the tensors of the files for parameters, or for a tree of their shape."""
     tensors = {}
-    for path, layer, expert, name, transposed, part in FAMILIES[config.family].names(config):
+    for path, layer, expert, name, transposed, part in FAMILIES[config.family].tensors(config):
         array = np.asarray(leaf(params, path))[tuple(i for i in (layer, expert) if i is not None)]
         array = array.T if transposed else array
         whole = tensors.setdefault(

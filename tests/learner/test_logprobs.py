@@ -9,7 +9,7 @@ import pytest
 from rl4p.base.types import Microbatching, Sampling
 from rl4p.learner import logprobs
 from rl4p.learner.logprobs import ScoreOptions, score_tokens, token_scores, trunk
-from rl4p.model.cache import Prefix
+from rl4p.model.cache import KeysValues, Prefix
 from tests.support.equations import equations
 
 
@@ -111,11 +111,12 @@ def test_a_kernel_has_large_blocks(policy, columns, before, block):
     params, c = jax.eval_shape(decoder.init, jax.random.key(0)), decoder.config
     numbers = jax.ShapeDtypeStruct((2, columns), jnp.int32)
     shape = (c.layers, 2, c.num_kv_heads)
+    of_keys_and_values = (
+        jax.ShapeDtypeStruct((*shape, *x), "bfloat16")
+        for x in ((c.head_width, before), (before, c.head_width))
+    )
     prefix = Prefix(
-        layers=tuple(
-            jax.ShapeDtypeStruct((*shape, *x), "bfloat16")
-            for x in ((c.head_width, before), (before, c.head_width))
-        ),
+        layers=((KeysValues(*of_keys_and_values),),),
         segment_ids_BS=jax.ShapeDtypeStruct((2, before), jnp.int32),
     )
 

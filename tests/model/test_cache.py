@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rl4p.distributed.mesh import ONE_DEVICE
-from rl4p.model.cache import Cache, Prefix, of_device, write, write_columns
+from rl4p.model.cache import Cache, KeysValues, Prefix, of_device, write, write_columns
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -57,7 +57,8 @@ def cache():
 
     return Cache(
         layers=tuple(
-            (numbers(3, 1, 2, 4, start=i), numbers(3, 1, 4, 2, start=i + 50)) for i in (100, 200)
+            KeysValues(numbers(3, 1, 2, 4, start=i), numbers(3, 1, 4, 2, start=i + 50))
+            for i in (100, 200)
         ),
         positions_BS=numbers(3, 4, start=300),
         segment_ids_BS=numbers(3, 4, start=400),

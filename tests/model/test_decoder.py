@@ -106,7 +106,7 @@ def test_what_follows_a_beginning_is_the_end_of_the_whole_row(decoder, params, s
     first, rest = (
         [x[:, here] for x in (tokens, positions, segments)] for here in (slice(4), slice(4, None))
     )
-    before = Prefix(jax.jit(decoder.keys_and_values)(params, *first), first[2])
+    before = Prefix(jax.jit(decoder.caches)(params, *first), first[2])
     behind = jax.jit(decoder.hidden)(params, *rest, before)
     np.testing.assert_allclose(behind, whole[:, 4:], atol=1e-5)
 

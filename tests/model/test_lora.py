@@ -11,6 +11,7 @@ from rl4p.distributed.mesh import Mesh
 from rl4p.learner.gradient_step import gradient_step
 from rl4p.learner.logprobs import ScoreOptions, score_tokens
 from rl4p.learner.optimizer import AdamW
+from rl4p.model.decoder_config import LayerKind
 from rl4p.model.huggingface import write_model, write_policy
 from rl4p.model.lora import LoRA, merge_trees, merged_kernel
 from rl4p.model.pretrained import Pretrained
@@ -90,7 +91,7 @@ def test_a_projection_by_hand(adapted, trained):
 def test_the_scale_is_alpha_over_the_rank(adapted, trained, policy, make_trajectories):
     """With alpha 6 and rank 2 the kernel of the merged parameters grows by 3 A B."""
     assert LoRA(rank=2, alpha=6.0).scale == 3.0
-    assert adapted[0].decoder.layer.adapter_scale == 3.0
+    assert adapted[0].decoder.layer(LayerKind(False, False)).adapter_scale == 3.0
     whole = jax.tree.map(np.asarray, adapted[0].merged(trained))
     layers = {}
     for name, layer in whole["layers"].items():

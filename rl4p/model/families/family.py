@@ -9,6 +9,7 @@ import numpy as np
 
 from rl4p.model.decoder import DecoderConfig
 from rl4p.model.families.keys import Keys
+from rl4p.model.pattern import places
 
 
 class TensorPart(NamedTuple):
@@ -49,7 +50,8 @@ class Tensor(NamedTuple):
 
     Attributes:
       path: the path of the parameter that contains it; an index in it selects a layer's tree.
-      layer: its index along the parameter's leading axis L; None if there is no such axis.
+      layer: its layer; None if it belongs to none. `Family.tensors` gives its index along the
+        leading axis of the parameter instead.
       expert: its index along the axis after L; None if there is no such axis.
       name: its name in the files.
       transposed: whether it is [in, out] in the parameter and [out, in] in the files.
@@ -86,6 +88,15 @@ class Family:
     write_config: Callable[[DecoderConfig], dict[str, Any]]
     names: Callable[[DecoderConfig], Iterator[Tensor]]
     quantization: str | None = None
+
+    def tensors(self, c: DecoderConfig) -> Iterator[Tensor]:
+        """Yields every tensor, in each of its parts, with its index in stacked parameters."""
+        at = [dict(own) for own in places(c)]
+        for tensor in self.names(c):
+            if tensor.layer is None:
+                yield tensor
+            else:
+                yield tensor._replace(layer=at[tensor.layer][str(tensor.path[1])])
 
 
 # From a parameter of a layer to its name in the files, without the prefix "model.layers.<i>.".
@@ -126,10 +137,11 @@ def names(
     layer_names: Mapping[tuple[str, ...], str],
     parts: Mapping[tuple[str, ...], TensorPart] | None = None,
 ) -> Iterator[Tensor]:
-    """Yields every tensor of a checkpoint, given the names, and any parts, in one layer.
+    """Yields every tensor of a checkpoint, given the names, and any parts, in a layer.
 
-    The biases of the projections are added (`bias_names`).
+    A layer has the names of its kind only. The biases of the projections are added (`bias_names`).
     """
+    of_layers = [{name for name, _ in own} for own in places(c)]
     yield Tensor(("embedding",), None, None, "model.embed_tokens.weight", False)
     yield Tensor(("norm", "scale"), None, None, "model.norm.weight", False)
     if c.labels:
@@ -139,7 +151,9 @@ def names(
     parts = parts or {}
     for path, name in {**layer_names, **bias_names(c, layer_names)}.items():
         part = parts.get(path, parts.get((*path[:-1], "kernel")))
-        for layer in range(c.layers):
+        for layer, own in enumerate(of_layers):
+            if path[0] not in own:
+                continue
             whole = f"model.layers.{layer}.{name}"
             yield Tensor(("layers", *path), layer, None, whole, path[-1] == "kernel", part)
 

@@ -20,6 +20,7 @@ from rl4p.distributed.partition import changed_for_decoding, decoding_dtype, for
 from rl4p.distributed.placement import HOST, is_offloaded
 from rl4p.loop.phases import Phases
 from rl4p.model.decoder import Decoder
+from rl4p.model.pattern import places
 from rl4p.model.policy import Policy, padded_width
 from rl4p.protocols.collection import KeepsCopies
 from rl4p.protocols.data_and_model import DataSet, PlannedModel
@@ -90,7 +91,8 @@ class AbstractRun:
         whole = policy.without_critic(self.state.params)
         dtype, mesh = policy.decoder.dtype, policy.sampling_mesh
         changed = {name: whole[name] for name in changed_for_decoding(whole, dtype)}
-        new = jax.eval_shape(partial(for_decoding, dtype=dtype), changed)
+        at = places(policy.decoder.config)
+        new = jax.eval_shape(partial(for_decoding, dtype=dtype, places=at), changed)
         if mesh is not self.mesh or self.mesh.devices.shape["fsdp"] > 1:
             new = whole | new  # the sharding of every parameter changes
         return whole | placement.with_shardings(new, placement.sampling_shardings(mesh, new))

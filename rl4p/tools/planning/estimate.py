@@ -17,6 +17,7 @@ from rl4p.learner.gradient_step import add_minibatch_scores, shares_prompts
 from rl4p.learner.logprobs import ForwardRows, columns_per_chunk
 from rl4p.learner.microbatches import rows_in
 from rl4p.learner.objective import token_loss
+from rl4p.model.cache import KeysValues
 from rl4p.model.decoder import Decoder, Prefix
 from rl4p.model.experts import experts_of
 from rl4p.model.lora import merge_trees
@@ -241,7 +242,8 @@ class StepEstimate:
     def layer(self) -> Trace:
         """The trace of one layer that recomputes nothing."""
         c = self.decoder.config
-        one = replace(c, layers=1, sliding=c.sliding[:1], unrotated=c.unrotated[:1])
+        several = ("sliding", "unrotated", "mixers", "feed_forwards")
+        one = replace(c, layers=1, **{name: getattr(c, name)[:1] for name in several})
         decoder = replace(self.decoder, config=one, remat="none", unroll=False)
 
         def run_layer(params: Params, micro: TrainingBatch, before: Prefix | None) -> Any:
@@ -265,9 +267,10 @@ class StepEstimate:
         prefix: Any = ()
         if S:
             shapes = (c.num_kv_heads, c.head_width, S), (c.num_kv_heads, S, c.head_width)
-            prefix = tuple(
+            keys, values = (
                 jax.ShapeDtypeStruct((c.layers, b, *shape), decoder.dtype) for shape in shapes
             )
+            prefix = ((KeysValues(keys, values),),)
 
         def backward(trained: Params, prefix: Any, frozen: Params, micro: TrainingBatch) -> Any:
             def of(trained: Params, prefix: Any) -> Any:

@@ -123,7 +123,7 @@ def replacement(folder: Path, policy: Policy) -> Replacement:
         if not stored:
             raise InputError(f"{folder} has no tensors.")
         shapes = jax.eval_shape(policy.decoder.init, jax.random.key(0))
-        tensors = FAMILIES[policy.decoder.config.family].names(policy.decoder.config)
+        tensors = FAMILIES[policy.decoder.config.family].tensors(policy.decoder.config)
         tied = policy.decoder.config.tied_embedding
         check_fit(folder, stored, tensors, shapes, tied=tied, complete=False)
         return Replacement(folder, policy, stored)

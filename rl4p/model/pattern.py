@@ -1,0 +1,116 @@
+"""Layers of several kinds: which parameters each has, and the periods in which kinds repeat.
+
+A parameter is stacked over the layers that have it, in their order:
+
+    layers      0      1      2          3      4      5
+    mixer       delta  delta  attention  delta  delta  attention
+    delta/...   0      1                 2      3                   [4, ...]
+    query/...                 0                        1            [2, ...]
+    gate/...    0      1      2          3      4      5            [6, ...]
+
+Here the period of three layers repeats twice. Training scans over the repetitions, and each period
+takes 2 of `delta/...`, 1 of `query/...` and 3 of `gate/...`. Layers that do not repeat are a period
+of their own.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from rl4p.base.types import Params
+from rl4p.model.attention import AttentionInputs
+from rl4p.model.decoder_config import DecoderConfig, LayerKind
+from rl4p.model.layer import Layer
+
+Places = tuple[tuple[tuple[str, int], ...], ...]  # for each layer: its names, and where they stand
+
+
+def fresh_layer(layer: Layer, key: jax.Array) -> Params:
+    """Returns new parameters of one layer."""
+    x_BTD, angle = jnp.zeros((1, 1, layer.config.width), layer.dtype), jnp.zeros((1, 1, 1, 1))
+    ones = jnp.ones((1, 1), jnp.int32)
+    view = AttentionInputs(angle, angle, jnp.ones((1, 1, 1), bool), ones, ones)
+    return layer.init(key, x_BTD, view)["params"]
+
+
+@cache
+def parameter_names(config: DecoderConfig, structure: LayerKind) -> tuple[str, ...]:
+    """Returns the names of the parameters of a layer, those at the top of its tree."""
+    layer = Layer(config, "float32", kind=structure, parent=None)
+    return tuple(jax.eval_shape(lambda key: fresh_layer(layer, key), jax.random.key(0)))
+
+
+@cache
+def places(config: DecoderConfig) -> Places:
+    """Returns the names of each layer's parameters, and its number among the layers with them."""
+    before: Counter[str] = Counter()
+    result = []
+    for kind in config.kinds:
+        names = parameter_names(config, kind.structure)
+        result.append(tuple((name, before[name]) for name in names))
+        before.update(names)
+    return tuple(result)
+
+
+class Period(NamedTuple):
+    """Layers whose structures repeat: so many from `start` on, so many times."""
+
+    start: int
+    length: int
+    repeats: int
+
+    def layers(self, place: int) -> range:
+        """Returns the layers at a place of the period, one for each repetition."""
+        return range(self.start + place, self.start + self.length * self.repeats, self.length)
+
+
+def periods(structures: Sequence[LayerKind]) -> Iterator[Period]:
+    """Yields periods of all layers: from each start the one that covers the most layers."""
+    start = 0
+    while start < len(structures):
+        best = Period(start, 1, 1)
+        for length in range(1, (len(structures) - start) // 2 + 1):
+            first, repeats = structures[start : start + length], 1
+            end = start + length
+            while structures[end : end + length] == first:
+                repeats, end = repeats + 1, end + length
+            if repeats > 1 and repeats * length > best.repeats * best.length:
+                best = Period(start, length, repeats)
+        yield best
+        start += best.length * best.repeats
+
+
+def stack(layers: Params, at: Places, period: Period) -> Params:
+    """Returns the parameters of a period: [repeats, ...], or [repeats, n, ...] of n layers."""
+    of_one = [name for one in at[period.start : period.start + period.length] for name, _ in one]
+    result = {}
+    for name, n in Counter(of_one).items():
+        first = next(i for one in at[period.start :] for own, i in one if own == name)
+        count = n * period.repeats
+
+        def part(x: Any, first: int = first, count: int = count, n: int = n) -> Any:
+            x = x if len(x) == count else x[first : first + count]
+            return x if n == 1 else x.reshape(-1, n, *x.shape[1:])
+
+        result[name] = jax.tree.map(part, layers[name])
+    return result
+
+
+def unstack(stacked: Params, at: Places, period: Period) -> list[Params]:
+    """Returns the parameters of each layer of one repetition of a period, from those of all."""
+    own = at[period.start : period.start + period.length]
+    several = Counter(name for one in own for name, _ in one)
+    seen: Counter[str] = Counter()
+    result = []
+    for one in own:
+        layer = {}
+        for name, _ in one:
+            x, i = stacked[name], seen[name]
+            layer[name] = x if several[name] == 1 else jax.tree.map(lambda x, i=i: x[i], x)
+        seen.update(layer.keys())
+        result.append(layer)
+    return result
