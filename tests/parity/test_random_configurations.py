@@ -1,0 +1,144 @@
+"""Draws small configurations of each family: the logits of transformers, or one sentence.
+
+RL4P_CONFIGURATIONS is the number of configurations per family (`make parity` takes 4).
+"""
+
+import os
+import zlib
+from copy import deepcopy
+
+import numpy as np
+import pytest
+
+from rl4p.base.errors import InputError
+from rl4p.model.decoder import Decoder
+from rl4p.model.huggingface import read_config, read_params
+from tests.golden import forward
+
+pytestmark = pytest.mark.parity
+COUNT = int(os.environ.get("RL4P_CONFIGURATIONS", "4"))
+TOKENS = np.random.default_rng(1).integers(0, 64, 40)
+
+# Each key takes one of these values, drawn for each configuration; "-" leaves it out.
+SHAPES = {
+    "vocab_size": [64],
+    "hidden_size": [32, 48],
+    "intermediate_size": [40],
+    "num_hidden_layers": [1, 2, 3],
+    "num_attention_heads": [4, 2],
+    "num_key_value_heads": [2, 1],
+    "head_dim": [8, 16, "-"],
+    "max_position_embeddings": [64, 512],
+    "rms_norm_eps": [1e-6, 1e-2],
+    "hidden_act": ["silu", "silu", "silu", "gelu"],
+    "tie_word_embeddings": [True, False],
+    "pad_token_id": [0],
+    "rope_parameters": [
+        {"rope_type": "default", "rope_theta": 77.0},
+        {"rope_type": "linear", "rope_theta": 5e3, "factor": 3.0},
+        {"rope_type": "dynamic", "rope_theta": 5e3, "factor": 3.0},
+        {"rope_type": "yarn", "rope_theta": 5e2, "factor": 4.0, "beta_fast": 4.0, "mscale": 0.7},
+        {
+            "rope_type": "llama3",
+            "rope_theta": 5e2,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32,
+        },
+        "-",
+    ],
+    "attention_bias": [True, False],
+}
+MLP_BIAS = {"mlp_bias": [True, False]}
+WINDOW = {"sliding_window": [5, 9, None]}
+MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
+FACTORS = {
+    "embedding_multiplier": [1.0, 3.0],
+    "residual_multiplier": [1.0, 0.3],
+    "attention_multiplier": [1.0, 0.2, "-"],
+    "logits_scaling": [1.0, 1.7, 4],
+}
+FAMILIES = {
+    "llama": MLP_BIAS,
+    "internlm3": MLP_BIAS | {"attention_bias": [True], "mlp_bias": [True]},
+    "iquestcoder": MLP_BIAS,
+    "seed_oss": MLP_BIAS | {"attention_out_bias": [True, False]},
+    "ernie4_5": {"use_bias": [True, False]},
+    "helium": MLP_BIAS | {"head_dim": [8], "hidden_size": [32], "num_attention_heads": [4]},
+    "granite": MLP_BIAS | FACTORS,
+    "hyperclovax": MLP_BIAS | FACTORS | {"use_post_norm": [True, False]},
+    "olmo2": {},
+    "glm": {"partial_rotary_factor": [0.5, 1.0, 0.25, "-"], "head_dim": [16]},
+    "glm4": {"partial_rotary_factor": [0.5, 1.0, 0.25, "-"], "head_dim": [16]},
+    "arcee": MLP_BIAS | {"hidden_act": ["relu2", "relu2", "silu"]},
+    "ministral": WINDOW
+    | {
+        "head_dim": [8, 16],
+        "sliding_window": [5, 9],
+        "layer_types": [MIXED, ["full_attention"] * 3, "-"],
+    },
+    "mistral": WINDOW,
+    "qwen2": {"use_sliding_window": [True, False], "sliding_window": [5], "max_window_layers": [1]},
+    "qwen3": {"use_sliding_window": [True, False], "sliding_window": [5], "max_window_layers": [1]},
+    "smollm3": MLP_BIAS
+    | {
+        "no_rope_layer_interval": [2, 3],
+        "use_sliding_window": [True, False],
+        "sliding_window": [5],
+    },
+}
+
+
+def drawn(family: str, number: int) -> dict:
+    """Returns the keys of one configuration."""
+    random = np.random.default_rng(zlib.crc32(f"{family} {number}".encode()))
+    choices = SHAPES | FAMILIES[family]
+    keys = {key: values[random.integers(len(values))] for key, values in choices.items()}
+    # transformers adds to the rope section.
+    keys = {key: deepcopy(value) for key, value in keys.items() if value != "-"}
+    if isinstance(keys.get("layer_types"), list):
+        keys["layer_types"] = keys["layer_types"][: keys["num_hidden_layers"]]
+    return {"model_type": family} | keys
+
+
+def of_transformers(keys: dict, folder) -> np.ndarray:
+    """Writes a model with random weights to a folder, and returns its logits."""
+    import torch
+    import transformers
+
+    config = transformers.AutoConfig.for_model(**keys)
+    torch.manual_seed(0)
+    options = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, **options)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape) * (0.3 if parameter.ndim == 1 else 0.2))
+        model.save_pretrained(folder)
+        return model.eval()(torch.from_numpy(TOKENS)[None]).logits[0].numpy()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_configuration_gives_the_logits_of_transformers_or_one_sentence(family, tmp_path):
+    equal, refused, wrong = 0, [], []
+    for number in range(COUNT):
+        keys, folder = drawn(family, number), tmp_path / str(number)
+        try:
+            theirs = of_transformers(keys, folder)
+        except Exception as error:  # noqa: BLE001 - transformers has no such model
+            print(f"{family} {number}: transformers: {type(error).__name__}: {error}")
+            continue
+        try:
+            decoder = Decoder(config=read_config(folder))
+            params = read_params(folder, decoder, "float32")
+        except InputError as error:
+            refused.append(str(error).replace(str(folder), ""))
+            continue
+        ours = forward.logits(decoder, params, *forward.rows([TOKENS], 40))[0]
+        if np.std(theirs) > 0.01 and np.allclose(ours, theirs, atol=1e-4 * np.abs(theirs).max()):
+            equal += 1
+        else:
+            wrong.append(f"{number}: {np.abs(ours - theirs).max():.1e} of {keys}")
+    print(f"{family}: {equal} equal, {len(refused)} refused: {sorted(set(refused))}")
+    assert not wrong, "\n".join(wrong)
+    assert equal
