@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rl4p.base.errors import InputError
 from rl4p.base.types import Params
 from rl4p.distributed import placement
 from rl4p.distributed.mesh import Mesh
@@ -46,6 +47,14 @@ class Policy:
     frozen: Params = field(default_factory=dict, repr=False, compare=False)
     base: str = ""
     kept: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.decoder.config.has_state and self.mesh.column_shards > 1:
+            raise InputError(
+                f"mesh.cp={self.mesh.column_shards} is not possible, because the model has layers "
+                "with a state, which passes through the columns of a row one after another: set it "
+                "to 1."
+            )
 
     def merged(self, trained: Params) -> Params:
         """Returns the merged parameters, frozen and trained, that the decoder takes."""

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from annotated_types import Le
 
+from rl4p.base.errors import InputError
 from rl4p.base.types import Sampling
 from rl4p.configuration.bounds import Natural, Positive
 from rl4p.distributed.placement import with_shardings
@@ -63,6 +64,11 @@ class Continuous(Sampler):
 
     def open(self, policy: Policy) -> ContinuousEngine:
         self.counts.clear()
+        if self.draft_tokens and policy.decoder.config.has_state:
+            raise InputError(
+                f"rollout.draft_tokens={self.draft_tokens} is not possible, because the model has "
+                "layers with a state, which a rejected token cannot leave: set it to 0."
+            )
         return ContinuousEngine(
             policy,
             self.options,

@@ -1,0 +1,128 @@
+"""Layers with a state, which tokens are added to once and never taken from: sampled and trained."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+from rl4p.base.errors import InputError
+from rl4p.base.types import Microbatching, Sampling
+from rl4p.distributed.mesh import Mesh
+from rl4p.learner.logprobs import ScoreOptions, score_tokens
+from rl4p.learner.shared_prompts import pays
+from rl4p.model.decoder_config import ConvolutionConfig, MambaConfig
+from rl4p.protocols.engine import Request
+from rl4p.rollout.continuous import Continuous
+from rl4p.rollout.naive_sampler import NaiveSampler
+
+R = 40
+
+
+@pytest.fixture(scope="module")
+def params(stateful):
+    noise = np.random.default_rng(0)
+    fresh = jax.device_get(jax.jit(stateful.decoder.init)(jax.random.key(0)))
+    noisy = jax.tree.map(lambda x: np.float32(x + noise.normal(0, 0.1, x.shape)), fresh)
+    return stateful.mesh.replicate(noisy)
+
+
+@pytest.fixture(scope="module")
+def stateful(policy):
+    """Two periods of three kinds, and one layer more; one token in 44 ends a response."""
+    config = dataclasses.replace(
+        policy.decoder.config,
+        layers=7,
+        mixers=(*("mamba", "attention", "convolution") * 2, "mamba"),
+        mamba=MambaConfig(heads=4, head_width=8, groups=2, state=8),
+        convolution=ConvolutionConfig(),
+    )
+    decoder = dataclasses.replace(policy.decoder, config=config)
+    return dataclasses.replace(policy, decoder=decoder, end_ids=tuple(range(0, 264, 44)))
+
+
+@pytest.fixture(scope="module")
+def ending(stateful):
+    return stateful
+
+
+def keys(*seeds):
+    return np.stack([jax.random.key_data(jax.random.key(seed)) for seed in seeds])
+
+
+@pytest.fixture(scope="module")
+def requests():
+    random = np.random.default_rng(0)
+    contexts = [random.integers(0, 256, n).tolist() for n in (3, 16, 9, 1, 12)]
+    limits, seeds = (R, 5, 30, R, 1), ((0,), (1,), (2, 3, 4), (5,), (6, 7))
+    return [
+        Request(tokens=tokens, keys_N=keys(*several), max_tokens=limit)
+        for tokens, limit, several in zip(contexts, limits, seeds, strict=True)
+    ]
+
+
+def assert_same(ours, theirs):
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.tokens.tolist() == b.tokens.tolist()
+        np.testing.assert_allclose(a.logprobs, b.logprobs, atol=2e-5)
+
+
+@pytest.mark.parametrize("slots", [None, 2])
+def test_slots_and_their_reuse_change_nothing(stateful, params, requests, slots):
+    """With two slots, each row of the cache has the states of several sequences in turn."""
+    engines = [NaiveSampler(max_response_tokens=R), Continuous(max_response_tokens=R, slots=slots)]
+    found = []
+    for engine in (x.open(stateful) for x in engines):
+        engine.publish(params, 3)
+        found.append(engine.complete(requests))
+    assert_same(*found)
+
+
+def test_a_sequence_is_continued_from_its_state(stateful, params, requests):
+    """An ended sequence stays in its slot until the call ends, and its state must not go on."""
+
+    def opened():
+        engine = Continuous(max_response_tokens=R).open(stateful)
+        engine.publish(params, 3)
+        return engine
+
+    engine = opened()
+    first = engine.complete([dataclasses.replace(request, keep=True) for request in requests])
+    contexts = [request.tokens for request in requests for _ in request.keys_N]
+    later = [
+        Request(
+            tokens=[*context, *completion.tokens.tolist(), *range(70, 73)],
+            keys_N=keys(20 + number),
+            max_tokens=9 + number,
+        )
+        for number, (context, completion) in enumerate(zip(contexts, first, strict=True))
+    ]
+    before = engine.prefilled_tokens
+    assert_same(engine.complete(later), opened().complete(later))
+    assert engine.prefilled_tokens - before == 4 * len(later)
+
+
+def test_the_sampler_is_the_trainer(sample, stateful, params):
+    """Rows are padded on both sides, prompts are not shared, and packing changes nothing."""
+    trajectories, _ = sample(
+        Continuous(max_response_tokens=R, slots=8), group_size=4, params=params
+    )
+    for most in (None, 256):
+        options = ScoreOptions(
+            decoder=stateful.decoder,
+            sampling=Sampling(),
+            microbatching=Microbatching(tokens=most or 2048),
+        )
+        scores = score_tokens(options, params, trajectories)["logprobs"]
+        mask = np.asarray(trajectories.response_mask_BT)
+        gap = np.abs(np.asarray(scores) - np.asarray(trajectories.behaviour_logprobs_BT))[mask]
+        assert gap.max() < 1e-4
+    assert not pays(stateful.decoder, trajectories, Mesh(dp=1))
+
+
+def test_what_a_state_cannot_do_is_refused(stateful):
+    with pytest.raises(InputError, match="draft_tokens=4 is not possible"):
+        Continuous(max_response_tokens=R, draft_tokens=4).open(stateful)
+    with pytest.raises(InputError, match="cp=2 is not possible"):
+        dataclasses.replace(stateful, mesh=SimpleNamespace(column_shards=2))
