@@ -259,7 +259,7 @@ def for_decoding(params: Params, dtype: str, places: Any = None) -> Params:
     )
     layers = params["layers"]
     if places is None:
-        count = len(jax.tree.leaves(layers)[0])
+        (count,) = {len(x) for x in jax.tree.leaves(layers)}
         places = [[(name, i) for name in layers] for i in range(count)]
     single = tuple(
         {name: jax.tree.map(lambda x_L, i=i: x_L[i], layers[name]) for name, i in own}

@@ -255,7 +255,8 @@ class DecoderConfig:
                 sizes["query_rank"] = self.latent.query_rank
         if self.experts:
             sizes["experts"] = self.experts
-        if width := math.gcd(0 if self.experts else self.feed_forward_width, self.shared_width):
+        gated = any(kind.feed_forward == "gated" for kind in self.kinds)
+        if width := math.gcd(self.feed_forward_width if gated else 0, self.shared_width):
             sizes["feed_forward"] = width
         return sizes
 

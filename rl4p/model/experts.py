@@ -185,14 +185,14 @@ class SharedExperts(nn.Module):
         self.up = self.dense(c.shared_width)
         self.down = self.dense(c.width)
         if c.weighted_shared:
-            self.weight = self.param("weight", INIT, (c.width, 1))
+            self.weight = self.param("weight", INIT, (1, c.width))
 
     def __call__(self, x_BTD: Array) -> Array:
         gate = None if self.gate is None else self.gate(x_BTD)
         y_BTD = self.down(gated(self.config.activation, gate, self.up(x_BTD)))
         if not self.config.weighted_shared:
             return y_BTD
-        weight_BT1 = nn.sigmoid(x_BTD @ self.weight.astype(self.dtype))
+        weight_BT1 = nn.sigmoid(jnp.einsum("BTD,ND->BTN", x_BTD, self.weight.astype(self.dtype)))
         return y_BTD * jnp.broadcast_to(weight_BT1, y_BTD.shape)
 
 

@@ -1,6 +1,8 @@
 """Readers and writers of Hugging Face folders: config.json, safetensors and adapters."""
 
 import json
+import logging
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial, reduce
@@ -47,6 +49,7 @@ from rl4p.model.tensor_files import (
     NewTensor,
     StoredTensor,
     copy,
+    listed,
     read_json,
     stored_tensors,
     sync,
@@ -55,6 +58,7 @@ from rl4p.model.tensor_files import (
 )
 from rl4p.model.tokenizer import save_tokenizer
 
+log = logging.getLogger(__name__)
 SHARD_BYTES = 5 * 10**9
 NO_KEYS: Mapping[str, Mapping[str, Any]] = {}
 ALIGNMENT = 64  # bytes; the CPU backend uses aligned memory in place, and copies any other
@@ -106,6 +110,11 @@ def read_params(
     for tensor in family.tensors(decoder.config):
         parameters.setdefault(tensor.path, []).append(tensor)
     everything = [tensor for tensors in parameters.values() for tensor in tensors]
+    if unused := family.unused.replace("{layers}", str(decoder.config.layers)):
+        kept = {name: x for name, x in stored.items() if not re.fullmatch(unused, name)}
+        if left := sorted(stored.keys() - kept.keys()):
+            log.warning("Tensors that the model does not use are left out: %s.", listed(left))
+        stored = kept
     check_fit(folder, stored, everything, shapes, tied=decoder.config.tied_embedding)
     params: dict = {}
     for path, tensors in parameters.items():
@@ -185,8 +194,8 @@ def read_part(
         if not all(i in bound for i, bound in zip(at, bounds, strict=False)):
             continue
         into = whole[tuple(i - bound.start for i, bound in zip(at, bounds, strict=False))]
-        into = into.T if tensor.transposed else into
-        within = bounds[len(at) :][:: -1 if tensor.transposed else 1]
+        into = into.swapaxes(-1, -2) if tensor.transposed else into
+        within = tensor.of_file(tuple(bounds[len(at) :]))
         wanted = tuple(slice(bound.start, bound.stop) for bound in within)
         rows, *columns = wanted if tensor.part is None else tensor.part.index_of(wanted)
         if isinstance(rows, slice):

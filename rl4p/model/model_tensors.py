@@ -78,7 +78,7 @@ class ParameterTensor(NewTensor):
         self.at = tuple(map(np.int32, stacked_index(tensor)))
         shape = arrays[0].shape[len(self.at) :]
         self.name, self.dtype = tensor.name, jnp.dtype(dtype)
-        self.shape = shape[::-1] if tensor.transposed else shape
+        self.shape = tensor.of_file(shape)
 
     def parts(self) -> Iterator[np.ndarray]:
         """Yields the array, but of an embedding (maybe a third of a model) some rows at a time."""
@@ -87,7 +87,7 @@ class ParameterTensor(NewTensor):
             whole = np.asarray(one_tensor(self.arrays, self.at, scale=self.scale, dtype=self.dtype))
             if self.transposed:  # in less than half the time that XLA takes on a CPU
                 matrix, whole = whole, np.empty(self.shape, self.dtype)
-                copy(matrix, whole.T)
+                copy(matrix, whole.swapaxes(-1, -2))
             yield whole
             return
         most = max(1, PART_BYTES // (self.shape[1] * self.dtype.itemsize))
@@ -190,7 +190,7 @@ def check_fit(
             missing += [tensor.name]
             continue
         shape = reduce(getitem, tensor.path, shapes).shape[len(stacked_index(tensor)) :]
-        shape = shape[::-1] if tensor.transposed else shape
+        shape = tensor.of_file(shape)
         shape = shape if tensor.part is None else tensor.part.whole(shape)
         if in_file.shape != shape:
             problems.append(f"{tensor.name} must have shape {shape}, not {in_file.shape}")

@@ -61,6 +61,15 @@ MOE = {
     "decoder_sparse_step": 1,
     "mlp_only_layers": [],
 }
+SIGMOID = {
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_shared_experts": 2,
+    "routed_scaling_factor": 1.7,
+    "pad_token_id": None,
+}
+GROUPS = {"n_group": 4, "topk_group": 2}
 CASES = {
     name: SHAPE | options
     for name, options in {
@@ -187,6 +196,87 @@ CASES = {
             "rope_local_base_freq": 50.0,
             "rope_scaling": {"rope_type": "linear", "factor": 8.0},
         },
+        "mixtral": {
+            "model_type": "mixtral",
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "sliding_window": 9,
+        },
+        "qwen2_moe": MOE | {"model_type": "qwen2_moe", "shared_expert_intermediate_size": 20},
+        "olmoe": MOE | {"model_type": "olmoe", "pad_token_id": None, "attention_bias": True},
+        "granitemoe": FACTORS
+        | {"model_type": "granitemoe", "num_local_experts": 6, "num_experts_per_tok": 2},
+        "minimax_m2": {
+            "model_type": "minimax_m2",
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "rotary_dim": 4,
+        },
+        "solar_open": SIGMOID
+        | GROUPS
+        | {"model_type": "solar_open", "head_dim": 16, "attention_bias": True},
+        "qwen2_moe_dense": MOE
+        | {
+            "model_type": "qwen2_moe",
+            "shared_expert_intermediate_size": 20,
+            "mlp_only_layers": [1],
+            "norm_topk_prob": True,
+            "qkv_bias": False,
+            "use_sliding_window": True,
+            "sliding_window": 9,
+            "max_window_layers": 2,
+        },
+        "glm4_moe": SIGMOID
+        | {"model_type": "glm4_moe", "attention_bias": True, "first_k_dense_replace": 1},
+        "glm4_moe_norms": SIGMOID
+        | GROUPS
+        | {
+            "model_type": "glm4_moe",
+            "use_qk_norm": True,
+            "first_k_dense_replace": 2,
+            "partial_rotary_factor": 0.25,
+            "head_dim": 16,
+        },
+        "dots1": SIGMOID
+        | GROUPS
+        | {
+            "model_type": "dots1",
+            "first_k_dense_replace": 1,
+            "sliding_window": 9,
+            "max_window_layers": 1,
+            "attention_bias": True,
+        },
+        "exaone_moe": SIGMOID
+        | GROUPS
+        | {
+            "model_type": "exaone_moe",
+            "num_experts": 8,
+            "num_shared_experts": 1,
+            "sliding_window": 9,
+            "sliding_window_pattern": 2,
+            "first_k_dense_replace": 1,
+        },
+        "ernie4_5_moe": {
+            "model_type": "ernie4_5_moe",
+            "moe_intermediate_size": 24,
+            "moe_num_experts": 6,
+            "moe_k": 2,
+            "moe_num_shared_experts": 2,
+            "moe_layer_start_index": 1,
+            "tie_word_embeddings": True,
+        },
+        "hy_v3": SIGMOID
+        | {"model_type": "hy_v3", "num_experts": 6, "num_shared_experts": 1, "head_dim": 16},
+        "flint": MOE
+        | {
+            "model_type": "flint",
+            "num_hidden_layers": 4,
+            "shared_expert_intermediate_size": 20,
+            "layer_types": ["full_attention", *["sliding_attention"] * 2, "full_attention"],
+            "mlp_only_layers": [0, 1],
+            "sliding_window": 9,
+            "norm_topk_prob": True,
+        },
         "qwen3_moe": MOE | {"norm_topk_prob": True},
         "qwen3_moe_raw": MOE | {"norm_topk_prob": False, "tie_word_embeddings": True},
     }.items()
@@ -202,10 +292,10 @@ def expected_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
     """Returns the shape of every tensor in the files."""
     shapes = jax.eval_shape(Decoder(config=config).init, jax.random.key(0))
     result = {}
-    for path, layer, expert, name, transposed, part in FAMILIES[config.family].tensors(config):
-        shape = leaf(shapes, path).shape[(layer is not None) + (expert is not None) :]
-        shape = shape[::-1] if transposed else shape
-        result[name] = part.whole(shape) if part else shape
+    for tensor in FAMILIES[config.family].tensors(config):
+        indexed = (tensor.layer is not None) + (tensor.expert is not None)
+        shape = tensor.of_file(leaf(shapes, tensor.path).shape[indexed:])
+        result[tensor.name] = tensor.part.whole(shape) if tensor.part else shape
     return result
 
 
@@ -245,7 +335,7 @@ def to_params(config: DecoderConfig, tensors: dict[str, np.ndarray]) -> dict:
     for path, layer, expert, name, transposed, part in FAMILIES[config.family].tensors(config):
         place = tuple(i for i in (layer, expert) if i is not None)
         into = leaf(params, path)[place]
-        into = into.T if transposed else into
+        into = into.swapaxes(-1, -2) if transposed else into
         into[...] = tensors[name][part_index(part, into.shape)]
     return params
 
@@ -255,7 +345,7 @@ def to_tensors(config: DecoderConfig, params: dict) -> dict[str, np.ndarray]:
     tensors = {}
     for path, layer, expert, name, transposed, part in FAMILIES[config.family].tensors(config):
         array = np.asarray(leaf(params, path))[tuple(i for i in (layer, expert) if i is not None)]
-        array = array.T if transposed else array
+        array = array.swapaxes(-1, -2) if transposed else array
         whole = tensors.setdefault(
             name, np.full(part.whole(array.shape) if part else array.shape, np.nan, array.dtype)
         )

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rl4p.distributed.partition import for_decoding
+from rl4p.model.pattern import places
 from tests.golden.cases import noise, sequences, to_tensors
 
 SLOTS = 80  # of the cache
@@ -51,7 +52,8 @@ def extend(decoder, params, tokens, positions, segments, cache, slot, mesh=None)
 
 def greedy(decoder, params, prompt_T, count):
     """Returns the `count` most likely next tokens, decoded one by one with a cache."""
-    params, cache = for_decoding(params, decoder.dtype), decoder.empty_cache(1, SLOTS)
+    params = for_decoding(params, decoder.dtype, places(decoder.config))
+    cache = decoder.empty_cache(1, SLOTS)
     tokens = list(prompt_T)
     for slot in range(len(prompt_T) + count - 1):
         row = (np.int32([[x]]) for x in (tokens[slot], slot, 1))

@@ -15,7 +15,9 @@ import pytest
 
 from rl4p.base.errors import RunError
 from rl4p.base.types import Sampling, TrainingBatch, TrainState, Trajectories
+from rl4p.distributed.mesh import ONE_DEVICE
 from rl4p.learner.gradient_step import (
+    Gradient,
     compiled,
     forward_backward,
     gradient_step,
@@ -745,3 +747,25 @@ def test_a_microbatch_has_as_many_tokens_as_fit(make_objective, rows):
     objective = make_objective(PPO(tokens_per_microbatch=rows * 96, microbatch_widths=1))
     program = str(gradient_step.trace(*abstract(objective, 8, 96, 264)).jaxpr)
     assert [f"f32[{b},96,64]" in program for b in (8, 2)] == [rows == 8, rows == 2]
+
+
+@pytest.mark.mixed_dtypes  # optax promotes
+def test_a_constant_stays_whatever_its_gradient():
+    params = {
+        "layers": {
+            "experts": {"router_correction": jnp.ones((2, 1, 4)), "router": jnp.ones((2, 3, 4))}
+        }
+    }
+    optimizer = AdamW(learning_rate=0.1, weight_decay=0.5)
+    state = TrainState(
+        step=jnp.int32(0),
+        params=params,
+        optimizer_state=optimizer.transform().init(params),
+        key=jax.random.key(0),
+        memory={},
+    )
+    gradient = Gradient(jax.tree.map(jnp.ones_like, params), {"loss": jnp.ones(())}, state.step)
+    after, _ = optimizer_step(optimizer, ONE_DEVICE, state, gradient)
+    experts = after.params["layers"]["experts"]
+    np.testing.assert_array_equal(experts["router_correction"], 1)
+    assert experts["router"].max() < 0.9

@@ -15,6 +15,7 @@ from rl4p.distributed.partition import for_decoding
 from rl4p.model.decoder import Decoder
 from rl4p.model.families import FAMILIES, family_of
 from rl4p.model.families.keys import Keys
+from rl4p.model.pattern import places
 from tests.golden import forward
 from tests.golden.cases import CASES, decoder_config, make_tensors, sequences, to_tensors
 from tests.golden.cases import to_params as assembled
@@ -60,13 +61,13 @@ def test_padding_and_packing_change_nothing(case, plain):
     decoder, params, _ = case
     tokens, positions, segments = (np.zeros((3, WIDTH), np.int32) for _ in range(3))
     tokens[:] = 9
-    places = ((0, 1, 7, 0), (0, 3, 2, 1), (0, 19, 5, 2), (1, 50, 1, 1), (2, 24, 3, 2))
-    for row, start, segment, which in places:
+    spans = ((0, 1, 7, 0), (0, 3, 2, 1), (0, 19, 5, 2), (1, 50, 1, 1), (2, 24, 3, 2))
+    for row, start, segment, which in spans:
         here = slice(start, start + len(ROWS[which]))
         tokens[row, here], positions[row, here] = ROWS[which], np.arange(len(ROWS[which]))
         segments[row, here] = segment
     logits = forward.logits(decoder, params, tokens, positions, segments)
-    for row, start, _, which in places:
+    for row, start, _, which in spans:
         here = slice(start, start + len(ROWS[which]))
         np.testing.assert_allclose(logits[row, here], plain[which], atol=5e-5)
 
@@ -79,7 +80,7 @@ def test_decoding_with_a_cache_changes_nothing(case, plain):
     tokens = np.pad(np.int32(ROWS[-1]), (padding, 0), constant_values=9)[None]
     positions = np.maximum(np.arange(padding + T, dtype=np.int32) - padding, 0)[None]
     segments = np.int32(np.arange(padding + T) >= padding)[None]
-    params = for_decoding(params, decoder.dtype)
+    params = for_decoding(params, decoder.dtype, places(decoder.config))
     cache = decoder.empty_cache(1, forward.SLOTS)
     starts = [0, *range(padding + 20, padding + T)]
     parts = []
@@ -136,6 +137,7 @@ import jax, jax.numpy as jnp, numpy as np
 from rl4p.distributed import collectives, partition
 from rl4p.distributed.mesh import Mesh
 from rl4p.distributed.placement import for_sampling, param_shardings
+from rl4p.model import pattern
 from rl4p.model.decoder import Decoder
 from rl4p.engine.cache import divided
 from tests.golden import forward
@@ -144,7 +146,7 @@ from tests.golden.cases import decoder_config, make_tensors, to_params
 mesh, case = Mesh(dp=2, fsdp=2, tp=2), sys.argv[1]
 config = decoder_config(case)
 params = to_params(config, make_tensors(config))
-if config.experts:  # eight, which four devices can divide: two more than the six
+if config.experts % 4:  # eight, which four devices can divide: two more than the six
     config = dataclasses.replace(config, experts=8)
     for name, x in params["layers"]["experts"].items():
         axis = x.ndim - 1 if "router" in name else 1
@@ -174,11 +176,16 @@ for path, ours in jax.tree.leaves_with_path(ours):
     theirs = expected
     for key in path:
         theirs = theirs[key.key]
+    if path[-1].key == "router_correction":
+        assert not ours.any() and not theirs.any()
+        continue
     assert np.abs(theirs).max() > 1e-3, path
     assert np.linalg.norm(ours - theirs) <= 1e-5 * np.linalg.norm(theirs), path
 
 # A sampler's devices divide the parameters along tp.
-given, alone = for_sampling(mesh, sharded, "float32"), partition.for_decoding(params, "float32")
+at = pattern.places(config)
+given = for_sampling(mesh, sharded, "float32", at)
+alone = partition.for_decoding(params, "float32", at)
 cache = decoder.empty_cache(8, 24)
 row = (rows, places, ones)
 ours, _ = forward.extend(decoder, given, *mesh.replicate(row), mesh.replicate(cache), 0)
@@ -190,7 +197,7 @@ np.testing.assert_allclose(ours, expected, atol=limit)
 heads = decoder.config.num_kv_heads
 layout = dataclasses.replace(mesh, sampling_tp=2 * heads).sampling_mesh(decoder.config.heads, heads)
 assert (layout.devices.shape["fsdp"], layout.devices.shape["tp"]) == (2, heads)
-given, begin = for_sampling(layout, sharded, "float32"), divided(cache, layout)
+given, begin = for_sampling(layout, sharded, "float32", at), divided(cache, layout)
 ours, ended = forward.extend(decoder, given, *layout.shard_rows(row), begin, 0, mesh=layout)
 np.testing.assert_allclose(ours, expected, atol=limit)
 keys = ended.layers[0][0]
@@ -204,7 +211,10 @@ assert len(re.findall(r"all-to-all(?:-start)?\\(", text)) == 2 * decoder.config.
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["gemma3", "qwen3_moe", "smollm3", "olmo3", "gpt_oss", "phi3"])
+@pytest.mark.parametrize(
+    "case",
+    ["gemma3", "qwen3_moe", "smollm3", "olmo3", "gpt_oss", "phi3", "dots1", "qwen2_moe_dense"],
+)
 def test_eight_devices_equal_one(case, on_devices):
     done = subprocess.run(
         [sys.executable, "-c", EIGHT, case], env=on_devices(8), capture_output=True, text=True

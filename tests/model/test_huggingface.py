@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 from rl4p.base.errors import InputError, RunError
 from rl4p.model import tensor_files
 from rl4p.model.decoder import Decoder
-from rl4p.model.families import Tensor, TensorPart
+from rl4p.model.families import FAMILIES, Tensor, TensorPart
 from rl4p.model.huggingface import (
     aligned_empty,
     read_config,
@@ -23,6 +23,7 @@ from rl4p.model.huggingface import (
 )
 from rl4p.model.lora import LoRA
 from rl4p.model.tensor_files import stored_tensors
+from tests.golden.cases import decoder_config, make_tensors, to_params
 
 ENDS = (256, 258)
 
@@ -331,3 +332,32 @@ def test_an_export_does_not_write_over_a_folder_that_holds_something(tmp_path, p
     with pytest.raises(RunError, match="could not be written"):
         write_policy(tmp_path / "out", policy, params)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine"]
+
+
+def test_a_constant_is_float32_in_memory_and_in_files(tmp_path):
+    """A correction of the choice of experts; its difference to another decides."""
+    config = decoder_config("solar_open")
+    params = to_params(config, make_tensors(config))
+    write_model(tmp_path, Decoder(config=config), params, ENDS, dtype="bfloat16")
+    stored = load_file(tmp_path / "model.safetensors")
+    name = "model.layers.1.mlp.gate.e_score_correction_bias"
+    assert {key for key, x in stored.items() if x.dtype == np.float32} == {
+        name.replace("1", str(layer)) for layer in range(3)
+    }
+    for dtype in ("bfloat16", None, "float32"):
+        experts = read(tmp_path, dtype)["layers"]["experts"]
+        correction = experts["router_correction"]
+        assert (correction.dtype, experts["router"].dtype) == ("float32", dtype or "bfloat16")
+        np.testing.assert_array_equal(correction, params["layers"]["experts"]["router_correction"])
+
+
+def test_what_the_model_lacks_is_left_out_and_named(tmp_path, caplog, monkeypatch):
+    config = decoder_config("solar_open")
+    write_model(tmp_path, Decoder(config=config), to_params(config, make_tensors(config)), ENDS)
+    edit_tensors(tmp_path, lambda x: x.update({"model.layers.3.enorm.weight": np.ones(3)}))
+    with pytest.raises(InputError, match=r"layers\.3\.enorm\.weight is not part of this model"):
+        read(tmp_path)
+    family = dataclasses.replace(FAMILIES["solar_open"], unused=r"model\.layers\.{layers}\..*")
+    monkeypatch.setitem(FAMILIES, "solar_open", family)
+    read(tmp_path)
+    assert "are left out: model.layers.3.enorm.weight." in caplog.text

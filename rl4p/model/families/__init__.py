@@ -11,6 +11,7 @@ from rl4p.model.families.gpt_oss import GPT_OSS
 from rl4p.model.families.llama import MINISTRAL, MISTRAL, OLMO3, SMOLLM3
 from rl4p.model.families.phi import PHI3
 from rl4p.model.families.qwen import QWEN2, QWEN3, QWEN3_MOE
+from rl4p.model.families.sparse import SPARSE
 
 __all__ = ["FAMILIES", "Family", "Tensor", "TensorPart", "family_of"]
 
@@ -18,7 +19,7 @@ FAMILIES = {
     family.model_type: family
     for family in (
         *(QWEN2, QWEN3, QWEN3_MOE, *DENSE, MISTRAL, MINISTRAL, SMOLLM3, GEMMA2, GEMMA3, OLMO3),
-        *(GPT_OSS, PHI3),
+        *(GPT_OSS, PHI3, *SPARSE),
     )
 }
 

@@ -3,13 +3,15 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from rl4p.model.decoder import DecoderConfig
 from rl4p.model.families.keys import Keys
 from rl4p.model.pattern import places
+
+T = TypeVar("T")
 
 
 class TensorPart(NamedTuple):
@@ -54,7 +56,7 @@ class Tensor(NamedTuple):
         leading axis of the parameter instead.
       expert: its index along the axis after L; None if there is no such axis.
       name: its name in the files.
-      transposed: whether it is [in, out] in the parameter and [out, in] in the files.
+      transposed: whether it is [..., in, out] in the parameter and [..., out, in] in the files.
       part: the part of the tensor that is in this parameter; None if all of it is.
     """
 
@@ -64,6 +66,10 @@ class Tensor(NamedTuple):
     name: str
     transposed: bool
     part: TensorPart | None = None
+
+    def of_file(self, axes: tuple[T, ...]) -> tuple[T, ...]:
+        """Returns what belongs to each axis of a parameter, in the order of the file's axes."""
+        return (*axes[:-2], axes[-1], axes[-2]) if self.transposed else axes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +85,9 @@ class Family:
         and dtype.
       names: a function that yields every tensor of a checkpoint, in each of its parts.
       quantization: the method of quantized weights that can be read; None if there is none.
+      unused: a regular expression of the names of tensors that the causal model lacks, such as
+        those of heads that predict several tokens; `{layers}` is the number of layers. They are
+        left out.
     """
 
     model_type: str
@@ -88,6 +97,7 @@ class Family:
     write_config: Callable[[DecoderConfig], dict[str, Any]]
     names: Callable[[DecoderConfig], Iterator[Tensor]]
     quantization: str | None = None
+    unused: str = ""
 
     def tensors(self, c: DecoderConfig) -> Iterator[Tensor]:
         """Yields every tensor, in each of its parts, with its index in stacked parameters."""

@@ -24,6 +24,7 @@ from rl4p.learner.logprobs import score_tokens
 from rl4p.learner.microbatches import max_iterations
 from rl4p.loop.scoring import OF_POLICY
 from rl4p.model.experts import devices_of_experts
+from rl4p.model.pattern import places
 from rl4p.protocols.traits import (
     KeepsCaches,
     OptimizerTraits,
@@ -134,9 +135,10 @@ def weights_for_sampling(run: AbstractRun) -> Iterator[Program]:
     if isinstance(run.phases.rollout, Planned) and not run.mesh.rollout_devices:
         whole = run.policy.without_critic(run.state.params)
         wanted = run.copied_for_sampling()
-        places = jax.tree.map(lambda x: x.sharding, wanted)
-        dtype = run.policy.decoder.dtype
-        changed = jax.jit(partial(for_decoding, dtype=dtype), out_shardings=places)
+        shardings = jax.tree.map(lambda x: x.sharding, wanted)
+        decoder = run.policy.decoder
+        prepare = partial(for_decoding, dtype=decoder.dtype, places=places(decoder.config))
+        changed = jax.jit(prepare, out_shardings=shardings)
         yield program(
             "weights", changed.trace({name: whole[name] for name in wanted}), run.resident
         )
