@@ -16,9 +16,11 @@ from rl4p.data.tool_calls import (
     LLAMA,
     MARKS,
     MISTRAL,
+    UNOPENED,
     Block,
     Call,
     Functions,
+    coder_block,
     message_of_json,
     mistral_block,
     tagged_block,
@@ -26,7 +28,8 @@ from rl4p.data.tool_calls import (
 
 # What the end of a text that still arrives may become: a tag, or the beginning of code.
 UNCERTAIN = re.compile(
-    r"(?:<(?:\s*/?\s*[a-z_:]*\s*|\|[a-z_]*\|?)|\[/?[a-z_]*|\u25c1/?[a-z]*)\Z", re.IGNORECASE
+    r"(?:<(?:\s*/?\s*[a-z_:]*\s*|function=[^>\s]*|\|[a-z_]*\|?)|\[/?[a-z_]*|\u25c1/?[a-z]*)\Z",
+    re.IGNORECASE,
 )
 INLINE_CODE = re.compile(r"`[^`\n]*`")
 FENCE = "```"
@@ -94,7 +97,10 @@ class CallStream:
         self.fence = self.inline = False  # whether the text is in code
         self.last = ""  # character of the spans so far
         self.begun = False  # whether the answer behind the thoughts has begun
-        marks = "|".join(map(re.escape, reader.marks))
+        begins = [*map(re.escape, reader.marks)]
+        if reader.functions and BEGIN in reader.marks:  # Qwen3-Coder often loses the tag before it
+            begins.append(f"<function=(?:{'|'.join(map(re.escape, reader.functions))})>")
+        marks = "|".join(begins)
         self.words = re.compile(rf"{MARK.pattern}|`+|(?-i:{marks})", re.IGNORECASE)
         if reader.generation_prompt:
             self.feed(reader.generation_prompt, ended=True)
@@ -135,6 +141,8 @@ class CallStream:
             return self.code(word, ended)
         if QUOTES.issuperset((self.last, after)):
             return Span(word)
+        if UNOPENED.fullmatch(word):  # within a line it is a word of a sentence
+            return self.block(word, ended) if self.last in ("", "\n", ">") else Span(word)
         return self.block(word, ended) if word in self.reader.marks else self.tag(word)
 
     def block(self, mark: str, ended: bool) -> Span | None:
@@ -144,6 +152,8 @@ class CallStream:
             block = tagged_block(self.held, self.reader.functions or {}, ended=ended)
         elif mark == MISTRAL:
             block = mistral_block(self.held) if ended else None
+        elif UNOPENED.fullmatch(mark):
+            block = coder_block(self.held, self.reader.functions or {}, ended=ended)
         return None if block is None else Span(self.held[: block.length], block.calls)
 
     def code(self, word: str, ended: bool) -> Span | None:

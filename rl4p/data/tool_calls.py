@@ -31,6 +31,7 @@ CLOSED = re.compile(rf"\s*{END}")
 # What may stand behind a call without its closing tag: a special token, or the end.
 STOPPED = re.compile(r"\s*(?:<\|[^|<>\s]+\|>|</s>|\Z)")
 CODER = re.compile(rf"{BEGIN}\s*<function=([^>\s]+)>")
+UNOPENED = re.compile(r"<function=([^>\s]+)>")  # which lacks its first tag
 PARAMETER = re.compile(r"<parameter=([^>\s]+)>\n?")
 FUNCTION_END = re.compile(r"</parameter>\s*(?=</function>)")
 NAMED = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\]\s*\w+\s*)?\[ARGS\]")
@@ -125,9 +126,10 @@ def tagged_block(text: str, functions: Functions, *, ended: bool) -> Block | Non
 def coder_block(text: str, functions: Functions, *, ended: bool) -> Block | None:
     """Returns the call of a text that begins as one of Qwen3-Coder's form.
 
-    The call ends with the last `</function>` before the next call, since tags may be in values.
+    The call ends with the last `</function>` before the next call, since tags may be in values. Its
+    `<tool_call>` may be lost.
     """
-    head = CODER.match(text)
+    head = CODER.match(text) or UNOPENED.match(text)
     assert head is not None
     following = CODER.search(text, head.end())
     if following is None and not ended:

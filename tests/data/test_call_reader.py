@@ -3,13 +3,14 @@
 import pytest
 
 from rl4p.data.call_reader import CallReader, CallStream, functions_of, marks_of
-from rl4p.data.tool_calls import ParsedCall
+from rl4p.data.tool_calls import MalformedCall, ParsedCall
 
 FUNCTIONS = {"pay": {"parameters": {"properties": {"n": {"type": "integer"}}}}}
 NAMES = {
     "CALL": '<tool_call>\n{"name": "pay", "arguments": {"n": 5}}\n</tool_call>',
     "CODER": "<tool_call><function=pay><parameter=n>5</parameter></function></tool_call>",
     "BARE": '{"name": "pay", "parameters": {"n": 5}}',
+    "UNOPENED": "<function=pay>\n<parameter=n>\n5\n</parameter>\n</function>",
     "MISTRAL": '[TOOL_CALLS]pay[ARGS]{"n": 5}',
 }
 
@@ -46,6 +47,16 @@ CASES = [
     ("The mark `<tool_call>` begins a call, and so does '[TOOL_CALLS]'.", 0),
     ("It is 1 < 2, [1] and [TOOL CALL", 0),
     ("text $MISTRAL$MISTRAL", 2),
+    # The first tag is lost.
+    ("$UNOPENED", 1),
+    ("$UNOPENED\n</tool_call>", 1),
+    ("I pay.\n$UNOPENED\n</tool_call>", 1),
+    ("<think>$UNOPENED</think>$UNOPENED", 1),
+    ("$UNOPENED</tool_call>$CODER", 2),
+    ("```\n$UNOPENED\n```", 1),
+    ("Begin with <function=pay> and end with </function>.", 0),
+    ("The tag `<function=pay>` begins a call.", 0),
+    ("\n<function=other>\n</function>", 0),
 ]
 
 
@@ -97,6 +108,19 @@ def test_parts_are_read_as_the_whole(text, size):
     for span in spans:
         calls = [] if span.thoughts else [*calls, *span.calls]
     assert calls == reader.calls(text)
+
+
+def test_a_lost_tag_between_calls_is_told():
+    (call,) = CallReader(functions=FUNCTIONS).calls(filled("$CODER\n$UNOPENED"))
+    assert isinstance(call, MalformedCall)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"functions": {}}, {"functions": FUNCTIONS, "marks": ("[TOOL_CALLS]",)}],
+)
+def test_a_lost_tag_is_known_by_the_name_of_a_tool_and_the_form(options):
+    assert CallReader(**options).calls(filled("$UNOPENED")) == []
 
 
 def test_only_marks_of_the_template_begin_calls():
