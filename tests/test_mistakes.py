@@ -39,7 +39,7 @@ MISTAKES = {
     "train data=jsonl data.path=$UNSET": "set UNSET, and write data.path=$UNSET without single",
     "train model=pretrained model.path=$UNSET/x": "set UNSET, and write model.path=$UNSET/x",
     "train model=pretrained model.path=adapter": "adapter has an adapter (adapter_config.json), "
-    "which is not read: merge it",
+    "but only adapter_config.json with adapter_model.safetensors is read: save it",
     "train tracker.uri=localhost:5000": "write tracker.uri=http://localhost:5000",
     "train rollout=vllm rollout.servers=[localhost:8000]": "write http://localhost:8000",
     f"train {OWN}.Term {TERM}": "terms.own has no weight: add the field `weight: float = 1.0` to",

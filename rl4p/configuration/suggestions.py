@@ -107,6 +107,11 @@ KEYS = (
         "model_name model_name_or_path model_path model_id base_model",
         "model=pretrained model.path={}",
     ),
+    Key(
+        "model.adapter adapter adapter_path adapter_name_or_path peft_model lora_path",
+        "model=pretrained model.path={}",
+        "an adapter names its base model",
+    ),
     Key("data_path dataset_path train_file train_files", "data=jsonl data.path={}"),
     Key(
         "data.path",

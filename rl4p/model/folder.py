@@ -21,9 +21,10 @@ TOKENIZER_FILES = (  # an export copies them as they are
     *("chat_template.jinja", "chat_template.json", "additional_chat_templates"),
 )
 
-READ = ("config.json", "generation_config.json", SINGLE, INDEX, *TOKENIZER_FILES)
+GENERATION = "generation_config.json"
+READ = ("config.json", GENERATION, SINGLE, INDEX, *TOKENIZER_FILES)
 
-HARMLESS = {
+HARMLESS_FILES = {
     "words about the model": (
         *("README*", "LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*", "CITATION*", "*.md"),
         *("*.pdf", "*.png", "*.jpg", "*.jpeg", "*.gif", "*.svg", "images", "assets", "figures"),
@@ -37,7 +38,8 @@ HARMLESS = {
     "readers of images and sound": ("preprocessor_config.json", "processor_config.json"),
 }
 
-ADAPTER = ("adapter_config.json", "adapter_model.*", "adapters.safetensors", "adapters.npz")
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+ADAPTER = (ADAPTER_CONFIG, "adapter_model.*", "adapters.safetensors", "adapters.npz")
 
 
 def file_names(folder: Path) -> list[str]:
@@ -46,11 +48,12 @@ def file_names(folder: Path) -> list[str]:
 
 
 def refuse_adapter(folder: Path) -> None:
-    """Raises InputError if a folder has an adapter; names its files."""
+    """Raises InputError if a folder has an adapter, where only a whole model is read."""
     if adapter := matching(file_names(folder), ADAPTER):
         raise InputError(
-            f"{folder} has an adapter ({', '.join(adapter)}), which is not read: merge it into its "
-            "base model, as PEFT's merge_and_unload and rl4p.export without adapter=true do."
+            f"{folder} has an adapter ({', '.join(adapter)}), where a whole model is needed: merge "
+            "it into its base model, as PEFT's merge_and_unload and rl4p.export without "
+            "adapter=true do."
         )
 
 
@@ -67,7 +70,7 @@ def check_files(folder: Path) -> None:
                 f"{folder} has two sets of weights, {SINGLE} and the files of {INDEX}: delete the "
                 f"older one ({INDEX} and its files, or {SINGLE})."
             )
-    known = matching(names, (*READ, *(name for group in HARMLESS.values() for name in group)))
+    known = matching(names, (*READ, *(name for group in HARMLESS_FILES.values() for name in group)))
     if others := [name for name in names if name not in {*known, *shards}]:
         log.warning("%s has files that are not read: %s.", folder, ", ".join(others))
 
@@ -86,7 +89,7 @@ HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?")
 
 # Excludes pickles and second copies of the weights in other layouts.
 FILES = (
-    *("config.json", "generation_config.json", "adapter_config.json", INDEX),
+    *("config.json", GENERATION, INDEX, ADAPTER_CONFIG, ADAPTER_WEIGHTS),
     *(name for name in TOKENIZER_FILES if not name.startswith("*")),
     *("sentencepiece.bpe.model", "spiece.model", "tokenizer.model"),
     *("additional_chat_templates/*.jinja", "model*.safetensors"),

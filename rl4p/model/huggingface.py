@@ -23,11 +23,12 @@ from rl4p.distributed import partition
 from rl4p.distributed.mesh import Mesh
 from rl4p.distributed.partition import held_dtype
 from rl4p.distributed.placement import param_shardings
+from rl4p.model.adapter import Adapter
 from rl4p.model.decoder import Decoder, DecoderConfig
 from rl4p.model.families import FAMILIES, Tensor, TensorPart, family_of
 from rl4p.model.families.harmless import check_keys
 from rl4p.model.families.keys import Config, Keys, read_labels, write_labels
-from rl4p.model.folder import check_files
+from rl4p.model.folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, GENERATION, check_files
 from rl4p.model.model_tensors import (
     AssembledTensor,
     ParameterTensor,
@@ -81,7 +82,11 @@ def read_config(folder: Path) -> DecoderConfig:
 
 
 def read_params(
-    folder: Path, decoder: Decoder, dtype: str | None, mesh: Mesh | None = None
+    folder: Path,
+    decoder: Decoder,
+    dtype: str | None,
+    mesh: Mesh | None = None,
+    adapter: Adapter | None = None,
 ) -> Params:
     """Reads the parameters of a folder's safetensors onto devices, stacked over layers.
 
@@ -94,6 +99,7 @@ def read_params(
         stacked parameter whose layers differ. `nf4` holds projections in 4 bits, and the rest in
         bfloat16.
       mesh: the mesh that shards them; None for the first device alone.
+      adapter: an adapter of them, which is merged into them.
 
     Raises:
       InputError: files are missing or broken, or their tensors are not the model's (`check_fit`).
@@ -102,6 +108,8 @@ def read_params(
     stored = stored_tensors(folder)
     if family.quantization == MXFP4:
         stored = dequantize_mxfp4(stored)
+    if adapter is not None:
+        stored = adapter.changed(stored, tied=decoder.config.tied_embedding)
     shapes = jax.eval_shape(decoder.init, jax.random.key(0))
     held, rest = (quantized_shapes(shapes), "bfloat16") if dtype == "nf4" else (shapes, dtype)
     alone = SingleDeviceSharding(jax.local_devices()[0])
@@ -264,13 +272,33 @@ def write_configs(
         "eos_token_id": end_ids[0],
         "dtype": dtype,
     }
-    sampled = kept.get("generation_config.json", {}).get("do_sample", True)
+    write_config(folder / "config.json", config, pad_id, kept)
+    write_generation(folder, end_ids, pad_id=pad_id, kept=kept)
+
+
+def write_generation(
+    folder: Path,
+    end_ids: tuple[int, ...],
+    *,
+    pad_id: int | None,
+    kept: Mapping[str, Mapping[str, Any]],
+) -> None:
+    """Writes generation_config.json; see `write_model`."""
+    sampled = kept.get(GENERATION, {}).get("do_sample", True)
     generation = {"eos_token_id": list(end_ids), "do_sample": sampled}
-    if pad_id is not None:
-        config["pad_token_id"] = generation["pad_token_id"] = pad_id
-    for name, content in (("config.json", config), ("generation_config.json", generation)):
-        others = {key: x for key, x in kept.get(name, {}).items() if key not in content}
-        (folder / name).write_text(json.dumps(content | others, indent=2) + "\n")
+    write_config(folder / GENERATION, generation, pad_id, kept)
+
+
+def write_config(
+    path: Path,
+    content: Mapping[str, Any],
+    pad_id: int | None,
+    kept: Mapping[str, Mapping[str, Any]],
+) -> None:
+    """Writes one of the files, with the keys of the model's own that are kept."""
+    own = dict(content) if pad_id is None else {**content, "pad_token_id": pad_id}
+    others = {key: x for key, x in kept.get(path.name, {}).items() if key not in own}
+    path.write_text(json.dumps(own | others, indent=2) + "\n")
 
 
 def write_adapter(
@@ -294,8 +322,8 @@ def write_adapter(
     for module, kernels in modules.items():
         ranks[module.rpartition(".")[2]] = decoder.lora.rank * len(kernels)
         tensors += adapter_tensors(module, kernels, adapters, dtype)
-    write_file(folder / "adapter_model.safetensors", tensors)
-    sync(folder / "adapter_model.safetensors")
+    write_file(folder / ADAPTER_WEIGHTS, tensors)
+    sync(folder / ADAPTER_WEIGHTS)
     name, _, revision = base.partition("@")
     config = {
         "peft_type": "LORA",
@@ -313,7 +341,7 @@ def write_adapter(
         "target_modules": sorted(ranks),
         "inference_mode": True,
     }
-    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
+    (folder / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n")
 
 
 def adapter_tensors(
@@ -369,6 +397,7 @@ def write_policy(
             unfinished = Path(made) / folder.name
             if adapter:
                 write_adapter(unfinished, policy.decoder, trained, policy.base, dtype)
+                write_generation(unfinished, policy.end_ids, pad_id=policy.pad_id, kept=policy.kept)
             else:
                 write_model(
                     unfinished,

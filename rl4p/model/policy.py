@@ -32,6 +32,8 @@ class Policy:
       date: the date that the chat template sees (`clock.py`); None if it sees none.
       frozen: parameters that are not trained: with LoRA, the parameters of the base model.
       base: the folder or hub id that `frozen` comes from.
+      adapted: whether training begins with adapters that were read, so that `frozen` alone is not
+        the initial policy.
       kept: the keys of config.json and of generation_config.json in the model's folder that rl4p
         does not decide (`families.harmless.kept_keys`), by file; an export has them.
     """
@@ -46,6 +48,7 @@ class Policy:
     date: str | None = None
     frozen: Params = field(default_factory=dict, repr=False, compare=False)
     base: str = ""
+    adapted: bool = False
     kept: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import jax
@@ -14,13 +13,14 @@ from rl4p.configuration.capability import ReadPath
 from rl4p.distributed import placement
 from rl4p.distributed.mesh import Mesh
 from rl4p.distributed.partition import held_dtype
+from rl4p.model.adapter_start import begin, check_begin
 from rl4p.model.attention import Choice, kernel_for
 from rl4p.model.chat_templates import Key, chat_template, date_of, set_clock
 from rl4p.model.decoder import Decoder, Remat
 from rl4p.model.families.harmless import check_keys, kept_keys
-from rl4p.model.folder import lasting_name, model_folder, refuse_adapter
 from rl4p.model.huggingface import read_config, read_params
 from rl4p.model.lora import LoRA
+from rl4p.model.model_files import ModelFiles, check_adapter, model_files
 from rl4p.model.policy import Policy
 from rl4p.model.quantization import quantized_shapes
 from rl4p.model.tensor_files import read_json
@@ -36,7 +36,8 @@ class Pretrained:
     Attributes:
       path: a folder, its address in an object store such as s3://BUCKET/NAME, or OWNER/NAME or
         OWNER/NAME@REVISION on the Hugging Face hub. `rl4p/tiny` is the policy that comes with the
-        package.
+        package. It may be an adapter of PEFT, which is merged into its base model, or trained on
+        if `lora` has its rank, scale and targets.
       dtype: the dtype of activations.
       param_dtype: the dtype of the model's parameters; None keeps the dtype in the files. If
         bfloat16 parameters are trained, rounding loses most of the optimizer's steps. `nf4` holds
@@ -70,7 +71,7 @@ class Pretrained:
     lora: LoRA = field(default_factory=LoRA)
 
     def __post_init__(self) -> None:
-        refuse_adapter(Path(self.path))  # before data are read, which can take minutes
+        check_adapter(self.path)  # before data are read, which can take minutes
         if self.param_dtype == "nf4" and not self.lora.rank:
             raise ValueError(
                 "param_dtype=nf4 freezes the parameters, so that only adapters can be trained: set "
@@ -84,18 +85,23 @@ class Pretrained:
 
     def build(self, mesh: Mesh, key: Array) -> tuple[Policy, Params]:
         """Returns the policy and its trained parameters; `key` initializes new adapters."""
-        folder = model_folder(self.path)
-        policy = self.policy(folder, mesh)
-        params = read_params(folder, policy.decoder, self.param_dtype, mesh)
+        files = model_files(self.path)
+        policy = self.policy(files, mesh)
+        merged = None if self.lora.rank else files.adapter
+        params = read_params(files.weights, policy.decoder, self.param_dtype, mesh, merged)
         if not self.lora.rank:
             return policy, params
-        adapters = placement.init(mesh, self.lora.init, key, params)
-        return replace(policy, frozen=params, base=lasting_name(self.path)), adapters
+        adapted = files.adapter is not None
+        policy = replace(policy, frozen=params, base=files.base, adapted=adapted)
+        if files.adapter is None:
+            return policy, placement.init(mesh, self.lora.init, key, params)
+        shapes = jax.eval_shape(self.lora.init, key, params)
+        return policy, begin(files.adapter, policy.decoder, shapes, mesh)
 
     def abstract(self, mesh: Mesh) -> tuple[Policy, Params]:
         """Returns the policy and the shapes and shardings of its parameters, without weights."""
-        folder, key = model_folder(self.path, weights=False), jax.random.key(0)
-        policy = self.policy(folder, mesh)
+        files, key = model_files(self.path, weights=False), jax.random.key(0)
+        policy = self.policy(files, mesh)
         dtype = self.param_dtype or "float32"  # weight files are not read here
         shapes = placement.shapes(mesh, policy.decoder.init, key)
         if dtype == "nf4":
@@ -107,10 +113,14 @@ class Pretrained:
             )
         if not self.lora.rank:
             return policy, params
-        return replace(policy, frozen=params), placement.shapes(mesh, self.lora.init, key, params)
+        adapters = placement.shapes(mesh, self.lora.init, key, params)
+        if files.adapter is not None:
+            check_begin(files.adapter, policy.decoder, adapters)
+        return replace(policy, frozen=params, adapted=files.adapter is not None), adapters
 
-    def policy(self, folder: Path, mesh: Mesh) -> Policy:
+    def policy(self, files: ModelFiles, mesh: Mesh) -> Policy:
         """Returns the policy without its parameters."""
+        folder = files.weights
         config = read_config(folder)
         decoder = Decoder(
             config=config,
@@ -139,24 +149,27 @@ class Pretrained:
             )
         mesh.check_divides(decoder.config.dimensions)
         own = None if self.chat_template is None else chat_template(self.chat_template)
-        tokenizer: Any = load_tokenizer(folder, own)  # Any, since stubs allow six types of token id
+        tokenizer: Any = load_tokenizer(
+            files.tokenizer, own
+        )  # Any, since stubs allow six types of token id
         check_template(tokenizer, self.template)
         if (date := date_of(tokenizer, self.date, "model.date")) is not None:
             set_clock(tokenizer, date)
-        ends = read_end_ids(folder, tokenizer, None if own is None else own.end)
+        ends = read_end_ids(files, tokenizer, None if own is None else own.end)
         vocabulary = decoder.config.vocabulary
         for whose, largest in (
-            ("The tokenizer", max(tokenizer.get_vocab().values())),
-            ("eos_token_id", max(ends)),
+            (f"The tokenizer in {files.tokenizer}", max(tokenizer.get_vocab().values())),
+            (f"eos_token_id in {folder}", max(ends)),
         ):
             if largest >= vocabulary:
                 raise InputError(
-                    f"{whose} in {folder} has token {largest}, but the embedding has only "
+                    f"{whose} has token {largest}, but the embedding has only "
                     f"{vocabulary} rows, numbered from 0."
                 )
         if tokenizer.pad_token_id is None:  # as with Llama; padding is defined by masks
             log.warning(
-                "The tokenizer in %s has no pad token: rows are padded with an end token.", folder
+                "The tokenizer in %s has no pad token: rows are padded with an end token.",
+                files.tokenizer,
             )
         return Policy(
             decoder=decoder,
@@ -167,28 +180,26 @@ class Pretrained:
             template=self.template,
             chat_template=None if own is None else own.source,
             date=date,
-            kept=read_kept_keys(folder),
+            kept=read_kept_keys(files),
         )
 
 
-def read_kept_keys(folder: Path) -> dict[str, dict[str, Any]]:
-    """Returns the keys of a folder's configurations that an export keeps, by file."""
-    names = ("config.json", "generation_config.json")
-    return {
-        name: kept_keys(read_json(folder / name)) for name in names if (folder / name).is_file()
-    }
+def read_kept_keys(files: ModelFiles) -> dict[str, dict[str, Any]]:
+    """Returns the keys of a model's configurations that an export keeps, by file."""
+    paths = (files.weights / "config.json", files.generation)
+    return {path.name: kept_keys(read_json(path)) for path in paths if path.is_file()}
 
 
-def read_end_ids(folder: Path, tokenizer: Any, end_of_message: str | None) -> tuple[int, ...]:
+def read_end_ids(files: ModelFiles, tokenizer: Any, end_of_message: str | None) -> tuple[int, ...]:
     """Returns all end tokens: of messages, the tokenizer's, and those of generation_config.json.
 
     As in transformers, config.json counts only where generation_config.json names none. The end
     token of messages comes first, because demonstrations end with the first.
     """
     named: list[int] = []
-    for path in (folder / "generation_config.json", folder / "config.json"):
+    for path in (files.generation, files.weights / "config.json"):
         content = read_json(path) if path.is_file() else {}
-        if path.name == "generation_config.json":
+        if path == files.generation:
             check_keys(content, str(path))
         ends = content.get("eos_token_id")
         ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
@@ -202,7 +213,7 @@ def read_end_ids(folder: Path, tokenizer: Any, end_of_message: str | None) -> tu
     own = tokenizer.eos_token_id
     if not named and own is None:
         raise InputError(
-            f"{folder} defines no end token: add eos_token to tokenizer_config.json, or "
+            f"{files.tokenizer} defines no end token: add eos_token to tokenizer_config.json, or "
             "eos_token_id to generation_config.json."
         )
     first = tokenizer.get_vocab()[end_of_message] if end_of_message else own

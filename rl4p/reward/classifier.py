@@ -18,9 +18,9 @@ from rl4p.distributed.mesh import Mesh, OwnMesh
 from rl4p.learner.microbatches import MicrobatchRows, fold, spread
 from rl4p.model.chat_templates import date_of, set_clock, uses_clock
 from rl4p.model.decoder import Decoder
-from rl4p.model.folder import model_folder
 from rl4p.model.heads import scores
 from rl4p.model.huggingface import read_config, read_params
+from rl4p.model.model_files import model_files
 from rl4p.model.policy import padded_width
 from rl4p.model.tensor_files import read_json
 from rl4p.model.tokenizer import load_tokenizer
@@ -85,7 +85,8 @@ class Classifier:
 
     @cached_property
     def model(self) -> RewardModel:
-        folder = model_folder(self.path)
+        files = model_files(self.path)
+        folder = files.weights
         config, file = read_config(folder), folder / "config.json"
         if not config.labels:
             raise InputError(
@@ -101,7 +102,7 @@ class Classifier:
                 f"max_tokens={self.max_tokens} is more than the {config.max_positions} positions "
                 f"of {folder}."
             )
-        tokenizer: Any = load_tokenizer(folder)
+        tokenizer: Any = load_tokenizer(files.tokenizer)
         if self.date is None and uses_clock(tokenizer):
             raise InputError(
                 f"date must be set, because the chat template of {folder} has the date of today: "
@@ -117,7 +118,7 @@ class Classifier:
             )
         mesh = OwnMesh()
         decoder = Decoder(config=config, dtype=self.dtype, platform=mesh.platform)
-        params = read_params(folder, decoder, self.dtype, mesh)
+        params = read_params(folder, decoder, self.dtype, mesh, files.adapter)
         return RewardModel(decoder, params, tokenizer, mesh, read_json(file).get("pad_token_id"))
 
     def __call__(self, episodes: Sequence[Episode]) -> list[float]:

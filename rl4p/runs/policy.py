@@ -131,7 +131,7 @@ def build_reference(
 
     A reference that is reset is part of the state of training: the second value has its parameters,
     which are {} otherwise. Without a model of its own, the reference is the initial policy of the
-    run: the base model of adapters, or a copy.
+    run: the base model of adapters (with those that it began with, if they were read), or a copy.
 
     Raises:
       InputError: an option of `reference` cannot act, or its model does not fit.
@@ -187,7 +187,12 @@ def refuse_options_of_reference(config: DictConfig, policy: Policy, needs: Colle
 
 
 def reference_params(policy: Policy, params: Params) -> Params:
-    """Returns the initial policy of the run: the base model of adapters, or a `narrowed` copy."""
+    """Returns the initial policy of the run: the base model of adapters, or a `narrowed` copy.
+
+    Adapters that were read are part of it, and copied.
+    """
+    if policy.adapted:
+        return policy.merged(jax.tree.map(jnp.copy, params))
     return policy.frozen or narrowed(params, policy.decoder.dtype)
 
 

@@ -41,6 +41,8 @@ MISTAKES = {
     "algorithm=grpo": "advantage=grpo",
     "algorithm=ppo": "update=ppo",
     "model_name_or_path=Qwen/Qwen3-4B": "model=pretrained model.path=Qwen/Qwen3-4B",
+    "model.adapter=outputs/adapter": "model=pretrained model.path=outputs/adapter",
+    "adapter_path=outputs/adapter": "model=pretrained model.path=outputs/adapter",
     # Parts of rl4p that need another option first.
     "kl=0.1": "kl=fixed kl.beta=0.1",
     "kl.coefficient=0.1": "kl=fixed kl.beta=0.1",

@@ -197,6 +197,16 @@ def test_the_reference_of_adapters_is_their_base(
     assert not np.allclose(base, moved, atol=0.1)
 
 
+def test_the_reference_of_adapters_that_were_read_has_them(policy, params):
+    lora = LoRA(rank=2)
+    adapted = replace(policy, frozen=params, adapted=True)
+    trained = jax.tree.map(lambda x: x + 0.1, lora.init(jax.random.key(3), params))
+    mine = jax.tree.map(jnp.copy, trained)
+    reference = reference_params(adapted, mine)
+    jax.tree.map(lambda x: x.delete(), mine)
+    jax.tree.map(np.testing.assert_array_equal, reference, merge_trees(params, trained))
+
+
 def test_a_teacher_is_another_decoder(ask, score, score_all, teacher, sampler, collected, forwards):
     ours = score(ask("teacher_logprobs"))
     assert forwards == [teacher[0]]

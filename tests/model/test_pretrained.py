@@ -12,6 +12,7 @@ from rl4p.distributed.mesh import Mesh
 from rl4p.model import pretrained
 from rl4p.model.huggingface import write_model, write_policy
 from rl4p.model.lora import LoRA
+from rl4p.model.model_files import model_files
 from rl4p.model.pretrained import Pretrained
 from rl4p.model.scratch import Scratch
 from rl4p.rollout.naive_sampler import NaiveSampler
@@ -108,7 +109,10 @@ def test_dtypes_and_how_layers_run_are_options(folder, layers):
 def test_a_decoder_knows_the_platform_of_its_mesh(folder, monkeypatch, platform):
     monkeypatch.setattr(Mesh, "platform", platform)
     mesh = Mesh(dp=1)
-    assert Pretrained(path=str(folder)).policy(folder, mesh).decoder.platform == platform
+    assert (
+        Pretrained(path=str(folder)).policy(model_files(str(folder)), mesh).decoder.platform
+        == platform
+    )
     assert Scratch().policy(mesh).decoder.platform == platform
 
 
@@ -116,7 +120,9 @@ def test_how_experts_are_reached_is_an_option(folder, monkeypatch):
     config = replace(pretrained.read_config(folder), experts=4, chosen_experts=2)
     monkeypatch.setattr(pretrained, "read_config", lambda _: config)
     for experts in ("dense", "grouped"):
-        policy = Pretrained(path=str(folder), experts=experts).policy(folder, Mesh(dp=1))
+        policy = Pretrained(path=str(folder), experts=experts).policy(
+            model_files(str(folder)), Mesh(dp=1)
+        )
         assert policy.decoder.experts == experts
 
 

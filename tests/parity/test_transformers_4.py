@@ -17,6 +17,7 @@ import rl4p.model
 from rl4p.distributed.mesh import Mesh
 from rl4p.model.decoder import Decoder
 from rl4p.model.huggingface import write_model, write_policy
+from rl4p.model.model_files import model_files
 from rl4p.model.pretrained import Pretrained
 from rl4p.model.scratch import Scratch
 from tests.golden import forward
@@ -89,7 +90,9 @@ def test_a_tokenizer_that_it_read_before_it_reads_after(name, tmp_path):
 
 
 def test_it_reads_the_policies_of_the_package(tmp_path):
-    assert run(ENCODE, TINY) == encoded(Pretrained(path="rl4p/tiny").policy(TINY, Mesh(dp=1)))
+    assert run(ENCODE, TINY) == encoded(
+        Pretrained(path="rl4p/tiny").policy(model_files("rl4p/tiny"), Mesh(dp=1))
+    )
     policy, params = Scratch(width=32, heads=2).build(Mesh(dp=1), jax.random.key(0))
     write_policy(tmp_path / "out", policy, params)
     assert run(ENCODE, tmp_path / "out") == encoded(policy)

@@ -1,0 +1,120 @@
+"""Adapters of experts, whose matrices are one parameter of the module in PEFT.
+
+    W'[e] = W[e] + s B[e] A[e]        A [experts rank, in], B [out, rank experts]
+
+The rows of A are grouped by expert, the columns of B by element of the rank. The files of a base
+have the matrices of all experts in one tensor, or one tensor for each.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rl4p.base.errors import InputError
+from rl4p.model.adapter_matrices import Change, LowRank
+from rl4p.model.tensor_files import StoredTensor
+
+GATE_UP, DOWN = "gate_up_proj", "down_proj"
+SWAPPED = (0, 19, 1)  # the first PEFT in which `in` is the input of an expert for every model
+
+
+class StoredExperts(NamedTuple):
+    """The experts of a module in the files of the base model.
+
+    Attributes:
+      number: the number of experts.
+      width, inner: the inputs and the inner elements of an expert.
+      transposed: whether the matrices are [in, out] in the files; None if each has a tensor.
+    """
+
+    number: int
+    width: int
+    inner: int
+    transposed: bool | None
+
+
+def expert_changes(
+    module: str,
+    matrices: LowRank,
+    stored: Mapping[str, StoredTensor],
+    scale_of: Callable[[str, int], float],
+    version: Any,
+) -> Iterator[tuple[str, Change]]:
+    """Yields the tensors of experts that matrices change, and their changes; none if none fit.
+
+    Args:
+      module: the name of the experts, with base_layer if PEFT adapts a second parameter of it.
+      scale_of: a function from a parameter and its rank to the factor of its matrices.
+      version: the version of PEFT that wrote the adapter, if it is known.
+    """
+    module = module.removesuffix(".base_layer")
+    experts = experts_in(module, stored)
+    if experts is None or matrices.bias is not None or matrices.rank % experts.number:
+        return
+    out, into = matrices.shape
+    parameter = {
+        (2 * experts.inner, experts.width): GATE_UP,
+        (experts.width, experts.inner): DOWN,
+    }.get((out, into))
+    if parameter is None:
+        return
+    if out == into and experts.transposed is not True and numbers_of(version) < SWAPPED:
+        raise InputError(
+            f"The adapter of {module}.{parameter} may be transposed, as those of PEFT "
+            "before 0.19.1 are: merge it with the version that wrote it, and give the merged "
+            "folder."
+        )
+    rank = matrices.rank // experts.number
+    scale = np.float32(scale_of(f"{module}.{parameter}", rank))
+
+    def product(expert: int, rows: slice) -> np.ndarray:
+        a, b = matrices.matrices
+        own = b[rows, expert :: experts.number]
+        return scale * (own @ a[expert * rank : (expert + 1) * rank])
+
+    def of_all(those: slice) -> np.ndarray:
+        each = [product(e, slice(None)) for e in range(those.start, those.stop)]
+        return np.stack([x.T for x in each] if experts.transposed else each)
+
+    if experts.transposed is not None:
+        yield f"{module}.{parameter}", of_all
+        return
+    names = ("gate_proj", "up_proj") if parameter == GATE_UP else (DOWN,)
+    for start, name in zip((0, experts.inner), names, strict=False):
+        for expert in range(experts.number):
+            yield f"{module}.{expert}.{name}.weight", partial(rows_from, product, expert, start)
+
+
+def rows_from(
+    product: Callable[[int, slice], np.ndarray], expert: int, start: int, rows: slice
+) -> np.ndarray:
+    """Returns rows of the matrix that begins at row `start` of the product of an expert."""
+    return product(expert, slice(rows.start + start, rows.stop + start))
+
+
+def experts_in(module: str, stored: Mapping[str, StoredTensor]) -> StoredExperts | None:
+    """Returns how the files hold the experts of a module; None if they have none, or others."""
+    pair = [stored.get(f"{module}.{name}") for name in (GATE_UP, DOWN)]
+    if all(tensor is not None and len(tensor.shape) == 3 for tensor in pair):
+        (count, *first), (_, *second) = (tensor.shape for tensor in pair if tensor is not None)
+        if first == [second[1], 2 * second[0]]:
+            return StoredExperts(count, second[1], second[0], transposed=True)
+        if first == [2 * second[1], second[0]]:
+            return StoredExperts(count, second[0], second[1], transposed=False)
+        return None
+    count = 0
+    while (down := stored.get(f"{module}.{count}.{DOWN}.weight")) and len(down.shape) == 2:
+        count += 1
+    if not count:
+        return None
+    width, inner = stored[f"{module}.0.{DOWN}.weight"].shape
+    return StoredExperts(count, width, inner, transposed=None)
+
+
+def numbers_of(version: Any) -> tuple[int, ...]:
+    """Returns the numbers of a version such as 0.21.2; () for anything else."""
+    known = re.match(r"(\d+)\.(\d+)\.(\d+)", version) if isinstance(version, str) else None
+    return tuple(map(int, known.groups())) if known else ()
