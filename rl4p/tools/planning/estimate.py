@@ -1,5 +1,6 @@
 """An estimate of a step from the shapes of what one device has, without compiling anything."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -17,21 +18,26 @@ from rl4p.learner.gradient_step import add_minibatch_scores, shares_prompts
 from rl4p.learner.logprobs import ForwardRows, columns_per_chunk
 from rl4p.learner.microbatches import rows_in
 from rl4p.learner.objective import token_loss
-from rl4p.model.cache import KeysValues
 from rl4p.model.decoder import Decoder, Prefix
+from rl4p.model.decoder_config import DecoderConfig
 from rl4p.model.experts import experts_of
 from rl4p.model.lora import merge_trees
+from rl4p.model.pattern import places
 from rl4p.protocols.traits import KeepsCaches, RolloutTraits
 from rl4p.tools.planning.abstract import AbstractRun, bytes_of_chip
 from rl4p.tools.planning.programs import children, product_flops, slots_of
 
 
-def bytes_of_token(run: AbstractRun) -> int:
-    """Returns the bytes of a token's keys and values in the cache of a device."""
+def bytes_of_cache(run: AbstractRun, tokens: float) -> float:
+    """Returns the bytes of a row of the cache on a device: of its states and of so many tokens."""
     decoder, mesh = run.policy.decoder, run.policy.sampling_mesh
-    c, tp = decoder.config, mesh.devices.shape["tp"]
-    numbers = 2 * c.layers * c.num_kv_heads * c.head_width // tp
-    return numbers * jnp.dtype(decoder.dtype).itemsize
+    layers = jax.eval_shape(lambda: decoder.empty_cache(1, 1)).layers
+    total = 0.0
+    for layer in layers:
+        for x, axis in zip(layer, layer.slot_axes, strict=True):
+            divided = mesh.devices.shape["tp"] if layer.divided else 1
+            total += bytes_in(x) // divided * (1 if axis is None else tokens)
+    return total
 
 
 def bytes_in(tree: Any) -> int:
@@ -55,12 +61,27 @@ def local(run: AbstractRun, params: Params) -> Params:
     return jax.tree.map_with_path(of, params, specs(params, ("tp",)))
 
 
-def first_layers(params: Params, count: int) -> Params:
-    """Returns the shapes of parameters with the first layers only."""
+def layers_of(params: Params, config: DecoderConfig) -> Params:
+    """Returns the shapes of parameters with the layers of a smaller decoder only."""
     if "layers" not in params:
         return params
-    layers = jax.tree.map(lambda x: x.update(shape=(count, *x.shape[1:])), params["layers"])
+    counts = Counter(name for own in places(config) for name, _ in own)
+    layers = {
+        name: jax.tree.map(lambda x, n=counts[name]: x.update(shape=(n, *x.shape[1:])), tree)
+        for name, tree in params["layers"].items()
+        if name in counts
+    }
     return params | {"layers": layers}
+
+
+def with_one_layer(config: DecoderConfig) -> list[DecoderConfig]:
+    """Returns decoders of one layer: the first of each structure."""
+    structures = [kind.structure for kind in config.kinds]
+    several = ("sliding", "unrotated", "mixers", "feed_forwards")
+    return [
+        replace(config, layers=1, **{name: getattr(config, name)[i : i + 1] for name in several})
+        for i in map(structures.index, dict.fromkeys(structures))
+    ]
 
 
 LOGITS = 3  # arrays of logits at a time
@@ -149,9 +170,10 @@ class StepEstimate:
             return {}
         tp, caches = mesh.devices.shape["tp"], rollout.caches(run)
         rows = [-(-each.rows // mesh.row_shards) for each in caches]
-        columns = sum(row * each.columns for row, each in zip(rows, caches, strict=True))
+        pairs = zip(rows, caches, strict=True)
+        cache = sum(row * bytes_of_cache(run, each.columns) for row, each in pairs)
         logits = max(rows, default=0) * run.policy.decoder.config.vocabulary // tp * 4
-        return {"cache": columns * bytes_of_token(run), "sampled logits": LOGITS * logits}
+        return {"cache": cache, "sampled logits": LOGITS * logits}
 
     def update(self) -> Parts:
         """Returns what a gradient step adds to the arrays that stay."""
@@ -162,14 +184,14 @@ class StepEstimate:
             # The sum over the microbatches, and the gradient of one.
             "gradients": 2 * trained,
             "activations": self.traced.kept,
-            "layer": self.layer.kept,
+            "layer": max(layer.kept for layer in self.layers),
             "logits": LOGITS * self.traced.logits,
             "batch": bytes_of_chip(run.batch()),
         }
-        if layout.prompt_columns:  # the keys and values of prompts, and their gradients in float32
-            c, P = decoder.config, -(-run.prompts // run.mesh.row_shards)
-            numbers = 2 * c.layers * P * c.num_kv_heads * c.head_width * layout.prompt_columns
-            parts["shared prompts"] = numbers * (itemsize + 4)
+        if layout.prompt_columns:  # the caches of prompts, and their gradients in float32
+            of_row = sum(x.size for x in jax.tree.leaves(self.prefix(decoder, rows=1)))
+            P = -(-run.prompts // run.mesh.row_shards)
+            parts["shared prompts"] = P * of_row * (itemsize + 4)
         # Kernels in 4 bits have two numbers in a byte.
         base = jax.tree.leaves(local(run, run.policy.frozen))
         packed = sum(2 * x.size for x in base if x.dtype == jnp.uint8) / decoder.config.layers
@@ -183,7 +205,9 @@ class StepEstimate:
         parts["offloaded reference"] = max(0, reference - sum(parts.values()))
         if run.mesh.devices.shape["fsdp"] * run.mesh.column_shards > 1:
             whole = local(run, run.policy.merged(run.state.params))
-            parts["gathered parameters"] = bytes_in(first_layers(whole, 1))  # and embedding, head
+            parts["gathered parameters"] = max(  # of a layer, and embedding and head
+                bytes_in(layers_of(whole, one)) for one in with_one_layer(decoder.config)
+            )
         return parts
 
     @cached_property
@@ -191,8 +215,18 @@ class StepEstimate:
         """The decoder with the heads, feed-forward or experts, and vocabulary of one device."""
         decoder, tp = self.run.policy.decoder, self.run.mesh.devices.shape["tp"]
         c = decoder.config
+        mixers = {}
+        for name in ("mamba", "delta"):
+            if (mixer := getattr(c, name)) is not None:
+                counts = {
+                    key: size // tp
+                    for key, size in vars(mixer).items()
+                    if key in ("heads", "groups", "key_heads", "value_heads")
+                }
+                mixers[name] = replace(mixer, **counts)
         own = replace(
             c,
+            **mixers,
             vocabulary=c.vocabulary // tp,
             heads=c.heads // tp,
             num_kv_heads=c.num_kv_heads // tp,
@@ -239,38 +273,45 @@ class StepEstimate:
         return self.trace(loss, decoder)
 
     @cached_property
-    def layer(self) -> Trace:
-        """The trace of one layer that recomputes nothing."""
-        c = self.decoder.config
-        several = ("sliding", "unrotated", "mixers", "feed_forwards")
-        one = replace(c, layers=1, **{name: getattr(c, name)[:1] for name in several})
-        decoder = replace(self.decoder, config=one, remat="none", unroll=False)
+    def layers(self) -> list[Trace]:
+        """The trace of one layer of each structure that recomputes nothing."""
+        traces = []
+        for one in with_one_layer(self.decoder.config):
+            decoder = replace(self.decoder, config=one, remat="none", unroll=False)
 
-        def run_layer(params: Params, micro: TrainingBatch, before: Prefix | None) -> Any:
-            x = micro.trajectories
-            tokens = x.tokens_BT, x.positions_BT, x.segment_ids_BT
-            return decoder.run_layers(params, *tokens, before=before)[0]
+            def run_layer(
+                params: Params,
+                micro: TrainingBatch,
+                before: Prefix | None,
+                decoder: Decoder = decoder,
+            ) -> Any:
+                x = micro.trajectories
+                tokens = x.tokens_BT, x.positions_BT, x.segment_ids_BT
+                return decoder.run_layers(params, *tokens, before=before)[0]
 
-        return self.trace(run_layer, decoder)
+            traces.append(self.trace(run_layer, decoder))
+        return traces
+
+    def prefix(self, decoder: Decoder, rows: int) -> Any:
+        """Returns the caches of the prompts of so many rows; () if nothing is shared."""
+        if not self.layout.prompt_columns:
+            return ()
+        tokens = jax.ShapeDtypeStruct((rows, self.layout.prompt_columns), jnp.int32)
+        whole = local(self.run, self.run.policy.merged(self.run.state.params))
+        params = layers_of(whole, decoder.config)
+        return jax.eval_shape(decoder.caches, params, *(tokens,) * 3)
 
     def trace(self, function: Callable[..., Any], decoder: Decoder) -> Trace:
         """Traces a function of parameters, a microbatch and its prefixes, with its residuals."""
         run, layout, c = self.run, self.layout, decoder.config
         b, T, S = layout.rows, layout.columns, layout.prompt_columns
         frozen, trained = (
-            local(run, first_layers(tree, c.layers))
-            for tree in (run.policy.frozen, run.state.params)
+            local(run, layers_of(tree, c)) for tree in (run.policy.frozen, run.state.params)
         )
         objective = run.phases.objective(run.policy, run.group_size)
         batch = jax.eval_shape(partial(add_minibatch_scores, objective), run.batch())
         micro = jax.tree.map(lambda x: jax.ShapeDtypeStruct((b, T)[: x.ndim], x.dtype), batch)
-        prefix: Any = ()
-        if S:
-            shapes = (c.num_kv_heads, c.head_width, S), (c.num_kv_heads, S, c.head_width)
-            keys, values = (
-                jax.ShapeDtypeStruct((c.layers, b, *shape), decoder.dtype) for shape in shapes
-            )
-            prefix = ((KeysValues(keys, values),),)
+        prefix = self.prefix(decoder, rows=b)
 
         def backward(trained: Params, prefix: Any, frozen: Params, micro: TrainingBatch) -> Any:
             def of(trained: Params, prefix: Any) -> Any:
@@ -349,7 +390,7 @@ class StepEstimate:
         # On average half of the response columns are written.
         columns = run.prompt_columns + R / 2
         read = run.bytes_per_decode_step(run.sampling_params())
-        read += slots / mesh.row_shards * columns * bytes_of_token(run)
+        read += slots / mesh.row_shards * bytes_of_cache(run, columns)
         # What a device sends in a layer of a decode step: bytes, and links in a row.
         c, count = decoder.config, mesh.devices_per_row
         sharing = count // tp  # devices with the same KV head, each of which has rows of its own

@@ -8,9 +8,10 @@ import pytest
 
 from rl4p.model import scratch
 from rl4p.model.decoder import DecoderConfig
+from rl4p.model.decoder_config import ConvolutionConfig, LatentConfig, MambaConfig
 from rl4p.tools.planning.abstract import bytes_of_chip
 from rl4p.tools.planning.costs import cost
-from rl4p.tools.planning.estimate import bytes_of_token, local
+from rl4p.tools.planning.estimate import bytes_of_cache, local
 from rl4p.tools.planning.programs import programs, unplanned, updates
 from tests.support.estimates import CPU, SMALL, estimate_of
 
@@ -35,9 +36,9 @@ def test_devices_that_divide_experts_compute_and_keep_less(estimate, dispatch):
     one, two = (estimate(dispatch, *tp) for tp in ((), ("mesh.tp=2",)))
     decoder = two.decoder
     assert (decoder.config.experts, decoder.config.chosen_experts) == (4, 3)
-    assert decoder.config.feed_forward_width == one.decoder.config.feed_forward_width
+    assert decoder.config.expert_width == one.decoder.config.expert_width == 768
     shapes = local(two.run, two.run.state.params)["layers"]["experts"]
-    D, F = decoder.config.width, decoder.config.feed_forward_width
+    D, F = decoder.config.width, decoder.config.expert_width
     sizes = {name: x.shape[1:] for name, x in shapes.items()}
     assert sizes == {"router": (D, 4), "gate": (4, D, F), "up": (4, D, F), "down": (4, F, D)}
     assert two.flops_of_token == pytest.approx(one.flops_of_token / 2)
@@ -116,7 +117,7 @@ def test_tensor_parallelism_divides_what_a_device_keeps():
     one, two = (
         estimate_of("mesh=v5e_4", "mesh.fsdp=1", f"mesh.tp={tp}", small=small) for tp in (1, 2)
     )
-    assert bytes_of_token(two.run) == bytes_of_token(one.run) / 2
+    assert bytes_of_cache(two.run, 9) == bytes_of_cache(one.run, 9) / 2
     assert two.flops_of_token == pytest.approx(one.flops_of_token / 2, rel=0.01)
     assert two.traced.logits == one.traced.logits / 2
     assert 0.5 < two.traced.kept / one.traced.kept < 0.9  # of width D, all devices keep all
@@ -154,7 +155,7 @@ def test_kernels_of_accelerators_store_no_scores():
         for kernel in ("xla", "splash")
     )
     assert not_stored.traced.kept < stored.traced.kept
-    assert not_stored.layer.kept < stored.layer.kept
+    assert not_stored.layers[0].kept < stored.layers[0].kept
 
 
 @pytest.mark.parametrize(
@@ -211,9 +212,8 @@ def test_a_sampling_layout_reads_fewer_parameters_and_divides_the_cache():
     small += ("mesh=h100_8", "mesh.fsdp=8")
     plain, wide = (estimate_of(*words, small=small) for words in ((), ("mesh.sampling_tp=8",)))
     assert wide.run.policy.sampling_mesh.devices_per_row == 8
-    assert bytes_of_token(wide.run) * 2 == bytes_of_token(
-        plain.run
-    )  # one of eight heads, and not two
+    # One of eight heads, and not two.
+    assert bytes_of_cache(wide.run, 9) * 2 == bytes_of_cache(plain.run, 9)
     copy = plain.while_sampling()["sampling copy"]
     assert copy / 8 < wide.while_sampling()["sampling copy"] < copy / 5
     assert wide.resident() == plain.resident()
@@ -245,7 +245,7 @@ def test_a_rollout_with_environments_is_estimated_and_named_in_a_compiled_plan()
 def test_every_kind_of_training_has_an_estimate(recipe):
     guess = estimate_of(f"experiment=arithmetic_{recipe}", small=("mesh=single", "tracker=none"))
     assert sum(guess.memory["update"].values()) > guess.update()["activations"] > 0
-    assert guess.layer.kept > 0
+    assert guess.layers[0].kept > 0
 
 
 def test_fewer_slots_take_more_decode_steps():
@@ -271,3 +271,25 @@ def test_offloaded_moments_are_on_the_device_when_one_gradient_is_left():
     assert long.update()["offloaded moments"] == 0  # the activations take more
     reference = estimate_of("mesh=h100_1", "kl=fixed", "reference.offload=true")
     assert reference.resident()["reference and copies"] == 0
+
+
+def test_states_and_latents_are_counted_by_hand(monkeypatch):
+    """Of six layers two have Mamba-2, one a convolution, two latents and one keys and values."""
+    mixers = ("mamba", "latent", "convolution", "mamba", "latent", "attention")
+    latent = LatentConfig(
+        rank=48, query_rank=None, unrotated_width=24, rotated_width=8, value_width=24
+    )
+    mamba = MambaConfig(heads=8, head_width=16, groups=2, state=32)
+    options = {"mamba": mamba, "latent": latent, "convolution": ConvolutionConfig()}
+    config = partial(DecoderConfig, mixers=mixers, rotary_width=8, **options)
+    monkeypatch.setattr(scratch, "DecoderConfig", config)
+    guess = estimate_of()
+    state = 8 * 16 * 32 + 3 * (2 * 2 * 32 + 8 * 16)  # of Mamba-2: matrices, and inputs of windows
+    by_hand = 4 * (2 * state + 2 * 256)  # the convolution has the last two inputs
+    by_hand += 9 * 4 * (2 * (48 + 8) + 2 * 2 * 32)  # nine tokens: latents; keys and values
+    assert bytes_of_cache(guess.run, 9) == by_hand
+    rows = guess.run.sequences
+    assert guess.sampling()["cache"] > rows * bytes_of_cache(guess.run, 64 + 192)
+    assert len(guess.layers) == 4
+    assert sum(guess.memory["update"].values()) > guess.update()["activations"] > 0
+    assert guess.layout.prompt_columns == 0
