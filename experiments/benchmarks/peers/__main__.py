@@ -14,7 +14,8 @@ and machine.
 With `--pretrained`, the folder of SmolLM2-135M-Instruct that `make real` writes, the workload is
 `real`: questions of GSM8K, and every engine with its defaults, with its best settings and, where it
 can, in bfloat16. Its steps are long: each engine is started once, and two steps are measured after
-one. Its results are in peers_real.md, .png and .json, after an hour.
+one. Its results are in peers_real.md, .png and .json, after an hour. `--workloads hybrid` measures
+the shape of Qwen3.5 in the same way (peers_hybrid.md, .png and .json).
 """
 
 import argparse
@@ -82,13 +83,18 @@ REAL_ENGINES = {
         Engine("TRL, defaults", "trl", "trl_grpo.py", (DEFAULTS,)),
     ],
 }
+HYBRID_ENGINES = {
+    kind: [engine for engine in engines if engine.name in ("rl4p", "TRL", "transformers")]
+    for kind, engines in REAL_ENGINES.items()
+}
+LONG = {"real": REAL_ENGINES, "hybrid": HYBRID_ENGINES}  # workloads whose steps are long
 SHIM = "mkl_avx512.so"  # lets MKL use AVX-512 on a processor that is not Intel's (setup.sh)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("environments", type=Path, help="the folder that setup.sh made")
-    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=WORKLOADS)
+    parser.add_argument("--workloads", nargs="+", choices=(*WORKLOADS, "hybrid"), default=WORKLOADS)
     parser.add_argument("--engines", nargs="+", default=(), help="the names of those to measure")
     parser.add_argument("--rounds", type=int, help="how often each engine is started: 3, or 1")
     parser.add_argument("--steps", type=int, help="how many are measured of each: 3, or 2")
@@ -99,10 +105,14 @@ def main() -> None:
     if (options.pretrained is None) != (options.questions is None):
         parser.error("--pretrained and --questions belong together")
     real = options.pretrained is not None
-    name, workloads = ("peers_real", ("real",)) if real else ("peers", options.workloads)
+    name, workloads = ("peers_real", ("real",)) if real else ("peers", tuple(options.workloads))
+    if "hybrid" in workloads:
+        if workloads != ("hybrid",):
+            parser.error("hybrid is measured alone, since it has a page of its own")
+        name = "peers_hybrid"
     found = {"machine": machine(), "date": str(date.today()), "workloads": {}}
     record = options.out / f"{name}.json"
-    part = bool(options.engines) or (not real and len(workloads) < len(WORKLOADS))
+    part = bool(options.engines) or (name == "peers" and len(workloads) < len(WORKLOADS))
     if part and record.exists():  # the others stay
         before = json.loads(record.read_text())
         if [before[key] for key in ("machine", "date")] == [found["machine"], found["date"]]:
@@ -116,7 +126,8 @@ def main() -> None:
             call(None, "workload.py", *words)
             before = found["workloads"].get(workload, {}) if options.engines else {}
             found["workloads"][workload] = measure(workload, checkpoint, options, before)
-    head = (REAL_HEAD if real else HEAD).format(picture=f"{name}.png")
+    heads = {"peers": HEAD, "peers_real": REAL_HEAD, "peers_hybrid": HYBRID_HEAD}
+    head = heads[name].format(picture=f"{name}.png")
     report = f"{head}\n\n{found['machine']}, {found['date']}.\n" + "".join(
         section(workload, rows) for workload, rows in found["workloads"].items()
     )
@@ -136,12 +147,13 @@ def measure(workload: str, checkpoint: Path, options: argparse.Namespace, before
     found: dict = {kind: dict(before.get(kind, {})) for kind in ("rollout", "step")}
     printed: dict = {}
     arguments = (f"--workload={workload}", f"--checkpoint={checkpoint}")
-    real = workload == "real"
-    all_engines, warmup, steps, rounds = (REAL_ENGINES, 1, 2, 1) if real else (ENGINES, 2, 3, 3)
+    long = workload in LONG
+    all_engines = LONG.get(workload, ENGINES)
+    warmup, steps, rounds = (1, 2, 1) if long else (2, 3, 3)
     measured = (*arguments, f"--warmup={warmup}", f"--steps={options.steps or steps}")
     turns = range(options.rounds or rounds)
     for turn, (kind, engines) in itertools.product(turns, all_engines.items()):
-        with_shims = with_shim(engines, options.environments, alone=real)
+        with_shims = with_shim(engines, options.environments, alone=long)
         for name, environment, script, words in with_shims:
             if options.engines and name not in options.engines:
                 continue
@@ -244,6 +256,22 @@ medians in seconds, over rounds in which the engines take turns. Made by
 FILE is train.jsonl of GSM8K. The floor is the time of the useful matrix products at this machine's
 rate in float32 (numpy's best on 1024 x 1024); bfloat16 may be faster. `times` is an engine's time
 per token, relative to rl4p in float32.
+
+![Seconds of a step]({picture})"""
+
+
+HYBRID_HEAD = """# rl4p beside TRL with the shape of Qwen3.5
+
+GRPO steps of 125M random parameters on two CPU cores in float32: 18 layers with gated delta rules
+and 6 with attention, eight prompts of 256 tokens, groups of eight, responses of 128 tokens.
+[peers/README.md](peers/README.md) has the settings of each engine. Times are medians in seconds.
+Made by
+
+    sh experiments/benchmarks/peers/setup.sh ENVIRONMENTS
+    python -m experiments.benchmarks.peers ENVIRONMENTS --workloads hybrid
+
+The floor is the time of the useful matrix products at this machine's rate (numpy's best on
+1024 x 1024). `times` is an engine's time per token, relative to rl4p.
 
 ![Seconds of a step]({picture})"""
 

@@ -38,6 +38,7 @@ class Workload:
     heads: int = 8
     kv_heads: int = 2
     pretrained: bool = False  # weights, tokenizer and prompts are given
+    hybrid: bool = False  # of four layers, three have gated delta rules (Qwen3.5)
     rope_theta: float = 1_000_000.0
     norm_eps: float = 1e-6
 
@@ -59,6 +60,11 @@ WORKLOADS["real"] = Workload(
     "real", vocab=49152, prompts=8, prompt_len=256, max_new=128, fixed_length=True, hidden=576,
     intermediate=1536, layers=30, heads=9, kv_heads=3, rope_theta=100_000.0, norm_eps=1e-5,
     pretrained=True,
+)  # fmt: skip
+# The shape of Qwen3.5 with 125M parameters: 18 layers of delta rules, 6 of attention.
+WORKLOADS["hybrid"] = Workload(
+    "hybrid", vocab=49152, prompts=8, prompt_len=256, max_new=128, fixed_length=True, hidden=576,
+    intermediate=1536, layers=24, heads=9, kv_heads=3, rope_theta=10_000_000.0, hybrid=True,
 )  # fmt: skip
 # The shapes of Qwen2.5-0.5B and Qwen2.5-1.5B, for accelerators.
 LARGE = Workload("", vocab=151936, prompts=32, prompt_len=256, max_new=128, fixed_length=True)
@@ -171,7 +177,10 @@ def load_tokenizer(path):
 
 
 def save_weights(w, path, seed=0):
-    """Writes seeded random Qwen2 weights: normal(0, 0.02), norms 1, q/k/v biases 0."""
+    """Writes seeded random weights of Qwen2, or of Qwen3.5 if `hybrid`.
+
+    Matrices are normal(0, 0.02), norms scale by 1, and biases are 0.
+    """
     import numpy as np
     from safetensors.numpy import save_file
 
@@ -180,30 +189,66 @@ def save_weights(w, path, seed=0):
     def normal(*shape):
         return (0.02 * rng.standard_normal(shape)).astype(np.float32)
 
-    d, kv = w.hidden, w.kv_heads * w.head_dim
-    t = {
-        "model.embed_tokens.weight": normal(w.vocab, d),
-        "model.norm.weight": np.ones(d, np.float32),
-    }
+    d = w.hidden
+    norm = (np.zeros if w.hybrid else np.ones)(d, np.float32)  # Qwen3.5 multiplies by 1 + w
+    t = {"model.embed_tokens.weight": normal(w.vocab, d), "model.norm.weight": norm}
     for i in range(w.layers):
         p = f"model.layers.{i}."
-        for name, out in ("q", d), ("k", kv), ("v", kv):
-            t[p + f"self_attn.{name}_proj.weight"] = normal(out, d)
-            t[p + f"self_attn.{name}_proj.bias"] = np.zeros(out, np.float32)
-        t[p + "self_attn.o_proj.weight"] = normal(d, d)
+        mixer = delta_weights if w.hybrid and (i + 1) % 4 else attention_weights
+        t |= {p + name: x for name, x in mixer(w, normal).items()}
         t[p + "mlp.gate_proj.weight"] = normal(w.intermediate, d)
         t[p + "mlp.up_proj.weight"] = normal(w.intermediate, d)
         t[p + "mlp.down_proj.weight"] = normal(d, w.intermediate)
-        t[p + "input_layernorm.weight"] = np.ones(d, np.float32)
-        t[p + "post_attention_layernorm.weight"] = np.ones(d, np.float32)
+        t[p + "input_layernorm.weight"] = norm
+        t[p + "post_attention_layernorm.weight"] = norm
     save_file(t, Path(path) / "model.safetensors", metadata={"format": "pt"})
+    (Path(path) / "config.json").write_text(json.dumps(model_config(w), indent=2))
+
+
+def attention_weights(w, normal):
+    import numpy as np
+
+    d, kv = w.hidden, w.kv_heads * w.head_dim
+    queries = 2 * d if w.hybrid else d  # with gates
+    sizes = {"q": queries, "k": kv, "v": kv}
+    t = {f"self_attn.{name}_proj.weight": normal(out, d) for name, out in sizes.items()}
+    t["self_attn.o_proj.weight"] = normal(d, d)
+    if w.hybrid:
+        zeros = np.zeros(w.head_dim, np.float32)
+        return t | {f"self_attn.{name}_norm.weight": zeros for name in "qk"}
+    biases = {f"self_attn.{name}_proj.bias": np.zeros(n, np.float32) for name, n in sizes.items()}
+    return t | biases
+
+
+DELTA_HEADS, DELTA_WIDTH, WINDOW = 8, 64, 4
+
+
+def delta_weights(w, normal):
+    import numpy as np
+
+    d, inner = w.hidden, DELTA_HEADS * DELTA_WIDTH
+    return {
+        "linear_attn.in_proj_qkv.weight": normal(3 * inner, d),
+        "linear_attn.in_proj_z.weight": normal(inner, d),
+        "linear_attn.in_proj_b.weight": normal(DELTA_HEADS, d),
+        "linear_attn.in_proj_a.weight": normal(DELTA_HEADS, d),
+        "linear_attn.conv1d.weight": 10 * normal(3 * inner, 1, WINDOW),
+        "linear_attn.A_log": np.log(np.linspace(1, 16, DELTA_HEADS, dtype=np.float32)),
+        "linear_attn.dt_bias": np.ones(DELTA_HEADS, np.float32),
+        "linear_attn.norm.weight": np.ones(DELTA_WIDTH, np.float32),
+        "linear_attn.out_proj.weight": normal(d, inner),
+    }
+
+
+def model_config(w):
+    """Returns the content of config.json."""
     config = {
         "architectures": ["Qwen2ForCausalLM"],
         "model_type": "qwen2",
         "dtype": "float32",
         "hidden_act": "silu",
         "vocab_size": w.vocab,
-        "hidden_size": d,
+        "hidden_size": w.hidden,
         "intermediate_size": w.intermediate,
         "num_hidden_layers": w.layers,
         "num_attention_heads": w.heads,
@@ -219,7 +264,23 @@ def save_weights(w, path, seed=0):
         "eos_token_id": EOS,
         "bos_token_id": BOS,
     }
-    (Path(path) / "config.json").write_text(json.dumps(config, indent=2))
+    if w.hybrid:
+        del config["use_sliding_window"], config["rope_theta"]
+        rope = {"rope_type": "default", "rope_theta": w.rope_theta, "partial_rotary_factor": 0.25}
+        config |= {
+            "architectures": ["Qwen3_5ForCausalLM"],
+            "model_type": "qwen3_5_text",
+            "head_dim": w.head_dim,
+            "rope_parameters": rope,
+            "linear_conv_kernel_dim": WINDOW,
+            "linear_key_head_dim": DELTA_WIDTH,
+            "linear_value_head_dim": DELTA_WIDTH,
+            "linear_num_key_heads": DELTA_HEADS,
+            "linear_num_value_heads": DELTA_HEADS,
+            "layer_types": ["linear_attention" if (i + 1) % 4 else "full_attention"
+                            for i in range(w.layers)],
+        }  # fmt: skip
+    return config
 
 
 def step_flops(w, lengths, prompt_lengths=None):
@@ -229,14 +290,19 @@ def step_flops(w, lengths, prompt_lengths=None):
 
     Counts the matrix products only, with 2 FLOPs per multiply-add. Every sequence prefills its own
     prompt. Masked attention, padding, finished sequences and unused logits count nothing. A
-    backward pass counts twice its forward pass.
+    backward pass counts twice its forward pass. A delta rule counts two products of a token with
+    its state, and its update.
     """
+    attends = w.layers // 4 if w.hybrid else w.layers
     d, kv = w.hidden, w.kv_heads * w.head_dim
-    linear = 2 * w.layers * (2 * d * d + 2 * d * kv + 3 * d * w.intermediate)
+    queries = 2 * d if w.hybrid else d
+    linear = 2 * attends * (d * (d + queries) + 2 * d * kv) + 6 * w.layers * d * w.intermediate
+    inner = DELTA_HEADS * DELTA_WIDTH
+    linear += 2 * (w.layers - attends) * (5 * d * inner + 3 * inner * DELTA_WIDTH)
     head = 2 * d * w.vocab
 
     def forward(n):  # positions 0 .. n-1, position p attends to p+1 keys
-        return n * linear + 4 * d * w.layers * n * (n + 1) / 2
+        return n * linear + 4 * d * attends * n * (n + 1) / 2
 
     before = prompt_lengths or [w.prompt_len] * len(lengths)
     per_seq = [forward(p + n - 1) + n * head for p, n in zip(before, lengths, strict=True)]
