@@ -76,6 +76,8 @@ DECLARED: dict[str, Parameter] = {
     "key/bias": vector("num_kv_heads"),
     "value/bias": vector("num_kv_heads"),
     "output/bias": vector(),
+    "attention_gate/kernel": Parameter(("width", "heads")),
+    "attention_gate/bias": vector("heads"),
     "sinks": vector("heads"),
     "gate/kernel": Parameter(("width", "feed_forward")),
     "up/kernel": Parameter(("width", "feed_forward")),

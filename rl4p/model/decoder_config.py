@@ -7,9 +7,9 @@ from typing import Literal, NamedTuple
 from rl4p.model.rope import Scaling
 from rl4p.model.router import PLAIN, Router
 
-Mixer = Literal["attention", "latent", "mamba", "convolution", "none"]
+Mixer = Literal["attention", "latent", "delta", "mamba", "convolution", "none"]
 FeedForward = Literal["gated", "experts", "none"]
-WITH_STATE = {"mamba", "convolution"}  # mixers whose memory is a state, not a list of tokens
+WITH_STATE = {"delta", "mamba", "convolution"}  # whose memory is a state, not a list of tokens
 
 
 class LayerKind(NamedTuple):
@@ -132,6 +132,7 @@ class DecoderConfig:
       query_scalar: queries are divided by its square root; None is the head width.
       attention_bias, output_bias: queries, keys and values have biases; so has their output.
       feed_forward_bias: the projections of the feed-forward have biases.
+      attention_gate: the results of attention are multiplied by sigmoid(x W), elementwise.
       attention_sinks: each head has a score for nothing, which takes part in the softmax.
       attention_softcap, logits_softcap: c in c tanh(x / c); None applies no cap.
       window: the number of tokens that a sliding layer sees, the present token included.
@@ -184,6 +185,7 @@ class DecoderConfig:
     attention_bias: bool = True
     output_bias: bool = False
     feed_forward_bias: bool = False
+    attention_gate: bool = False
     attention_sinks: bool = False
     attention_softcap: float | None = None
     logits_softcap: float | None = None
@@ -283,3 +285,10 @@ def latent_of(c: DecoderConfig) -> LatentConfig:
     if c.latent is None:
         raise ValueError("A decoder with latent attention needs its options: set latent.")
     return c.latent
+
+
+def delta_of(c: DecoderConfig) -> DeltaConfig:
+    """Returns the options of the gated delta rule, of a decoder that has it."""
+    if c.delta is None:
+        raise ValueError("A decoder with the gated delta rule needs its options: set delta.")
+    return c.delta

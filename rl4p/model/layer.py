@@ -14,6 +14,7 @@ from rl4p.model.attention import AttentionInputs, Kernel, attend
 from rl4p.model.cache import KeysValues, Latents, NoCache, Writer
 from rl4p.model.decoder_config import DecoderConfig, LayerKind, latent_of
 from rl4p.model.experts import Experts, SharedExperts, gated
+from rl4p.model.mixers.delta import GatedDelta
 from rl4p.model.mixers.gated_convolution import GatedConvolution
 from rl4p.model.mixers.latent import LatentAttention
 from rl4p.model.mixers.mamba import Mamba
@@ -66,6 +67,8 @@ class Layer(nn.Module):
                 self.key = dense(c.num_kv_heads * c.head_width, use_bias=c.attention_bias)
                 self.value = dense(c.num_kv_heads * c.head_width, use_bias=c.attention_bias)
                 self.output = dense(c.width, use_bias=c.output_bias)
+                if c.attention_gate:
+                    self.attention_gate = dense(c.heads * c.head_width, use_bias=c.attention_bias)
                 if c.attention_sinks:
                     self.sinks = self.param("sinks", INIT, (c.heads,))
                 if c.query_key_norm:
@@ -76,6 +79,8 @@ class Layer(nn.Module):
                 self.mamba = Mamba(c.mamba, c.width, c.norm_epsilon, self.dtype, dense)
             case "convolution":
                 self.convolution = GatedConvolution(c.convolution, c.width, dense)
+            case "delta":
+                self.delta = GatedDelta(c.delta, c.width, c.norm_epsilon, self.dtype, dense)
         mixes, feeds = self.kind.mixer != "none", self.kind.feed_forward != "none"
         if mixes and c.pre_norms:
             self.attention_norm = norm()
@@ -175,7 +180,10 @@ class Layer(nn.Module):
         )
         if write is not None:
             attended = write.for_products(attended)
-        return self.output(collectives.to_columns(attended)), KeysValues(k_BKhS, v_BKSh)
+        attended = collectives.to_columns(attended)
+        if c.attention_gate:
+            attended = attended * nn.sigmoid(self.attention_gate(x_BTD))
+        return self.output(attended), KeysValues(k_BKhS, v_BKSh)
 
     def empty_cache(self, rows: int, slots: int, dtype: Any) -> Any:
         """Returns the cache of a layer that has processed no token."""
@@ -192,6 +200,8 @@ class Layer(nn.Module):
                 return Mamba.empty_state(c.mamba, rows)
             case "convolution":
                 return GatedConvolution.empty_state(c.convolution, c.width, rows)
+            case "delta":
+                return GatedDelta.empty_state(c.delta, rows)
         return NoCache()
 
     def feed_forward(self, x_BTD: Array, mesh: Mesh | None) -> Array:

@@ -70,6 +70,15 @@ SIGMOID = {
     "pad_token_id": None,
 }
 GROUPS = {"n_group": 4, "topk_group": 2}
+DELTA = {
+    "head_dim": 16,
+    "num_hidden_layers": 5,
+    "full_attention_interval": 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+}
 CASES = {
     name: SHAPE | options
     for name, options in {
@@ -276,6 +285,33 @@ CASES = {
             "mlp_only_layers": [0, 1],
             "sliding_window": 9,
             "norm_topk_prob": True,
+        },
+        "qwen3_next": MOE
+        | DELTA
+        | {
+            "model_type": "qwen3_next",
+            "shared_expert_intermediate_size": 20,
+            "decoder_sparse_step": 2,
+            "attention_bias": True,
+        },
+        "qwen3_5": DELTA | {"model_type": "qwen3_5_text", "tie_word_embeddings": True},
+        "qwen3_5_whole": DELTA
+        | {
+            "model_type": "qwen3_5_text",
+            "linear_num_key_heads": 4,
+            "linear_conv_kernel_dim": 3,
+            "partial_rotary_factor": 1.0,
+            "attention_bias": True,
+            "num_hidden_layers": 3,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        },
+        "qwen3_5_moe": DELTA
+        | {
+            "model_type": "qwen3_5_moe_text",
+            "moe_intermediate_size": 24,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "shared_expert_intermediate_size": 20,
         },
         "qwen3_moe": MOE | {"norm_topk_prob": True},
         "qwen3_moe_raw": MOE | {"norm_topk_prob": False, "tie_word_embeddings": True},

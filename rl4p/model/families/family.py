@@ -125,7 +125,7 @@ LAYER_NAMES = {
 
 # From a projection to the option that says whether it has a bias.
 BIASES = {
-    **dict.fromkeys(("query", "key", "value"), "attention_bias"),
+    **dict.fromkeys(("query", "key", "value", "attention_gate"), "attention_bias"),
     "output": "output_bias",
     **dict.fromkeys(("gate", "up", "down"), "feed_forward_bias"),
 }

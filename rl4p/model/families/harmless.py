@@ -55,6 +55,10 @@ HARMLESS = {
     ),
     "widths of layers that the model lacks": ("intermediate_size",),
     "read only with use_sliding_window": ("sliding_window", "max_window_layers"),
+    "heads that predict several tokens, which transformers leaves out": (
+        *("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"),
+    ),
+    "the dtype of states, which are float32": ("mamba_ssm_dtype",),
     "special tokens: the chat template and the masks decide": SPECIAL_TOKENS,
     "read elsewhere": ("eos_token_id", "id2label", "label2id", "num_labels"),
     "sampling": SAMPLING,

@@ -16,7 +16,10 @@ from rl4p.model.rope import (
     YarnScaling,
 )
 
-ANY_ROPE_KEYS = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
+ANY_ROPE_KEYS = (
+    *("rope_type", "type", "rope_theta", "partial_rotary_factor"),
+    *("mrope_section", "mrope_interleaved"),  # without images all sections have the same positions
+)
 
 ROPE_KEYS = {
     "default": (),

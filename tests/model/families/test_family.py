@@ -32,6 +32,8 @@ from tests.golden.cases import CASES, YARN, decoder_config
         ("hyperclovax", "HyperCLOVAXForCausalLM", "HyperCLOVAXForSequenceClassification"),
         ("ministral", "MinistralForCausalLM", "MinistralForSequenceClassification"),
         ("gemma3_text", "Gemma3ForCausalLM", "Gemma3TextForSequenceClassification"),
+        ("qwen3_next", "Qwen3NextForCausalLM", "Qwen3NextForSequenceClassification"),
+        ("qwen3_5_text", "Qwen3_5ForCausalLM", "Qwen3_5TextForSequenceClassification"),
     ],
 )
 def test_a_family_has_the_names_of_transformers(model_type, architecture, classifier):
@@ -51,13 +53,15 @@ def test_each_part_of_each_parameter_stands_in_one_tensor(case, labels):
     shapes = jax.eval_shape(Decoder(config=config).init, jax.random.key(0))
     filled = jax.tree.map(lambda x: np.zeros(x.shape, int), shapes)
     elements = {}  # of the axis that is divided, in tensors with several parameters
-    for tensor in FAMILIES[config.family].names(config):
+    for tensor in FAMILIES[config.family].tensors(config):
         array = filled
         for key in tensor.path:
             array = array[key]
         array[tuple(i for i in (tensor.layer, tensor.expert) if i is not None)] += 1
         if tensor.part is not None:
-            shape = array.shape[1:][:: -1 if tensor.transposed else 1]
+            shape = tensor.of_file(
+                array.shape[(tensor.layer is not None) + (tensor.expert is not None) :]
+            )
             index = tensor.part.index_of(tuple(slice(0, size) for size in shape))
             counts = elements.setdefault(tensor.name, np.zeros(tensor.part.size, int))
             counts[index[tensor.part.axis]] += 1
