@@ -265,14 +265,12 @@ class DecoderConfig:
     @property
     def kinds(self) -> tuple[LayerKind, ...]:
         """The kind of each of L layers."""
-        none, usual = (False,) * self.layers, "experts" if self.experts else "gated"
-        each = (
-            self.sliding or none,
-            self.unrotated or none,
-            self.mixers or ("attention",) * self.layers,
-            self.feed_forwards or (usual,) * self.layers,
-        )
-        return tuple(LayerKind(*kind) for kind in zip(*each, strict=True))
+        none, L = (False,) * self.layers, self.layers
+        usual: FeedForward = "experts" if self.experts else "gated"
+        mixers: tuple[Mixer, ...] = self.mixers or ("attention",) * L
+        feed_forwards: tuple[FeedForward, ...] = self.feed_forwards or (usual,) * L
+        each = zip(self.sliding or none, self.unrotated or none, mixers, feed_forwards, strict=True)
+        return tuple(LayerKind(*kind) for kind in each)
 
     @property
     def has_state(self) -> bool:

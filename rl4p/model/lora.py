@@ -113,7 +113,7 @@ def projections(layers: Params) -> dict[tuple[str, ...], Array]:
             found[(name,)] = tree["kernel"]
         else:
             found |= {(name, *path): x for path, x in projections(tree).items()}
-    order = {(name,): i for i, name in enumerate(PROJECTIONS)}
+    order: dict[tuple[str, ...], int] = {(name,): i for i, name in enumerate(PROJECTIONS)}
     return dict(sorted(found.items(), key=lambda item: order.get(item[0], len(order))))
 
 
