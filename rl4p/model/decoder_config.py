@@ -231,8 +231,8 @@ class DecoderConfig:
                 f"chosen_experts={self.chosen_experts} is more than experts={self.experts}."
             )
         if self.experts:
-            if self.ungated:
-                raise ValueError("Experts without a gate are not supported: leave out ungated.")
+            if self.ungated and self.expert_bias:
+                raise ValueError("Experts with biases have a gate: leave out ungated.")
             self.router.check(self.experts, self.chosen_experts)
 
     @property
@@ -244,8 +244,9 @@ class DecoderConfig:
             "heads": self.heads,
             "num_kv_heads": self.num_kv_heads,
         }
+        mamba = self.mamba if "mamba" in self.mixers else None
         heads = math.gcd(
-            self.mamba.heads if self.mamba else 0,
+            math.gcd(mamba.heads, mamba.groups * mamba.state) if mamba else 0,
             self.width if self.convolution else 0,
             self.delta.key_heads if self.delta else 0,
         )

@@ -39,8 +39,9 @@ class Experts(nn.Module):
 
         p = softmax(x R); y = sum over the chosen e of p_e (act(x G_e) * x U_e) D_e
 
-    `Router` has other choices and weights. If `expert_bias` is set, each of the four products has a
-    bias. The dispatch changes results only by rounding:
+    `Router` has other choices and weights. If `ungated` is set, there is act(x U_e) alone. If
+    `expert_bias` is set, each of the four products has a bias. The dispatch changes results only by
+    rounding:
 
     * dense: every expert runs on every token, with weight 0 for experts that were not chosen.
     * grouped: pairs of a token and its chosen expert are sorted by expert, and each expert runs on
@@ -67,14 +68,11 @@ class Experts(nn.Module):
         E, D, F = c.experts, c.width, c.expert_width or c.feed_forward_width
         exact = jnp.float32 if c.router.exact else self.dtype
         router_DE = self.param("router", INIT, (D, E)).astype(exact)
-        kernels = (
-            self.param(name, INIT, shape).astype(self.dtype)
-            for name, shape in (
-                ("gate", (E, D, F)),
-                ("up", (E, D, F)),
-                ("down", (E, F, D)),
-            )
-        )
+        gates = {} if c.ungated else {"gate": (E, D, F)}
+        kernels = {
+            name: self.param(name, INIT, shape).astype(self.dtype)
+            for name, shape in {**gates, "up": (E, D, F), "down": (E, F, D)}.items()
+        }
         router_bias_E, *biases = (
             self.param(name, nn.initializers.zeros, shape).astype(self.dtype)
             if c.expert_bias
@@ -86,13 +84,14 @@ class Experts(nn.Module):
                 ("down_bias", (E, D)),
             )
         )
+        own = [kernels.get(name) for name in ("gate", "up", "down")], biases
         correction_E = None
         if c.router.corrected:
             correction_E = self.param("router_correction", nn.initializers.zeros, (1, E))[0]
         product_BTE = jnp.einsum("BTD,DE->BTE", x_BTD.astype(exact), router_DE)
         inputs = x_BTD, plus(product_BTE, router_bias_E).astype(jnp.float32)
         run = self.dense if self.dispatch == "dense" else self.grouped
-        return with_own_experts(run, inputs, correction_E, ([*kernels], biases), mesh)
+        return with_own_experts(run, inputs, correction_E, own, mesh)
 
     def choose(self, scores_BTE: Array, correction_E: Array | None) -> tuple[Array, Array]:
         """Returns the weights and the numbers of the chosen experts of each token: [B, T, C]."""
@@ -107,7 +106,7 @@ class Experts(nn.Module):
         x_BTD: Array,
         scores_BTE: Array,
         correction_E: Array | None,
-        kernels: Sequence[Array],
+        kernels: Sequence[Any],
         biases: Sequence[Array | None],
         first: Array | int = 0,
     ) -> Array:
@@ -115,9 +114,11 @@ class Experts(nn.Module):
         weights_BTC, chosen_BTC = self.choose(scores_BTE, correction_E)
         (gate_EDF, up_EDF, down_EFD), (gate_bias_EF, up_bias_EF, down_bias_ED) = kernels, biases
         # All 0 for another expert.
-        chosen_BTCE = jax.nn.one_hot(chosen_BTC - first, len(gate_EDF), dtype=self.dtype)
+        chosen_BTCE = jax.nn.one_hot(chosen_BTC - first, len(up_EDF), dtype=self.dtype)
         weights_BTE = jnp.einsum("BTC,BTCE->BTE", weights_BTC, chosen_BTCE)
-        gate_BTEF = plus(jnp.einsum("BTD,EDF->BTEF", x_BTD, gate_EDF), gate_bias_EF)
+        gate_BTEF = None
+        if gate_EDF is not None:
+            gate_BTEF = plus(jnp.einsum("BTD,EDF->BTEF", x_BTD, gate_EDF), gate_bias_EF)
         up_BTEF = plus(jnp.einsum("BTD,EDF->BTEF", x_BTD, up_EDF), up_bias_EF)
         hidden_BTEF = gated(self.config.activation, gate_BTEF, up_BTEF)
         y_BTD = jnp.einsum("BTEF,EFD->BTD", hidden_BTEF * weights_BTE[..., None], down_EFD)
@@ -130,7 +131,7 @@ class Experts(nn.Module):
         x_BTD: Array,
         scores_BTE: Array,
         correction_E: Array | None,
-        kernels: Sequence[jax.Array],
+        kernels: Sequence[Any],
         biases: Sequence[Array | None],
         first: Array | int = 0,
     ) -> Array:
@@ -140,7 +141,7 @@ class Experts(nn.Module):
         atomically.
         """
         gate_EDF, up_EDF, down_EFD = kernels
-        E = len(gate_EDF)
+        E = len(up_EDF)
         weights_BTC, chosen_BTC = self.choose(scores_BTE, correction_E)
         experts_N = chosen_BTC.reshape(-1) - first
         experts_N = jnp.where((experts_N >= 0) & (experts_N < E), experts_N, E)
@@ -156,7 +157,9 @@ class Experts(nn.Module):
         x_BTCD = jnp.broadcast_to(x_BTD[:, :, None], (*chosen_BTC.shape, x_BTD.shape[-1]))
         # `ragged_dot` and its gradient leave rows of other experts undefined: none may be read.
         x_ND = jnp.where(here_N1, permuted(x_BTCD.reshape(-1, x_BTD.shape[-1]), sorted_N), 0)
-        gate_NF = plus(jax.lax.ragged_dot(x_ND, gate_EDF, sizes_E), gate_bias_NF)
+        gate_NF = None
+        if gate_EDF is not None:
+            gate_NF = plus(jax.lax.ragged_dot(x_ND, gate_EDF, sizes_E), gate_bias_NF)
         up_NF = plus(jax.lax.ragged_dot(x_ND, up_EDF, sizes_E), up_bias_NF)
         weights_N1 = jnp.where(here_N1, permuted(weights_BTC.reshape(-1), sorted_N)[:, None], 0)
         hidden_NF = gated(self.config.activation, gate_NF, up_NF) * weights_N1
@@ -223,7 +226,7 @@ def with_own_experts(
     count = math.prod(devices.shape[axis] for axis in axes)
 
     def of_device(inputs: tuple[Array, ...], whole: Array | None, experts: Any) -> Array:
-        first = jax.lax.axis_index(axes) * len(experts[0][0])
+        first = jax.lax.axis_index(axes) * len(experts[0][-1])
         with jax.named_scope(experts_of(count)):
             y_BTD = run(*inputs, whole, *experts, first)
         return jax.lax.psum(y_BTD, axes)

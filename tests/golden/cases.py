@@ -53,6 +53,25 @@ FACTORS = {
     "attention_multiplier": 0.2,
     "logits_scaling": 1.7,
 }
+LFM2 = {"norm_eps": 1e-5, "layer_types": ["conv", "full_attention", "conv"]}
+NEMOTRON = {
+    "model_type": "nemotron_h",
+    "layer_norm_epsilon": 1e-5,
+    "head_dim": 16,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 6,
+    "n_groups": 2,
+    "ssm_state_size": 5,
+    "conv_kernel": 3,
+}
+GRANITE_HYBRID = FACTORS | {
+    "model_type": "granitemoehybrid",
+    "layer_types": ["mamba", "attention", "mamba"],
+    "shared_intermediate_size": 40,
+    "mamba_n_heads": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 5,
+}
 MOE = {
     "model_type": "qwen3_moe",
     "moe_intermediate_size": 24,
@@ -164,6 +183,65 @@ CASES = {
             "rope_scaling": YARN | {"truncate": False},
             "sliding_window": 9,
         },
+        "lfm2": LFM2
+        | {
+            "model_type": "lfm2",
+            "conv_L_cache": 4,
+            "block_multiple_of": 8,
+            "block_ffn_dim_multiplier": 1.3,
+        },
+        "lfm2_moe": LFM2
+        | {
+            "model_type": "lfm2_moe",
+            "num_dense_layers": 1,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "routed_scaling_factor": 1.5,
+        },
+        "lfm2_biases": {
+            "model_type": "lfm2",
+            "norm_eps": 1e-5,
+            "full_attn_idxs": [1],
+            "conv_bias": True,
+            "block_auto_adjust_ff_dim": False,
+            "tie_embedding": True,
+        },
+        "nemotron_h": NEMOTRON
+        | {
+            "num_hidden_layers": 5,
+            "layers_block_type": [
+                *("linear_attention", "mlp", "full_attention", "linear_attention", "mlp"),
+            ],
+        },
+        "nemotron_h_biases": NEMOTRON
+        | {
+            "num_hidden_layers": 4,
+            "hybrid_override_pattern": "M*-M",
+            "n_groups": 1,
+            "use_bias": True,
+            "use_conv_bias": False,
+            "mlp_bias": True,
+        },
+        "nemotron_h_moe": NEMOTRON
+        | {
+            "layers_block_type": ["linear_attention", "moe", "full_attention"],
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "moe_shared_expert_intermediate_size": 20,
+            "n_group": 2,
+            "topk_group": 1,
+            "routed_scaling_factor": 1.5,
+        },
+        "granite_hybrid_moe": GRANITE_HYBRID
+        | {
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "position_embedding_type": "rope",
+            "mamba_proj_bias": True,
+        },
+        "granite_hybrid": GRANITE_HYBRID | {"num_local_experts": 0, "num_experts_per_tok": 0},
         "phi3": {
             "model_type": "phi3",
             "pad_token_id": None,

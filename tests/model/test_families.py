@@ -200,20 +200,32 @@ assert (layout.devices.shape["fsdp"], layout.devices.shape["tp"]) == (2, heads)
 given, begin = for_sampling(layout, sharded, "float32", at), divided(cache, layout)
 ours, ended = forward.extend(decoder, given, *layout.shard_rows(row), begin, 0, mesh=layout)
 np.testing.assert_allclose(ours, expected, atol=limit)
-keys = ended.layers[0][0]
+mixers = [kind.mixer for kind in config.kinds]
+keys = ended.layers[mixers.index("attention")][0]
 assert keys.addressable_shards[0].data.shape == (heads, 1, *keys.shape[2:]), keys.shape
 
 # They exchange rows and heads before and after the attention of each layer.
 one = layout.shard_rows((rows[:, :1], places[:, :1], ones[:, :1]))
 text = forward.extend.lower(decoder, given, *one, begin, 0, mesh=layout).compile().as_text()
-assert len(re.findall(r"all-to-all(?:-start)?\\(", text)) == 2 * decoder.config.layers
+assert len(re.findall(r"all-to-all(?:-start)?\\(", text)) == 2 * mixers.count("attention")
 """
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
-    ["gemma3", "qwen3_moe", "smollm3", "olmo3", "gpt_oss", "phi3", "dots1", "qwen2_moe_dense"],
+    [
+        "gemma3",
+        "qwen3_moe",
+        "smollm3",
+        "olmo3",
+        "gpt_oss",
+        "phi3",
+        "dots1",
+        "qwen2_moe_dense",
+        "nemotron_h_moe",
+        "lfm2",
+    ],
 )
 def test_eight_devices_equal_one(case, on_devices):
     done = subprocess.run(

@@ -59,7 +59,89 @@ FACTORS = {
     "attention_multiplier": [1.0, 0.2, "-"],
     "logits_scaling": [1.0, 1.7, 4],
 }
+MAMBA = {
+    "num_hidden_layers": [3],
+    "layer_norm_epsilon": [1e-5, 1e-2],
+    "layers_block_type": [
+        ["linear_attention", "full_attention", "mlp"],
+        ["mamba", "mlp", "linear_attention"],
+        ["mlp", "attention", "mlp"],
+        ["moe", "full_attention", "linear_attention"],
+    ],
+    "mamba_num_heads": [4, 8],
+    "mamba_head_dim": [3, 8],
+    "n_groups": [1, 2, 4],
+    "ssm_state_size": [5, 8],
+    "conv_kernel": [1, 2, 4, "-"],
+    "chunk_size": [8, 128],
+    "use_bias": [True, False],
+    "use_conv_bias": [True, False],
+    "mlp_bias": [True, False, False],
+    "attention_bias": [False],
+    "tie_word_embeddings": [False, False, False, False, True],
+    "rope_parameters": ["-"],
+    "time_step_min": [0.001, 0.3, 0.8, "-"],
+    "time_step_limit": ["-", (0.5, 1.0)],
+    "expand": [2, 3],
+    "mlp_hidden_act": ["relu2", "relu2", "relu2", "-", "silu"],
+    "n_routed_experts": [8],
+    "num_experts_per_tok": [2, 3],
+    "moe_intermediate_size": [24],
+    "moe_shared_expert_intermediate_size": [20, 56],
+    "n_group": [1, 2],
+    "topk_group": [1, 2],
+    "norm_topk_prob": [True, False],
+    "routed_scaling_factor": [1.0, 2.5],
+    "moe_latent_size": ["-", "-", "-", "-", 16],
+    "residual_in_fp32": [True, False],
+}
+GRANITE_4 = FACTORS | {
+    "layer_types": [["mamba", "attention", "mamba"], ["full_attention"] * 3, "-"],
+    "position_embedding_type": ["-", "rope", "nope", None],
+    "num_local_experts": [0, 0, 4, "-"],
+    "num_experts_per_tok": [2],
+    "shared_intermediate_size": [24, 40],
+    "mamba_n_heads": [4, 8, 16],
+    "mamba_n_groups": [1, 2, 4],
+    "mamba_d_state": [5, 8],
+    "mamba_d_head": ["-", "auto"],
+    "mamba_d_conv": [1, 2, 4, "-"],
+    "mamba_expand": [2, 1, "-"],
+    "mamba_chunk_size": [8, 256],
+    "mamba_conv_bias": [True, False],
+    "mamba_proj_bias": [True, False],
+    "time_step_limit": ["-", (0.0, float("inf")), (0.5, 1.0), (0.0, 0.6)],
+}
+LFM2 = {
+    "norm_eps": [1e-5, 1e-2],
+    "layer_types": [["conv", "full_attention", "conv"], ["full_attention", "conv", "conv"]],
+    "conv_L_cache": [1, 2, 3, 5, "-"],
+    "conv_bias": [True, False],
+    "tie_embedding": ["-", True, False],
+}
 FAMILIES = {
+    "lfm2": LFM2
+    | {
+        "layer_types": [*LFM2["layer_types"], "-", "-"],
+        "full_attn_idxs": [[0], [1, 2], "-"],
+        "block_multiple_of": [8, 256, "-"],
+        "block_ffn_dim_multiplier": [1.0, 1.3, "-"],
+        "block_auto_adjust_ff_dim": [True, False],
+        "block_ff_dim": ["-", "-", 56],
+    },
+    "lfm2_moe": LFM2
+    | {
+        "num_hidden_layers": [3],
+        "num_dense_layers": [0, 1, 2],
+        "num_experts": [4, 6],
+        "num_experts_per_tok": [1, 2],
+        "moe_intermediate_size": [24],
+        "use_expert_bias": [True, False],
+        "norm_topk_prob": [True, False, "-"],
+        "routed_scaling_factor": [1.0, 2.5],
+    },
+    "nemotron_h": MAMBA,
+    "granitemoehybrid": GRANITE_4,
     "llama": MLP_BIAS,
     "internlm3": MLP_BIAS | {"attention_bias": [True], "mlp_bias": [True]},
     "iquestcoder": MLP_BIAS,
@@ -115,7 +197,8 @@ def of_transformers(keys: dict, folder) -> np.ndarray:
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape) * (0.3 if parameter.ndim == 1 else 0.2))
         model.save_pretrained(folder)
-        return model.eval()(torch.from_numpy(TOKENS)[None]).logits[0].numpy()
+        tokens = torch.from_numpy(TOKENS)[None]
+        return model.eval()(tokens, use_cache=False).logits[0].numpy()
 
 
 @pytest.mark.parametrize("family", FAMILIES)

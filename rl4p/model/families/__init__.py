@@ -9,7 +9,9 @@ from rl4p.model.families.dense import DENSE
 from rl4p.model.families.family import Family, Tensor, TensorPart
 from rl4p.model.families.gemma import GEMMA2, GEMMA3
 from rl4p.model.families.gpt_oss import GPT_OSS
+from rl4p.model.families.lfm2 import LFM2, LFM2_MOE
 from rl4p.model.families.llama import MINISTRAL, MISTRAL, OLMO3, SMOLLM3
+from rl4p.model.families.mamba import GRANITE_HYBRID, NEMOTRON_H
 from rl4p.model.families.phi import PHI3
 from rl4p.model.families.qwen import QWEN2, QWEN3, QWEN3_MOE
 from rl4p.model.families.sparse import SPARSE
@@ -21,6 +23,7 @@ FAMILIES = {
     for family in (
         *(QWEN2, QWEN3, QWEN3_MOE, *DENSE, MISTRAL, MINISTRAL, SMOLLM3, GEMMA2, GEMMA3, OLMO3),
         *(GPT_OSS, PHI3, *SPARSE, *DELTA_FAMILIES),
+        *(LFM2, LFM2_MOE, NEMOTRON_H, GRANITE_HYBRID),
     )
 }
 

@@ -40,6 +40,7 @@ class ExpertNames:
         names = {
             ("shared", path, "kernel"): f"{self.shared}.{name}.weight"
             for path, name in PROJECTIONS.items()
+            if not (c.ungated and path == "gate")
         }
         return names | ({("shared", "weight"): self.weight} if c.weighted_shared else {})
 

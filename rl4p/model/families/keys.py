@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from rl4p.base.errors import InputError
 from rl4p.model.decoder import DecoderConfig
@@ -16,6 +16,7 @@ from rl4p.model.rope import (
     YarnScaling,
 )
 
+Kind = TypeVar("Kind")
 ANY_ROPE_KEYS = (
     *("rope_type", "type", "rope_theta", "partial_rotary_factor"),
     *("mrope_section", "mrope_interleaved"),  # without images all sections have the same positions
@@ -93,6 +94,11 @@ class Keys:
         value = self.config.get(key)
         if value is not None and value != only:
             raise self.refuse(f"{what or key} {value!r}")
+
+    def unused(self, *keys: str) -> None:
+        """Takes keys as read that transformers writes and does not use for the family."""
+        for key in keys:
+            self.config.get(key)
 
     def rope(
         self,
@@ -262,12 +268,29 @@ class Keys:
             )
         return {"window": window, "sliding": sliding} if any(sliding) else {}
 
+    def by_type(self, types: list[Any], table: Mapping[str, Kind], layers: int) -> tuple[Kind, ...]:
+        """Returns what a table has for the type of each layer, such as its mixer."""
+        for layer_type in types:
+            if layer_type not in [*table]:  # an entry may be a list, which has no hash
+                raise self.refuse(f"layer type {layer_type!r}")
+        if len(types) != layers:
+            raise self.refuse(f"{len(types)} layer types with num_hidden_layers {layers}")
+        return tuple(table[layer_type] for layer_type in types)
+
     def shape(
-        self, head_width: int | None = None, feed_forward: str = "intermediate_size"
+        self,
+        head_width: int | None = None,
+        feed_forward: str = "intermediate_size",
+        *,
+        epsilon: str = "rms_norm_eps",
+        layers: int | None = None,
     ) -> dict[str, Any]:
         """Returns the decoder options that every family has, without the rope options.
 
-        `head_width` is the family's default for an absent head_dim; None is width // heads.
+        Args:
+          head_width: the family's default for an absent head_dim; None is width // heads.
+          feed_forward, epsilon: the keys of these numbers.
+          layers: the number of layers; None if num_hidden_layers has it.
         """
         heads, width = self.size("num_attention_heads"), self.size("hidden_size")
         num_kv_heads = self.size("num_key_value_heads", heads)
@@ -279,13 +302,13 @@ class Keys:
         return {
             "vocabulary": self.size("vocab_size"),
             "width": width,
-            "layers": self.size("num_hidden_layers"),
+            "layers": layers or self.size("num_hidden_layers"),
             "heads": heads,
             "num_kv_heads": num_kv_heads,
             "head_width": self.size("head_dim", head_width or width // heads),
             "feed_forward_width": self.size(feed_forward),
             "max_positions": self.size("max_position_embeddings"),
-            "norm_epsilon": self.get("rms_norm_eps", float),
+            "norm_epsilon": self.get(epsilon, float),
         }
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from rl4p.base.errors import InputError
 from rl4p.model.decoder import Decoder
+from rl4p.model.decoder_config import ConvolutionConfig
 from rl4p.model.families import FAMILIES
 from rl4p.model.families.family import LAYER_NAMES, names
 from tests.golden.cases import CASES, YARN, decoder_config
@@ -23,6 +24,9 @@ from tests.golden.cases import CASES, YARN, decoder_config
         ("smollm3", "SmolLM3ForCausalLM", "SmolLM3ForSequenceClassification"),
         ("olmo3", "Olmo3ForCausalLM", "Olmo3ForSequenceClassification"),
         ("gpt_oss", "GptOssForCausalLM", "GptOssForSequenceClassification"),
+        ("lfm2", "Lfm2ForCausalLM", "Lfm2ForSequenceClassification"),
+        ("lfm2_moe", "Lfm2MoeForCausalLM", "Lfm2MoeForSequenceClassification"),
+        ("nemotron_h", "NemotronHForCausalLM", "NemotronHForSequenceClassification"),
         ("phi3", "Phi3ForCausalLM", "Phi3ForSequenceClassification"),
         ("glm4", "Glm4ForCausalLM", "Glm4ForSequenceClassification"),
         ("mistral", "MistralForCausalLM", "MistralForSequenceClassification"),
@@ -122,6 +126,15 @@ def test_each_part_of_each_parameter_stands_in_one_tensor(case, labels):
         ("hyperclovax_pre", "use_post_norm", "post_norms", True),
         ("ministral", "layer_types", "sliding", (True, True, True)),
         ("glm4", "tie_word_embeddings", "tied_embedding", False),
+        ("lfm2", "tie_word_embeddings", "tied_embedding", True),
+        ("lfm2", "rope_theta", "rope_theta", 1_000_000.0),
+        ("lfm2_biases", "full_attn_idxs", "mixers", ("attention",) * 3),
+        ("lfm2_biases", "conv_bias", "convolution", ConvolutionConfig(kernel=3)),
+        ("lfm2_biases", "block_auto_adjust_ff_dim", "feed_forward_width", 256),
+        ("nemotron_h", "head_dim", "head_width", 128),
+        ("nemotron_h_biases", "mlp_bias", "feed_forward_bias", False),
+        ("granite_hybrid", "layer_types", "mixers", ("mamba",) * 3),
+        ("granite_hybrid_moe", "position_embedding_type", "unrotated", (True,) * 3),
         ("glm4", "head_dim", "head_width", 128),
         ("glm4", "partial_rotary_factor", "rotary_width", 8),
         ("gemma2", "attn_logit_softcapping", "attention_softcap", 50.0),
