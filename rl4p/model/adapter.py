@@ -18,6 +18,7 @@ from typing import Any
 from rl4p.base.errors import InputError
 from rl4p.model.adapter_experts import expert_changes
 from rl4p.model.adapter_matrices import Change, ChangedTensor, LowRank
+from rl4p.model.families.wrappers import plain_name
 from rl4p.model.folder import (
     ADAPTER,
     ADAPTER_CONFIG,
@@ -182,9 +183,10 @@ def read_adapter(folder: Path) -> Adapter:
     parts: dict[str, dict[str, StoredTensor]] = {}
     whole = {}
     for full, tensor in read_header(folder / ADAPTER_WEIGHTS).items():
-        own = full.removeprefix(PREFIX)
+        inside = full.removeprefix(PREFIX)
+        own = plain_name(inside) or inside
         end = next((end for end in MATRICES if own.endswith(end)), "")
-        if own == full or tensor.kind not in DTYPES or ("lora_" in own and not end):
+        if inside == full or tensor.kind not in DTYPES or ("lora_" in own and not end):
             raise InputError(
                 f"{folder / ADAPTER_WEIGHTS} has {full} ({tensor.kind}), which is not read: "
                 f"{MERGE}."

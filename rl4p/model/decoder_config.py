@@ -118,6 +118,8 @@ class DecoderConfig:
 
     Attributes:
       family: the model type; an export uses its names.
+      wrapper: the model type of several modalities whose text model it is (`families.wrappers`);
+        empty if it stands alone.
       rope_theta, rope_scaling: the base and scaling of rotary embeddings.
       rotary_width: how many elements of a head are rotated, the first ones; None is all.
       interleaved_rope: a rotated pair has neighbouring elements, not one of either half.
@@ -170,6 +172,7 @@ class DecoderConfig:
     feed_forward_width: int
     max_positions: int
     family: str = "qwen2"
+    wrapper: str = ""
     rope_theta: float = 10_000.0
     rope_scaling: Scaling | None = None
     rotary_width: int | None = None

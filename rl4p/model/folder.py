@@ -5,6 +5,7 @@ A name is a folder, an address in an object store, `rl4p/tiny`, or a model of th
 
 import logging
 import re
+import shutil
 from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path
@@ -23,6 +24,9 @@ TOKENIZER_FILES = (  # an export copies them as they are
 
 GENERATION = "generation_config.json"
 READ = ("config.json", GENERATION, SINGLE, INDEX, *TOKENIZER_FILES)
+READERS = (  # an export of a model of several modalities copies them
+    *("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"),
+)
 
 HARMLESS_FILES = {
     "words about the model": (
@@ -35,7 +39,7 @@ HARMLESS_FILES = {
         *("training_args.bin", "trainer_state.json", "*_results.json", "runs", "checkpoint-*"),
         *("optimizer*", "scheduler*", "rng_state*", "global_step*", "latest"),
     ),
-    "readers of images and sound": ("preprocessor_config.json", "processor_config.json"),
+    "readers of images and sound": READERS,
 }
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -79,6 +83,13 @@ def matching(names: list[str], patterns: tuple[str, ...]) -> list[str]:
     return [name for name in names if any(fnmatch(name, pattern) for pattern in patterns)]
 
 
+def copy_readers(folder: Path | None, into: Path) -> None:
+    """Copies the settings of the readers of images and sound, if there are any."""
+    for path in (folder / name for name in READERS if folder):
+        if path.is_file():
+            shutil.copyfile(path, into / path.name)
+
+
 def tokenizer_files(folder: Path) -> list[Path]:
     """Returns the files of a folder's tokenizer and chat templates, in the order of their names."""
     return [folder / name for name in matching(file_names(folder), TOKENIZER_FILES)]
@@ -92,6 +103,7 @@ FILES = (
     *("config.json", GENERATION, INDEX, ADAPTER_CONFIG, ADAPTER_WEIGHTS),
     *(name for name in TOKENIZER_FILES if not name.startswith("*")),
     *("sentencepiece.bpe.model", "spiece.model", "tokenizer.model"),
+    *READERS,
     *("additional_chat_templates/*.jinja", "model*.safetensors"),
 )
 

@@ -3,6 +3,7 @@
 import json
 import logging
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial, reduce
@@ -28,12 +29,20 @@ from rl4p.model.decoder import Decoder, DecoderConfig
 from rl4p.model.families import FAMILIES, Tensor, TensorPart, family_of
 from rl4p.model.families.harmless import check_keys
 from rl4p.model.families.keys import Config, Keys, read_labels, write_labels
-from rl4p.model.folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, GENERATION, check_files
+from rl4p.model.families.wrappers import OUTER, name_in_transformers, split, text_config, wrapped
+from rl4p.model.folder import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    GENERATION,
+    check_files,
+    copy_readers,
+)
 from rl4p.model.model_tensors import (
     AssembledTensor,
     ParameterTensor,
     check_fit,
     model_tensors,
+    other_tensors,
     stacked_index,
 )
 from rl4p.model.policy import Policy
@@ -60,6 +69,7 @@ from rl4p.model.tensor_files import (
 from rl4p.model.tokenizer import save_tokenizer
 
 log = logging.getLogger(__name__)
+
 SHARD_BYTES = 5 * 10**9
 NO_KEYS: Mapping[str, Mapping[str, Any]] = {}
 ALIGNMENT = 64  # bytes; the CPU backend uses aligned memory in place, and copies any other
@@ -74,11 +84,20 @@ def read_config(folder: Path) -> DecoderConfig:
     check_files(folder)
     if not (folder / "config.json").is_file():
         raise InputError(f"model.path={folder} has no config.json.")
-    config, where = Config(read_json(folder / "config.json")), str(folder / "config.json")
+    whole, file = Config(read_json(folder / "config.json")), str(folder / "config.json")
+    config, where = text_config(whole, file)
     family = family_of(config, where)
     shape = family.read_config(Keys(config, where))
     check_keys(config, where, family.quantization)
-    return replace(shape, labels=read_labels(config, where))
+    labels = read_labels(whole, file)
+    if config is whole:
+        return replace(shape, labels=labels)
+    check_keys(whole, file)
+    if labels:
+        raise InputError(
+            f"{file} is of a classifier of several modalities, which is not supported."
+        )
+    return replace(shape, wrapper=whole["model_type"])
 
 
 def read_params(
@@ -105,7 +124,11 @@ def read_params(
       InputError: files are missing or broken, or their tensors are not the model's (`check_fit`).
     """
     family = FAMILIES[decoder.config.family]
-    stored = stored_tensors(folder)
+    stored, others = split(decoder.config.wrapper, stored_tensors(folder))
+    if others:
+        counts = Counter(name.removeprefix("model.").partition(".")[0] for name in others)
+        named = ", ".join(f"{name} ({count})" for name, count in sorted(counts.items()))
+        log.warning("%s has tensors that are not of its text model: %s.", folder, named)
     if family.quantization == MXFP4:
         stored = dequantize_mxfp4(stored)
     if adapter is not None:
@@ -233,6 +256,7 @@ def write_model(
     kept: Mapping[str, Mapping[str, Any]] = NO_KEYS,
     dtype: str | None = None,
     shard_bytes: int = SHARD_BYTES,
+    wrapper: Path | None = None,
 ) -> None:
     """Writes config.json, generation_config.json and safetensors, one tensor after another.
 
@@ -244,11 +268,14 @@ def write_model(
       kept: further keys of config.json and generation_config.json (`Policy.kept`).
       dtype: the dtype of the files; None keeps the dtype of the parameters.
       shard_bytes: the total size above which tensors are divided among several files.
+      wrapper: as in `Policy`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tensors = model_tensors(
         decoder, params, lambda path, array: held_dtype(path, dtype or array.dtype)
     )
+    if wrapper is not None:
+        tensors += other_tensors(wrapper, decoder.config)
     write_tensors(folder, tensors, shard_bytes)
     write_configs(folder, decoder, end_ids, pad_id=pad_id, kept=kept, dtype=str(tensors[0].dtype))
 
@@ -272,6 +299,8 @@ def write_configs(
         "eos_token_id": end_ids[0],
         "dtype": dtype,
     }
+    if wrapper := decoder.config.wrapper:
+        config = wrapped(wrapper, config, kept.get("config.json", {}).get("text_config", {}))
     write_config(folder / "config.json", config, pad_id, kept)
     write_generation(folder, end_ids, pad_id=pad_id, kept=kept)
 
@@ -313,17 +342,22 @@ def write_adapter(
     """
     folder.mkdir(parents=True, exist_ok=True)
     modules: dict[str, list[Tensor]] = {}
+    wrapper = decoder.config.wrapper
     paths = (partition.names(path) for path, _ in jax.tree.leaves_with_path(adapters))
     adapted = {tuple(path[1:-1]) for path in paths}
     for tensor in FAMILIES[decoder.config.family].tensors(decoder.config):
         if tensor.path[-1] == "kernel" and tensor.path[1:-1] in adapted:
-            modules.setdefault(tensor.name.removesuffix(".weight"), []).append(tensor)
+            name = name_in_transformers(wrapper, tensor.name)
+            modules.setdefault(name.removesuffix(".weight"), []).append(tensor)
     tensors, ranks = [], {}
     for module, kernels in modules.items():
         ranks[module.rpartition(".")[2]] = decoder.lora.rank * len(kernels)
         tensors += adapter_tensors(module, kernels, adapters, dtype)
     write_file(folder / ADAPTER_WEIGHTS, tensors)
     sync(folder / ADAPTER_WEIGHTS)
+    targets: Any = sorted(ranks)
+    if wrapper:  # its towers have modules of the same names
+        targets = rf"{re.escape(OUTER[0])}.*\.({'|'.join(targets)})"
     name, _, revision = base.partition("@")
     config = {
         "peft_type": "LORA",
@@ -338,7 +372,7 @@ def write_adapter(
         },
         "lora_dropout": 0.0,
         "bias": "none",
-        "target_modules": sorted(ranks),
+        "target_modules": targets,
         "inference_mode": True,
     }
     (folder / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n")
@@ -408,7 +442,9 @@ def write_policy(
                     kept=policy.kept,
                     dtype=dtype,
                     shard_bytes=shard_bytes,
+                    wrapper=policy.wrapper,
                 )
+                copy_readers(policy.wrapper, unfinished)
             save_tokenizer(policy.tokenizer, unfinished)
             if policy.chat_template is not None:
                 (unfinished / "chat_template.jinja").write_text(policy.chat_template, "utf-8")

@@ -1,6 +1,8 @@
 """The tensors of a checkpoint's files, made from parameters one after another."""
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial, reduce
 from operator import getitem
 from pathlib import Path
@@ -16,8 +18,18 @@ from rl4p.base.types import Array, Params
 from rl4p.model.decoder import Decoder
 from rl4p.model.decoder_config import DecoderConfig
 from rl4p.model.families import FAMILIES, Tensor, TensorPart
+from rl4p.model.families.wrappers import name_in_files, split
 from rl4p.model.lora import merged_kernel
-from rl4p.model.tensor_files import DTYPES, NewTensor, StoredTensor, copy, listed
+from rl4p.model.tensor_files import (
+    DTYPES,
+    NewTensor,
+    StoredTensor,
+    copy,
+    listed,
+    stored_tensors,
+)
+
+log = logging.getLogger(__name__)
 
 PART_BYTES = 2**22  # the most of an embedding that is made at a time
 
@@ -36,6 +48,7 @@ def model_tensors(
     parts: dict[str, list[tuple[TensorPart, ParameterTensor]]] = {}
     stacked = isinstance(params["layers"], Mapping)
     for tensor in held_tensors(decoder.config, stacked=stacked):
+        tensor = tensor._replace(name=name_in_files(decoder.config.wrapper, tensor.name))
         *path, name = tensor.path
         beside = reduce(getitem, path, params)
         adapted = name == "kernel" and "lora_a" in beside
@@ -63,6 +76,26 @@ def held_tensors(config: DecoderConfig, *, stacked: bool) -> Iterator[Tensor]:
             yield tensor
         else:
             yield tensor._replace(path=("layers", tensor.layer, *tensor.path[1:]), layer=None)
+
+
+class CopiedTensor(NewTensor):
+    """A tensor of a file, copied as it is."""
+
+    def __init__(self, name: str, stored: StoredTensor) -> None:
+        self.name, self.shape, self.dtype = name, stored.shape, DTYPES[stored.kind]
+        self.stored = replace(stored, shape=(int(np.prod(stored.shape)),))
+
+    def parts(self) -> Iterator[np.ndarray]:
+        for _, piece in self.stored.pieces(slice(0, *self.stored.shape)):
+            yield piece
+
+
+def other_tensors(folder: Path, config: DecoderConfig) -> list[NewTensor]:
+    """Returns the tensors in a wrapper's folder that are not of its text model."""
+    _, others = split(config.wrapper, stored_tensors(folder))
+    if odd := [name for name, tensor in others.items() if tensor.kind not in DTYPES]:
+        log.warning("The tensors %s are left out, which have other dtypes.", listed(odd))
+    return [CopiedTensor(name, x) for name, x in others.items() if x.kind in DTYPES]
 
 
 class ParameterTensor(NewTensor):

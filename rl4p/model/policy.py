@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,6 +35,8 @@ class Policy:
       base: the folder or hub id that `frozen` comes from.
       adapted: whether training begins with adapters that were read, so that `frozen` alone is not
         the initial policy.
+      wrapper: the folder of the model of several modalities whose text model this is; an export has
+        its other tensors too. None if the model is a text model alone.
       kept: the keys of config.json and of generation_config.json in the model's folder that rl4p
         does not decide (`families.harmless.kept_keys`), by file; an export has them.
     """
@@ -49,6 +52,7 @@ class Policy:
     frozen: Params = field(default_factory=dict, repr=False, compare=False)
     base: str = ""
     adapted: bool = False
+    wrapper: Path | None = None
     kept: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -181,6 +181,7 @@ class Pretrained:
             chat_template=None if own is None else own.source,
             date=date,
             kept=read_kept_keys(files),
+            wrapper=folder if config.wrapper else None,
         )
 
 
@@ -201,7 +202,9 @@ def read_end_ids(files: ModelFiles, tokenizer: Any, end_of_message: str | None) 
         content = read_json(path) if path.is_file() else {}
         if path == files.generation:
             check_keys(content, str(path))
-        ends = content.get("eos_token_id")
+        inner = content.get("text_config")
+        inner = inner if isinstance(inner, dict) else {}
+        ends = content.get("eos_token_id", inner.get("eos_token_id"))
         ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
         if not all(type(end) is int and end >= 0 for end in ends):
             raise InputError(

@@ -15,6 +15,7 @@ from rl4p.distributed.partition import for_decoding
 from rl4p.model.decoder import Decoder
 from rl4p.model.families import FAMILIES, family_of
 from rl4p.model.families.keys import Keys
+from rl4p.model.families.wrappers import WRAPPERS
 from rl4p.model.pattern import places
 from tests.golden import forward
 from tests.golden.cases import CASES, decoder_config, make_tensors, sequences, to_tensors
@@ -250,6 +251,6 @@ def test_eight_devices_equal_one(case, on_devices):
 def test_a_family_that_is_not_known_is_refused(model_type, nearest):
     config = CASES["qwen2"] | {"model_type": model_type}
     sentence = f"a/config.json: model_type {model_type!r} is not supported{nearest}; use "
-    sentence += f"{', '.join(FAMILIES)}."
+    sentence += f"{', '.join([*FAMILIES, *WRAPPERS])}."
     with pytest.raises(InputError, match=f"^{re.escape(sentence)}$"):
         family_of(config, "a/config.json")

@@ -16,7 +16,7 @@ from rl4p.base.errors import InputError, RunError
 from rl4p.base.types import Params
 from rl4p.distributed.partition import decoding_dtype
 from rl4p.model.huggingface import write_configs
-from rl4p.model.model_tensors import model_tensors
+from rl4p.model.model_tensors import model_tensors, other_tensors
 from rl4p.model.policy import Policy
 from rl4p.model.tensor_files import WrittenFiles, linked, write_tensors
 from rl4p.model.tokenizer import save_tokenizer
@@ -93,6 +93,8 @@ class WeightsFolder:
         try:
             unfinished.mkdir()
             tensors = model_tensors(policy.decoder, policy.merged(params), dtype_of)
+            if policy.wrapper is not None:  # a server may want each tensor that it has
+                tensors += other_tensors(policy.wrapper, policy.decoder.config)
             files = write_tensors(unfinished, tensors, self.shard_bytes, self.newest)
             write_configs(
                 unfinished,

@@ -15,6 +15,7 @@ from rl4p.model.families.mamba import GRANITE_HYBRID, NEMOTRON_H
 from rl4p.model.families.phi import PHI3
 from rl4p.model.families.qwen import QWEN2, QWEN3, QWEN3_MOE
 from rl4p.model.families.sparse import SPARSE
+from rl4p.model.families.wrappers import WRAPPERS
 
 __all__ = ["FAMILIES", "Family", "Tensor", "TensorPart", "family_of"]
 
@@ -36,7 +37,7 @@ def family_of(config: dict[str, Any], where: str) -> Family:
         meant = f" (did you mean {near}?)" if near else ""
         raise InputError(
             f"{where}: model_type {model_type!r} is not supported{meant}; use "
-            f"{', '.join(FAMILIES)}."
+            f"{', '.join([*FAMILIES, *WRAPPERS])}."
         )
     return FAMILIES[model_type]
 
@@ -46,5 +47,5 @@ def near_type(model_type: str) -> str | None:
 
     The types of other models are near too (lfm3 and olmo3), so only marks and case may differ.
     """
-    plain = {re.sub(r"[\W_]", "", name): name for name in FAMILIES}
+    plain = {re.sub(r"[\W_]", "", name): name for name in (*FAMILIES, *WRAPPERS)}
     return plain.get(re.sub(r"[\W_]", "", model_type).lower())

@@ -86,10 +86,10 @@ def kept_keys(content: Mapping[str, Any]) -> dict[str, Any]:
     Those are the special tokens that rl4p does not read, the settings of sampling that the authors
     recommend, and whatever else a reader of the folder may look for.
     """
-    inner = content.get("text_config")
-    if isinstance(inner, Mapping):  # of several modalities an export has the text model alone
-        content = {key: content[key] for key in SPECIAL_TOKENS if key in content} | {**inner}
-    return {key: value for key, value in content.items() if key not in DECIDED}
+    kept = {key: value for key, value in content.items() if key not in DECIDED}
+    if isinstance(inner := kept.get("text_config"), Mapping):
+        kept["text_config"] = kept_keys(inner)
+    return kept
 
 
 def check_keys(config: Mapping[str, Any], where: str, quantization: str | None = None) -> None:

@@ -21,6 +21,7 @@ from rl4p.base.types import Params
 from rl4p.distributed.placement import like_of
 from rl4p.engine.serving.scheduler import Scheduler
 from rl4p.model.families import FAMILIES, Tensor
+from rl4p.model.families.wrappers import split
 from rl4p.model.folder import check_files
 from rl4p.model.huggingface import read_config, read_part
 from rl4p.model.model_tensors import check_fit, held_tensors, model_tensors, stacked_index
@@ -106,9 +107,10 @@ def replacement(folder: Path, policy: Policy) -> Replacement:
         say what is in a folder that has no weights.
     """
     try:
-        stored = stored_tensors(folder)
+        ours = policy.decoder.config
+        stored, _ = split(ours.wrapper, stored_tensors(folder))
         if (path := folder / "config.json").is_file():
-            config, ours = read_config(folder), policy.decoder.config
+            config = read_config(folder)
             differing = [
                 f"{name} is {getattr(config, name)}, not {value}"
                 for name, value in vars(ours).items()
