@@ -277,6 +277,11 @@ class DecoderConfig:
         return tuple(LayerKind(*kind) for kind in each)
 
     @property
+    def cached_heads(self) -> int:
+        """The heads that devices may divide a cache among: all query heads share a latent."""
+        return 1 if "latent" in self.mixers else self.num_kv_heads
+
+    @property
     def has_state(self) -> bool:
         """Whether a layer's memory is a state of all tokens before, and not a list of tokens."""
         return not WITH_STATE.isdisjoint(self.mixers)

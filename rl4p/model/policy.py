@@ -76,7 +76,7 @@ class Policy:
         """The mesh that samples (`Mesh.sampling_mesh`), if it divides the policy."""
         config = self.decoder.config
         self.mesh.check_divides_sampling(config.dimensions)
-        return self.mesh.sampling_mesh(config.heads, config.num_kv_heads)
+        return self.mesh.sampling_mesh(config.heads, config.cached_heads)
 
     def for_sampling(self, trained: Params) -> Params:
         """Returns the merged parameters without a critic, on the sampling mesh.

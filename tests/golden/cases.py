@@ -98,6 +98,16 @@ DELTA = {
     "linear_key_head_dim": 8,
     "linear_value_head_dim": 12,
 }
+LATENT = {
+    "num_key_value_heads": 4,
+    "head_dim": 4,
+    "q_lora_rank": 12,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+    "pad_token_id": None,
+}
 CASES = {
     name: SHAPE | options
     for name, options in {
@@ -390,6 +400,44 @@ CASES = {
             "num_experts": 6,
             "num_experts_per_tok": 2,
             "shared_expert_intermediate_size": 20,
+        },
+        "youtu": LATENT
+        | {
+            "model_type": "youtu",
+            "attention_bias": True,
+            "rope_interleave": False,
+            "rope_scaling": YARN | {"mscale": 0.7, "mscale_all_dim": 0.9},
+        },
+        "deepseek_v3": LATENT
+        | SIGMOID
+        | GROUPS
+        | {"model_type": "deepseek_v3", "first_k_dense_replace": 1},
+        "deepseek_v2": LATENT
+        | SIGMOID
+        | GROUPS
+        | {
+            "model_type": "deepseek_v2",
+            "q_lora_rank": None,
+            "topk_method": "group_limited_greedy",
+            "rope_scaling": YARN | {"mscale": 0.7, "mscale_all_dim": 0.7},
+        },
+        "glm4_moe_lite": LATENT
+        | SIGMOID
+        | {"model_type": "glm4_moe_lite", "mlp_layer_types": ["sparse", "dense", "sparse"]},
+        "minicpm3": LATENT
+        | {
+            "model_type": "minicpm3",
+            "q_lora_rank": None,
+            "scale_emb": 3,
+            "scale_depth": 0.9,
+            "dim_model_base": 24,
+            "rope_scaling": {
+                "rope_type": "longrope",
+                "short_factor": [1.0, 1.5],
+                "long_factor": [2.0, 5.0],
+                "original_max_position_embeddings": 128,
+            },
+            "tie_word_embeddings": True,
         },
         "qwen3_moe": MOE | {"norm_topk_prob": True},
         "qwen3_moe_raw": MOE | {"norm_topk_prob": False, "tie_word_embeddings": True},

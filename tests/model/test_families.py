@@ -195,20 +195,27 @@ limit = 4e-6 * np.abs(expected).max()  # sums in another order
 np.testing.assert_allclose(ours, expected, atol=limit)
 
 # Two devices have the same KV head, and each has its own rows of the cache.
-heads = decoder.config.num_kv_heads
-layout = dataclasses.replace(mesh, sampling_tp=2 * heads).sampling_mesh(decoder.config.heads, heads)
-assert (layout.devices.shape["fsdp"], layout.devices.shape["tp"]) == (2, heads)
+heads = decoder.config.cached_heads
+tp = max(2 * heads, 4)
+layout = dataclasses.replace(mesh, sampling_tp=tp).sampling_mesh(decoder.config.heads, heads)
+assert (layout.devices.shape["fsdp"], layout.devices.shape["tp"]) == (tp // heads, heads)
 given, begin = for_sampling(layout, sharded, "float32", at), divided(cache, layout)
 ours, ended = forward.extend(decoder, given, *layout.shard_rows(row), begin, 0, mesh=layout)
 np.testing.assert_allclose(ours, expected, atol=limit)
 mixers = [kind.mixer for kind in config.kinds]
-keys = ended.layers[mixers.index("attention")][0]
-assert keys.addressable_shards[0].data.shape == (heads, 1, *keys.shape[2:]), keys.shape
+if config.latent is None:
+    keys = ended.layers[mixers.index("attention")][0]
+    assert keys.addressable_shards[0].data.shape == (heads, 1, *keys.shape[2:]), keys.shape
+else:  # the same for all heads
+    keys = ended.layers[0][0]
+    assert keys.addressable_shards[0].data.shape == (1, *keys.shape[1:]), keys.shape
 
-# They exchange rows and heads before and after the attention of each layer.
+# They exchange rows and heads before and after the attention of each layer; of a query for latents,
+# they exchange two parts.
 one = layout.shard_rows((rows[:, :1], places[:, :1], ones[:, :1]))
 text = forward.extend.lower(decoder, given, *one, begin, 0, mesh=layout).compile().as_text()
-assert len(re.findall(r"all-to-all(?:-start)?\\(", text)) == 2 * mixers.count("attention")
+exchanges = 2 * mixers.count("attention") + 3 * mixers.count("latent")
+assert len(re.findall(r"all-to-all(?:-start)?\\(", text)) == exchanges
 """
 
 
@@ -226,6 +233,7 @@ assert len(re.findall(r"all-to-all(?:-start)?\\(", text)) == 2 * mixers.count("a
         "qwen2_moe_dense",
         "nemotron_h_moe",
         "lfm2",
+        "deepseek_v3",
     ],
 )
 def test_eight_devices_equal_one(case, on_devices):

@@ -50,6 +50,7 @@ SHAPES = {
     ],
     "attention_bias": [True, False],
 }
+YARN = {"rope_type": "yarn", "rope_theta": 5e2, "factor": 4.0, "beta_fast": 4.0}
 MLP_BIAS = {"mlp_bias": [True, False]}
 WINDOW = {"sliding_window": [5, 9, None]}
 MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
@@ -119,6 +120,32 @@ LFM2 = {
     "conv_bias": [True, False],
     "tie_embedding": ["-", True, False],
 }
+LATENT = {
+    "num_attention_heads": [4],
+    "num_key_value_heads": [4],
+    "head_dim": ["-"],
+    "q_lora_rank": [12, 20, None],
+    "kv_lora_rank": [8, 16],
+    "qk_nope_head_dim": [6, 8],
+    "qk_rope_head_dim": [8, 6],
+    "v_head_dim": [6, 8, 16],
+    "rope_parameters": [
+        *SHAPES["rope_parameters"],
+        YARN,
+        YARN | {"mscale": 0.7, "mscale_all_dim": 0.9},
+        YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "truncate": False},
+    ],
+}
+EXPERTS = {
+    "moe_intermediate_size": [24],
+    "n_routed_experts": [6, 12],
+    "num_experts_per_tok": [2, 3],
+    "n_shared_experts": [1, 2],
+    "n_group": [1, 3],
+    "topk_group": [1, 2],
+    "routed_scaling_factor": [1.0, 2.5],
+    "norm_topk_prob": [True, False],
+}
 FAMILIES = {
     "lfm2": LFM2
     | {
@@ -163,6 +190,28 @@ FAMILIES = {
     "mistral": WINDOW,
     "qwen2": {"use_sliding_window": [True, False], "sliding_window": [5], "max_window_layers": [1]},
     "qwen3": {"use_sliding_window": [True, False], "sliding_window": [5], "max_window_layers": [1]},
+    "deepseek_v3": LATENT
+    | EXPERTS
+    | {"rope_interleave": [True, False], "first_k_dense_replace": [0, 1, 2]},
+    "deepseek_v2": LATENT
+    | EXPERTS
+    | {
+        "first_k_dense_replace": [0, 1, 2],
+        "topk_method": ["greedy", "group_limited_greedy"],
+        "norm_topk_prob": [False],
+    },
+    "glm4_moe_lite": LATENT
+    | EXPERTS
+    | {"mlp_layer_types": [["sparse"] * 3, ["dense", "sparse", "dense"], "-"]},
+    "youtu": LATENT | {"rope_interleave": [True, False]},
+    "minicpm3": LATENT
+    | MLP_BIAS
+    | {
+        "v_head_dim": [6, 8, None],
+        "scale_emb": [1, 3.5],
+        "scale_depth": [1.4, 0.7, None],
+        "dim_model_base": [8, 20, None],
+    },
     "smollm3": MLP_BIAS
     | {
         "no_rope_layer_interval": [2, 3],
@@ -179,8 +228,9 @@ def drawn(family: str, number: int) -> dict:
     keys = {key: values[random.integers(len(values))] for key, values in choices.items()}
     # transformers adds to the rope section.
     keys = {key: deepcopy(value) for key, value in keys.items() if value != "-"}
-    if isinstance(keys.get("layer_types"), list):
-        keys["layer_types"] = keys["layer_types"][: keys["num_hidden_layers"]]
+    for name in ("layer_types", "mlp_layer_types"):
+        if isinstance(keys.get(name), list):
+            keys[name] = keys[name][: keys["num_hidden_layers"]]
     return {"model_type": family} | keys
 
 
@@ -194,8 +244,9 @@ def of_transformers(keys: dict, folder) -> np.ndarray:
     options = {"attn_implementation": "eager", "experts_implementation": "eager"}
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, **options)
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape) * (0.3 if parameter.ndim == 1 else 0.2))
+        corrections = (x for name, x in model.named_buffers() if "correction" in name)
+        for x in (*model.parameters(), *corrections):
+            x.add_(torch.randn(x.shape) * (0.3 if x.ndim == 1 else 0.2))
         model.save_pretrained(folder)
         tokens = torch.from_numpy(TOKENS)[None]
         return model.eval()(tokens, use_cache=False).logits[0].numpy()

@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 from rl4p.base.errors import InputError
+from rl4p.model.families.deepseek import LATENT
 from rl4p.model.families.delta import DELTA_FAMILIES
 from rl4p.model.families.dense import DENSE
 from rl4p.model.families.family import Family, Tensor, TensorPart
@@ -23,7 +24,7 @@ FAMILIES = {
     family.model_type: family
     for family in (
         *(QWEN2, QWEN3, QWEN3_MOE, *DENSE, MISTRAL, MINISTRAL, SMOLLM3, GEMMA2, GEMMA3, OLMO3),
-        *(GPT_OSS, PHI3, *SPARSE, *DELTA_FAMILIES),
+        *(GPT_OSS, PHI3, *SPARSE, *DELTA_FAMILIES, *LATENT),
         *(LFM2, LFM2_MOE, NEMOTRON_H, GRANITE_HYBRID),
     )
 }

@@ -110,32 +110,34 @@ def shared_width(key: str, *, weighted: bool) -> Topic:
     )
 
 
-def read_grouped(keys: Keys, options: Options) -> Options:
-    """Reads the router of DeepSeek-V3."""
-    router = Router(
-        score="sigmoid",
-        corrected=True,
-        groups=keys.size("n_group", 1),
-        chosen_groups=keys.size("topk_group", 1),
-        factor=keys.get("routed_scaling_factor", float, 1.0),
-        epsilon=1e-20,
-        exact=True,
-    )
-    try:
-        router.check(options["experts"], options["chosen_experts"])
-    except ValueError as error:
-        raise keys.refuse(f"n_group and topk_group: {str(error).removesuffix('.')}") from None
-    return {"router": router}
+def grouped(**options: Any) -> Topic:
+    """Returns the topic of a router whose experts are in groups, and whose weights are scaled."""
+
+    def read(keys: Keys, before: Options) -> Options:
+        router = Router(
+            groups=keys.size("n_group", 1),
+            chosen_groups=keys.size("topk_group", 1),
+            factor=keys.get("routed_scaling_factor", float, 1.0),
+            **options,
+        )
+        try:
+            router.check(before["experts"], before["chosen_experts"])
+        except ValueError as error:
+            raise keys.refuse(f"n_group and topk_group: {str(error).removesuffix('.')}") from None
+        return {"router": router}
+
+    def write(c: DecoderConfig) -> dict[str, Any]:
+        return {
+            "n_group": c.router.groups,
+            "topk_group": c.router.chosen_groups,
+            "routed_scaling_factor": c.router.factor,
+        }
+
+    return Topic(read, write)
 
 
-GROUPED = Topic(
-    read_grouped,
-    lambda c: {
-        "n_group": c.router.groups,
-        "topk_group": c.router.chosen_groups,
-        "routed_scaling_factor": c.router.factor,
-    },
-)
+# The router of DeepSeek-V3.
+GROUPED = grouped(score="sigmoid", corrected=True, epsilon=1e-20, exact=True)
 
 
 def scaled_sigmoid(key: str, default: float) -> Topic:
