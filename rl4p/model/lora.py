@@ -15,17 +15,25 @@ from rl4p.base.types import Array, Params
 from rl4p.configuration.bounds import AboveZero, Natural
 
 PROJECTIONS = ("query", "key", "value", "output", "gate", "up", "down")
-# The names of the same projections in Hugging Face's modules, two of which hold several.
+# From Hugging Face's modules, some of which hold several projections, to a regular expression of
+# the paths of these, with a dot before each name.
 MODULES = {
-    "q_proj": "query",
-    "k_proj": "key",
-    "v_proj": "value",
-    "o_proj": "output",
-    "gate_proj": "gate",
-    "up_proj": "up",
-    "down_proj": "down",
-    "qkv_proj": "query|key|value",
-    "gate_up_proj": "gate|up",
+    "q_proj": r"\.(query|attention_gate)",
+    "k_proj": r"\.key",
+    "v_proj": r"\.value",
+    "o_proj": r"\.output",
+    "gate_proj": r"(\.shared)?\.gate",
+    "up_proj": r"(\.shared)?\.up",
+    "down_proj": r"(\.shared)?\.down",
+    "qkv_proj": r"\.(query|key|value)",
+    "gate_up_proj": r"\.(gate|up)",
+    "in_proj_qkv": r"\.delta\.(query|key|value)",
+    "in_proj_z": r"\.delta\.gate",
+    "in_proj_b": r"\.delta\.strength",
+    "in_proj_a": r"\.delta\.step",
+    "in_proj_qkvz": r"\.delta\.(query|key|value|gate)",
+    "in_proj_ba": r"\.delta\.(strength|step)",
+    "out_proj": r"\.(delta|mamba|convolution)\.output",
     "all-linear": ".*",
 }
 
@@ -78,7 +86,7 @@ class LoRA:
         kernels = {
             path: kernel
             for path, kernel in names.items()
-            if any(re.fullmatch(self.pattern, name) for name in {path[-1], ".".join(path)})
+            if any(re.fullmatch(self.pattern, name) for name in spellings(path))
         }
         if not kernels:
             raise InputError(
@@ -98,6 +106,12 @@ class LoRA:
                 lora_b=jnp.zeros((L, self.rank, F)),
             )
         return {"layers": layers}
+
+
+def spellings(path: tuple[str, ...]) -> tuple[str, str, str]:
+    """Returns what a target may call a projection: by its name, its path, or as `MODULES` do."""
+    dotted = ".".join(path)
+    return path[-1], dotted, f".{dotted}"
 
 
 def projections(layers: Params) -> dict[tuple[str, ...], Array]:

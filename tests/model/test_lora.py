@@ -11,11 +11,13 @@ from rl4p.distributed.mesh import Mesh
 from rl4p.learner.gradient_step import gradient_step
 from rl4p.learner.logprobs import ScoreOptions, score_tokens
 from rl4p.learner.optimizer import AdamW
+from rl4p.model.decoder import Decoder
 from rl4p.model.decoder_config import LayerKind
 from rl4p.model.huggingface import write_model, write_policy
 from rl4p.model.lora import LoRA, merge_trees, merged_kernel
 from rl4p.model.pretrained import Pretrained
 from rl4p.update.reinforce import Reinforce
+from tests.golden.cases import decoder_config
 
 RANK, ALPHA = 2, 6.0
 
@@ -135,12 +137,34 @@ def test_the_targets_are_a_pattern(folder):
     for targets in ("query|value", ("query", "value"), ("q_proj", "v_proj"), "(q|v)_proj|value"):
         names = {"query", "value"} if targets != "(q|v)_proj|value" else {"value"}
         assert set(build(folder, targets=targets)[1]["layers"]) == names
-    assert LoRA(rank=1, targets=("qkv_proj", "down_proj")).pattern == "query|key|value|down"
-    assert LoRA(rank=1, targets="all-linear").pattern == ".*"
+    fused = build(folder, targets=("qkv_proj", "down_proj"))[1]["layers"]
+    assert set(fused) == {"query", "key", "value", "down"}
+    assert len(build(folder, targets="all-linear")[1]["layers"]) == 7
     with pytest.raises(InputError, match="no projection of this model, which has query, key, val"):
         build(folder, targets="quer")
     with pytest.raises(ValueError, match="is not a valid regex"):
         LoRA(rank=1, targets="(")
+
+
+@pytest.mark.parametrize(
+    ("targets", "expected"),
+    [
+        ("q_proj", {("query",), ("attention_gate",)}),
+        ("query", {("query",), ("delta", "query")}),
+        ("delta.query", {("delta", "query")}),
+        (("in_proj_qkv", "out_proj"), {("delta", x) for x in ("query", "key", "value", "output")}),
+        (
+            ("in_proj_z", "in_proj_b", "in_proj_a"),
+            {("delta", x) for x in ("gate", "strength", "step")},
+        ),
+        ("gate_proj", {("shared", "gate")}),
+    ],
+)
+def test_modules_of_other_mixers_have_their_own_names(targets, expected):
+    shapes = jax.eval_shape(Decoder(config=decoder_config("qwen3_5_moe")).init, jax.random.key(0))
+    layers = jax.eval_shape(LoRA(rank=2, targets=targets).init, jax.random.key(0), shapes)["layers"]
+    paths = {tuple(key.key for key in path[:-1]) for path, _ in jax.tree.leaves_with_path(layers)}
+    assert paths == expected
 
 
 @pytest.mark.mixed_dtypes

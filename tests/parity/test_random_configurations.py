@@ -146,6 +146,24 @@ EXPERTS = {
     "routed_scaling_factor": [1.0, 2.5],
     "norm_topk_prob": [True, False],
 }
+DELTA = {
+    "head_dim": [8, 16],
+    "num_hidden_layers": [2, 3, 5],
+    "full_attention_interval": [2, 3, "-"],
+    "layer_types": ["-", "-", ["full_attention", *["linear_attention"] * 4]],
+    "linear_num_key_heads": [1, 2],
+    "linear_num_value_heads": [2, 4],
+    "linear_key_head_dim": [4, 8],
+    "linear_value_head_dim": [4, 12],
+    "linear_conv_kernel_dim": [2, 3, 4, "-"],
+    "partial_rotary_factor": [0.5, 1.0, 0.25, "-"],
+}
+DELTA_EXPERTS = DELTA | {
+    "moe_intermediate_size": [16, 24],
+    "num_experts": [4, 6],
+    "num_experts_per_tok": [1, 2, 4],
+    "shared_expert_intermediate_size": [16, 20],
+}
 FAMILIES = {
     "lfm2": LFM2
     | {
@@ -169,6 +187,14 @@ FAMILIES = {
     },
     "nemotron_h": MAMBA,
     "granitemoehybrid": GRANITE_4,
+    "qwen3_next": DELTA_EXPERTS
+    | {
+        "norm_topk_prob": [True, False, "-"],
+        "decoder_sparse_step": [1, 2, "-"],
+        "mlp_only_layers": [[], [1], [0, 2], "-"],
+    },
+    "qwen3_5_text": DELTA,
+    "qwen3_5_moe_text": DELTA_EXPERTS,
     "llama": MLP_BIAS,
     "internlm3": MLP_BIAS | {"attention_bias": [True], "mlp_bias": [True]},
     "iquestcoder": MLP_BIAS,
