@@ -9,7 +9,7 @@ import json
 from importlib import import_module
 from typing import Any
 
-NOTHING = "I do not know"  # an answer that says nothing
+NOTHING = ("I do not know", "?")  # answers that say nothing
 factory: Any = import_module("reasoning_gym.factory")  # an extra, which may not be installed
 
 
@@ -18,7 +18,7 @@ def score(item: dict[str, Any]) -> float:
 
     An exception of the scorer is a score of 0 if it can score the reference: then the answer, which
     it cannot read, has caused it. So is what it gives to an answer that says nothing: some scorers
-    give 0.01 to any text, and that of `game_of_life_halting` takes any text for False.
+    give 0.01 or 0.25 to any text, and that of `game_of_life_halting` takes any text for False.
 
     Args:
       item: ``answer``; ``question``, the text of the prompt, which may contain more than the
@@ -38,8 +38,9 @@ def score(item: dict[str, Any]) -> float:
         data_set.score_answer(reference, entry)  # which raises if the scorer is at fault
         return 0.0
     same = reference is not None and answer.strip().lower() == str(reference).strip().lower()
-    nothing = 0.0 if same or not points else points_of(data_set, entry, NOTHING) or 0.0
-    return points if same or points > nothing else 0.0
+    if same or not points:
+        return points
+    return points if points > max(points_of(data_set, entry, x) or 0.0 for x in NOTHING) else 0.0
 
 
 def points_of(data_set: Any, entry: dict[str, Any], answer: str) -> float | None:

@@ -26,8 +26,8 @@ class ReasoningGym:
 
     Many generators give a part of the score to an answer that is nearly right or badly formatted.
     A response without an answer or with an empty one gets 0. So does an answer for which the scorer
-    raises an exception, and one that scores no more than the words `I do not know`, unless it is
-    the reference. A prompt of other data than `data=reasoning_gym` gets None.
+    raises an exception, and one that scores no more than the words `I do not know` or a question
+    mark, unless it is the reference. A prompt of other data than `data=reasoning_gym` gets None.
 
     Several scorers of the library run an answer as Python code. They work in processes in a sandbox
     (`sandbox.py`), which keeps the machine safe. It does not keep the scores safe: a response that

@@ -39,6 +39,9 @@ def test_a_question_that_cannot_be_made_again_is_no_wrong_answer():
         ("game_of_life_halting", ("I do not know", "maybe", "?")),
         ("graph_color", ("I do not know", "red")),
         ("countdown", ("I do not know", "x", "\u221e")),
+        ("propositional_logic", ("?!", "nothing at all", "\u221e", "a")),
+        ("sentence_reordering", ("?!", "nothing at all", "\u221e", "a")),
+        ("palindrome_generation", ("?!", "nothing at all", "\u221e", "a")),
     ],
 )
 def test_an_answer_that_its_scorer_cannot_read_is_wrong(name, answers):
