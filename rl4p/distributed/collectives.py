@@ -144,17 +144,18 @@ def gathered(x: Array) -> Array:
 gathered.defvjp(lambda x: (gathered(x), None), lambda _, dy: (own(dy),))
 
 
-def to_heads(q_BTHh: Array, k_BTKh: Array, v_BTKh: Array) -> tuple[Array, Array, Array]:
-    """Exchanges the queries, keys and values of own columns for all columns of own heads."""
+def to_heads(q_BTHh: Array, *keys_BTKh: Array) -> tuple[Array, ...]:
+    """Exchanges queries, and any keys and values, of own columns for all columns of own heads."""
     n = devices()
     if n == 1:
-        return q_BTHh, k_BTKh, v_BTKh
-    on_device = k_BTKh.shape[2] // jax.sharding.get_abstract_mesh().shape["tp"]
-    copies = n // math.gcd(n, on_device)
-    k_BTKh, v_BTKh = (jnp.repeat(x, copies, axis=2) for x in (k_BTKh, v_BTKh))
+        return q_BTHh, *keys_BTKh
+    tp = jax.sharding.get_abstract_mesh().shape["tp"]
+    copied = (
+        jnp.repeat(x, n // math.gcd(n, x.shape[2] // tp), axis=2)  # for each device
+        for x in keys_BTKh
+    )
     exchange = partial(jax.lax.all_to_all, axis_name="cp", split_axis=2, concat_axis=1, tiled=True)
-    q_BTHh, k_BTKh, v_BTKh = (along_tp(exchange, HEADS)(x) for x in (q_BTHh, k_BTKh, v_BTKh))
-    return q_BTHh, k_BTKh, v_BTKh
+    return tuple(along_tp(exchange, HEADS)(x) for x in (q_BTHh, *copied))
 
 
 def to_columns(x_BTN: Array) -> Array:

@@ -79,6 +79,11 @@ DECLARED: dict[str, Parameter] = {
     "attention_gate/kernel": Parameter(("width", "heads")),
     "attention_gate/bias": vector("heads"),
     "sinks": vector("heads"),
+    "per_layer/embedding": Parameter(("vocabulary", "per_layer"), inner=False),
+    "per_layer/projection/kernel": Parameter((None, "per_layer")),
+    "input_gate/kernel": Parameter(("width", None)),
+    "input_output/kernel": Parameter((None, "width")),
+    "multiplier": constant(None),
     "gate/kernel": Parameter(("width", "feed_forward")),
     "up/kernel": Parameter(("width", "feed_forward")),
     "down/kernel": Parameter(("feed_forward", "width")),
@@ -172,6 +177,7 @@ GATHERED = "gathered parameters"  # a backward pass gathers them again, even if 
 RULES = {
     "width": "fsdp",  # every large parameter has this axis once
     "vocabulary": "tp",  # shards the logits: a softmax reduces two numbers per token
+    "per_layer": "fsdp",  # of all layers, where their own inputs have no width
     "rank": "fsdp",  # of latent attention, in place of the width
     "query_rank": "fsdp",
     "heads": "tp",  # the attention of one head needs no other head

@@ -85,7 +85,8 @@ class Separate(CriticOptions):
 
     def init(self, decoder: Decoder, policy_params: Params) -> Params:
         """Returns the parameters to train under `critic`; every estimate starts at 0."""
-        copied = {name: policy_params[name] for name in ("embedding", "layers", "norm")}
+        names = ("embedding", "per_layer", "layers", "norm")
+        copied = {name: policy_params[name] for name in names if name in policy_params}
         return jax.tree.map(jnp.copy, copied) | {"value": init_value_head(decoder.config.width)}
 
     def values(

@@ -40,12 +40,17 @@ def kernel_for(choice: Choice, config: DecoderConfig, dtype: str, platform: str)
     """
     if choice == "auto":
         fastest = OF_PLATFORM.get(platform, "xla")
-        if fastest == "cudnn" and (config.head_width > EVERYWHERE or not has_flash_attention()):
+        if fastest == "cudnn" and (widest(config) > EVERYWHERE or not has_flash_attention()):
             return "xla"
         return "xla" if obstacle(fastest, config, dtype, platform) else fastest
     if reason := obstacle(choice, config, dtype, platform):
         raise InputError(f"model.attention={choice} {reason}: choose model.attention=auto.")
     return choice
+
+
+def widest(c: DecoderConfig) -> int:
+    """Returns the head width of the layer with the widest heads."""
+    return max(c.head_width, c.full.head_width if c.full else 0)
 
 
 def has_flash_attention() -> bool:
@@ -66,8 +71,8 @@ def obstacle(kernel: Kernel, config: DecoderConfig, dtype: str, platform: str) -
         f"needs {devices}, but these devices are {platform}": platform != where,
         f"needs model.dtype=bfloat16, not {dtype}": kernel == "cudnn" and dtype != "bfloat16",
         f"needs a head width divisible by 8, not {config.head_width}": config.head_width % 8 != 0,
-        f"needs a head width of at most {MOST_HEAD_WIDTH}, not {config.head_width}": (
-            kernel == "cudnn" and config.head_width > MOST_HEAD_WIDTH
+        f"needs a head width of at most {MOST_HEAD_WIDTH}, not {widest(config)}": (
+            kernel == "cudnn" and widest(config) > MOST_HEAD_WIDTH
         ),
         "does not support this model's score cap": kernel == "cudnn" and config.attention_softcap,
         "does not support this model's sliding window": kernel == "splash" and any(config.sliding),
@@ -280,7 +285,8 @@ def views(
         slides: visible(*places, window=c.window if slides else None)
         for slides in sorted({kind.slides for kind in kinds})
     }
-    whole = rotations(positions_BT, c.rotary_width or c.head_width, c.rope_theta, c.rope_scaling)
+    width = c.rotary_width or (c.full or c).head_width
+    whole = rotations(positions_BT, width, c.rope_theta, c.rope_scaling)
     local, none = whole, (jnp.ones_like(whole[0]), jnp.zeros_like(whole[1]))
     if c.local_rope_theta is not None:
         local = rotations(positions_BT, c.head_width, c.local_rope_theta, None)

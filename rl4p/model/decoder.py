@@ -22,7 +22,16 @@ from rl4p.model.cache import Cache, Prefix, Writer
 from rl4p.model.decoder_config import DecoderConfig, LayerKind
 from rl4p.model.layer import Layer, RMSNorm
 from rl4p.model.lora import LoRA
-from rl4p.model.pattern import Period, fresh_layer, periods, places, stack, unstack
+from rl4p.model.pattern import (
+    Period,
+    fresh_layer,
+    own_tree,
+    periods,
+    places,
+    stack,
+    unstack,
+)
+from rl4p.model.per_layer_inputs import fresh_inputs, per_layer_inputs
 from rl4p.model.products import PRODUCT, scaled
 from rl4p.model.vocabulary import Head, head_product, rows_of_table
 
@@ -95,6 +104,8 @@ class Decoder:
             "layers": self.init_layers(jax.random.split(key_layers, c.layers)),
             "norm": {"scale": fresh((c.width,))},
         }
+        if c.per_layer_width:
+            params["per_layer"] = fresh_inputs(c, jax.random.fold_in(key_embed, 1))
         if c.labels:
             params["score"] = 0.02 * jax.random.normal(key_head, (c.labels, c.width))
         elif not c.tied_embedding:
@@ -137,6 +148,14 @@ class Decoder:
             x_BTD = x_BTD * jnp.asarray(self.config.width**0.5, self.dtype)
         return scaled(x_BTD, self.config.embedding_multiplier)
 
+    def inputs(self, params: Params, tokens_BT: Array) -> tuple[Array, Array | None]:
+        """Returns the embeddings, and the layers' own inputs [L, B, T, P] if they have any."""
+        c, x_BTD = self.config, self.embed(params, tokens_BT)
+        if not c.per_layer_width:
+            return x_BTD, None
+        norm = partial(self.norm, params["per_layer"]["norm"])
+        return x_BTD, per_layer_inputs(c, params["per_layer"], tokens_BT, x_BTD, norm)
+
     def hidden(
         self,
         params: Params,
@@ -177,13 +196,21 @@ class Decoder:
             )
         seen = views(c, positions_BT, segment_ids_BT, *keys)
         at = places(c)
-        x_BTD = self.embed(params, collectives.own(tokens_BT))
+        x_BTD, own_LBTP = self.inputs(params, collectives.own(tokens_BT))
+        shared: dict[bool, Any] = {}  # the last keys and values, of full layers and of others
         caches = []
         for number, period in enumerate(periods([kind.structure for kind in c.kinds])):
             stacked = stack(params["layers"], at, period)
             cached = None if before is None else before.layers[number]
-            x_BTD, kept = self.run_period(x_BTD, period, stacked, cached, seen, keep=keep)
+            own = None if own_LBTP is None else period.part(own_LBTP)
+            x_BTD, kept = self.run_period(
+                x_BTD, period, stacked, cached, seen, shared, own, keep=keep
+            )
             caches.append(kept)
+            for place, cache in enumerate(kept):
+                kind = c.kinds[period.start + place]
+                if c.sharing is not None and not kind.shares:
+                    shared[kind.full] = jax.tree.map(lambda x: x[-1], cache)
         return x_BTD, tuple(caches)
 
     def run_period(
@@ -193,6 +220,8 @@ class Decoder:
         stacked: Params,
         cached: Any,
         seen: dict[LayerKind, AttentionInputs],
+        shared: dict[bool, Any],
+        own: Array | None,
         *,
         keep: bool,
     ) -> tuple[Array, Any]:
@@ -212,41 +241,49 @@ class Decoder:
             for own, those in zip(views_of, kinds, strict=True)
         ]
 
-        def run(x_BTD: Array, scanned: tuple[Params, Any, Any]) -> tuple[Array, Any]:
-            stacked, numbers, cached = scanned
+        def run(x_BTD: Array, scanned: tuple[Params, Any, Any, Any]) -> tuple[Array, Any]:
+            stacked, numbers, cached, own = scanned
             kept = []
             for place, layer in enumerate(unstack(stacked, places(self.config), period)):
-                run_layer = partial(self.run_layer, kinds[place][0], views_of[place], keep=keep)
+                kind = kinds[place][0]
+                keeps = keep or (self.config.sharing is not None and not kind.shares)
+                run_layer = partial(self.run_layer, kind, views_of[place], keep=keeps)
                 if self.remat != "none" or gathered_axes():
                     # A loop keeps the compiler from merging the recomputation with the original.
                     apart = self.unroll or period.repeats == 1
                     run_layer = jax.checkpoint(run_layer, prevent_cse=apart, policy=saved)
                 cache = None if cached is None else cached[place]
-                x_BTD, cache = run_layer(x_BTD, (layer, numbers[place], cache))
+                inputs = shared.get(kind.full), None if own is None else own[place]
+                x_BTD, cache = run_layer(x_BTD, (layer, numbers[place], cache, *inputs))
                 kept.append(cache)
             return x_BTD, tuple(kept)
 
-        return jax.lax.scan(run, x_BTD, (stacked, numbers, cached), unroll=self.unroll)
+        return jax.lax.scan(run, x_BTD, (stacked, numbers, cached, own), unroll=self.unroll)
 
     def run_layer(
         self,
         kind: LayerKind,
         seen: dict[LayerKind, AttentionInputs],
         x_BTD: Array,
-        scanned: tuple[Params, Any, Any],
+        scanned: tuple[Params, Any, Any, Any, Any],
         *,
         keep: bool,
     ) -> tuple[Array, Any]:
         """Runs one layer of the structure of `kind`, with one of the views."""
-        layer, number, cache = scanned
-        layer = gather(layer, self.dtype)
+        layer, number, cache, shared, own_BTP = scanned
+        layer = gather(own_tree(layer, kind), self.dtype)
         view = traced_view(seen, number)
-        x_BTD, cache = self.layer(kind).apply({"params": layer}, x_BTD, view, cache)
+        x_BTD, cache = self.layer(kind).apply(
+            {"params": layer}, x_BTD, view, cache, shared=shared, own_BTP=own_BTP
+        )
         return x_BTD, cache if keep else None
 
     def final_norm(self, params: Params, x_BTD: Array) -> Array:
+        return self.norm(params["norm"], x_BTD)
+
+    def norm(self, params: Params, x: Array) -> Array:
         norm: Any = RMSNorm(self.config.norm_epsilon, self.config.centered_norm, parent=None)
-        return norm.apply({"params": params["norm"]}, x_BTD)
+        return norm.apply({"params": params}, x)
 
     def logits(self, params: Params, hidden: Array) -> Array:
         """Returns float32 logits [..., V] of final activations [..., D]."""
@@ -299,14 +336,21 @@ class Decoder:
         positions_BS = put(cache.positions_BS, positions_BT, 1)
         segment_ids_BS = put(cache.segment_ids_BS, segment_ids_BT, 1)
         seen = views(self.config, positions_BT, segment_ids_BT, positions_BS, segment_ids_BS)
-        x_BTD, written = self.embed(params, tokens_BT), []
-        for layer, kind, layer_cache in zip(
-            params["layers"], self.config.kinds, cache.layers, strict=True
-        ):
+        (x_BTD, own_LBTP), written = self.inputs(params, tokens_BT), []
+        shared: dict[bool, Any] = {}
+        for i, kind in enumerate(self.config.kinds):
             x_BTD, layer_cache = self.layer(kind).apply(
-                {"params": layer}, x_BTD, seen[kind], layer_cache, put
+                {"params": own_tree(params["layers"][i], kind)},
+                x_BTD,
+                seen[kind],
+                cache.layers[i],
+                put,
+                shared.get(kind.full),
+                None if own_LBTP is None else own_LBTP[i],
             )
             written.append(layer_cache)
+            if not kind.shares:
+                shared[kind.full] = layer_cache
         cache = Cache(
             layers=tuple(written), positions_BS=positions_BS, segment_ids_BS=segment_ids_BS
         )

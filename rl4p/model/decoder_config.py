@@ -19,17 +19,56 @@ class LayerKind(NamedTuple):
       slides, unrotated: of the layer's attention (`DecoderConfig`).
       mixer: what moves information between tokens.
       feed_forward: what follows it.
+      full: it has the heads of `DecoderConfig.full`.
+      shares: it has the keys and values of an earlier layer (`SharedKeys`).
     """
 
     slides: bool
     unrotated: bool
     mixer: Mixer = "attention"
     feed_forward: FeedForward = "gated"
+    full: bool = False
+    shares: bool = False
 
     @property
     def structure(self) -> "LayerKind":
         """The kind without what the parameters of a layer do not depend on."""
         return self._replace(slides=False, unrotated=False)
+
+    @property
+    def stack(self) -> str:
+        """The name of the parameters of a layer whose shapes differ from those of others."""
+        return "_".join(name for name in ("full", "shares") if getattr(self, name))
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyHeads:
+    """The shape of the heads of a layer's attention.
+
+    Attributes:
+      head_width, num_kv_heads: as of `DecoderConfig`.
+      keys_as_values: values are the projected keys, before their norm and rotation.
+    """
+
+    head_width: int
+    num_kv_heads: int
+    keys_as_values: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedKeys:
+    """The last layers, which have no keys and values of their own (2405.12981).
+
+    Each attends with the keys and values of the last layer before them that slides, or not, as it
+    does.
+
+    Attributes:
+      layers: the number of these layers.
+      feed_forward_width: the width of their feed-forward.
+    """
+
+    layers: int
+    feed_forward_width: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +178,10 @@ class DecoderConfig:
       attention_softcap, logits_softcap: c in c tanh(x / c); None applies no cap.
       window: the number of tokens that a sliding layer sees, the present token included.
       sliding: for each of L layers, whether it has a sliding window; empty if none has.
+      full: the heads of layers that do not slide; None if they are those of the others.
+      sharing: the last layers, which have the keys and values of earlier ones; None if there are
+        none.
+      normed_values: values are normed in each head, without a weight.
       mixers: for each of L layers, its mixer; empty if all have attention.
       feed_forwards: for each of L layers, its feed-forward; empty if all have `experts`, where the
         model has any, or else a gated one.
@@ -149,6 +192,9 @@ class DecoderConfig:
       scaled_embedding: embeddings are multiplied by the square root of the width.
       embedding_multiplier, residual_multiplier, logits_multiplier: the factors of embeddings, of
         what attention and feed-forward add to the residual sum, and of logits before their cap.
+      per_layer_width: the width of the input that each layer has of its own
+        (`per_layer_inputs.py`); 0 if there is none.
+      scaled_layers: each layer multiplies its result by a number, a constant in training.
       experts: the number of experts per layer; 0 is one feed-forward for all tokens.
       chosen_experts: the number of experts per token.
       expert_bias: the router and the experts have biases.
@@ -194,6 +240,9 @@ class DecoderConfig:
     logits_softcap: float | None = None
     window: int | None = None
     sliding: tuple[bool, ...] = ()
+    full: KeyHeads | None = None
+    sharing: SharedKeys | None = None
+    normed_values: bool = False
     mixers: tuple[Mixer, ...] = ()
     feed_forwards: tuple[FeedForward, ...] = ()
     activation: Literal["silu", "gelu_tanh", "relu2", "clamped_swish"] = "silu"
@@ -203,6 +252,8 @@ class DecoderConfig:
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0
     logits_multiplier: float = 1.0
+    per_layer_width: int = 0
+    scaled_layers: bool = False
     experts: int = 0
     chosen_experts: int = 0
     expert_bias: bool = False
@@ -245,9 +296,11 @@ class DecoderConfig:
             "width": self.width,
             "vocabulary": self.vocabulary,
             "heads": self.heads,
-            "num_kv_heads": self.num_kv_heads,
+            "num_kv_heads": math.gcd(self.num_kv_heads, self.full.num_kv_heads if self.full else 0),
         }
         mamba = self.mamba if "mamba" in self.mixers else None
+        if self.per_layer_width:
+            sizes["per_layer"] = self.layers * self.per_layer_width
         heads = math.gcd(
             math.gcd(mamba.heads, mamba.groups * mamba.state) if mamba else 0,
             self.width if self.convolution else 0,
@@ -273,13 +326,23 @@ class DecoderConfig:
         usual: FeedForward = "experts" if self.experts else "gated"
         mixers: tuple[Mixer, ...] = self.mixers or ("attention",) * L
         feed_forwards: tuple[FeedForward, ...] = self.feed_forwards or (usual,) * L
-        each = zip(self.sliding or none, self.unrotated or none, mixers, feed_forwards, strict=True)
+        slides, shared = self.sliding or none, self.sharing.layers if self.sharing else 0
+        full = tuple(self.full is not None and not x for x in slides)
+        shares = (False,) * (L - shared) + (True,) * shared
+        turns = self.unrotated or none
+        each = zip(slides, turns, mixers, feed_forwards, full, shares, strict=True)
         return tuple(LayerKind(*kind) for kind in each)
 
     @property
     def cached_heads(self) -> int:
         """The heads that devices may divide a cache among: all query heads share a latent."""
-        return 1 if "latent" in self.mixers else self.num_kv_heads
+        return 1 if "latent" in self.mixers else self.dimensions["num_kv_heads"]
+
+    def key_heads(self, kind: LayerKind) -> KeyHeads:
+        """Returns the shape of the heads of a layer."""
+        if kind.full and self.full is not None:
+            return self.full
+        return KeyHeads(head_width=self.head_width, num_kv_heads=self.num_kv_heads)
 
     @property
     def has_state(self) -> bool:

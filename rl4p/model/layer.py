@@ -33,10 +33,15 @@ class RMSNorm(nn.Module):
         fresh = nn.initializers.zeros if self.centered else nn.initializers.ones
         scale = self.param("scale", fresh, (x.shape[-1],)).astype(jnp.float32)
         scale = scale + 1 if self.centered else scale
-        x32 = x.astype(jnp.float32)
-        x32 = x32 * jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + self.epsilon)
+        x32 = over_rms(x, self.epsilon)
         # The tests refuse products of arrays of different ranks, so the scale is broadcast first.
         return (x32 * jnp.broadcast_to(scale, x32.shape)).astype(x.dtype)
+
+
+def over_rms(x: Array, epsilon: float) -> Array:
+    """Returns x / rms(x) over the last axis, in float32."""
+    x32 = x.astype(jnp.float32)
+    return x32 * jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + epsilon)
 
 
 class Layer(nn.Module):
@@ -63,16 +68,19 @@ class Layer(nn.Module):
         norm = partial(RMSNorm, c.norm_epsilon, c.centered_norm)
         match self.kind.mixer:
             case "attention":
-                self.query = dense(c.heads * c.head_width, use_bias=c.attention_bias)
-                self.key = dense(c.num_kv_heads * c.head_width, use_bias=c.attention_bias)
-                self.value = dense(c.num_kv_heads * c.head_width, use_bias=c.attention_bias)
+                of, shares = c.key_heads(self.kind), self.kind.shares
+                self.query = dense(c.heads * of.head_width, use_bias=c.attention_bias)
+                if not shares:
+                    self.key = dense(of.num_kv_heads * of.head_width, use_bias=c.attention_bias)
+                if not shares and not of.keys_as_values:
+                    self.value = dense(of.num_kv_heads * of.head_width, use_bias=c.attention_bias)
                 self.output = dense(c.width, use_bias=c.output_bias)
                 if c.attention_gate:
                     self.attention_gate = dense(c.heads * c.head_width, use_bias=c.attention_bias)
                 if c.attention_sinks:
                     self.sinks = self.param("sinks", INIT, (c.heads,))
                 if c.query_key_norm:
-                    self.query_norm, self.key_norm = norm(), norm()
+                    self.query_norm, self.key_norm = norm(), None if shares else norm()
             case "latent":
                 self.latent = LatentAttention(c, dense, RMSNorm, self.kernel)
             case "mamba":
@@ -95,10 +103,18 @@ class Layer(nn.Module):
             if c.shared_width:
                 self.shared = SharedExperts(c, self.dtype, dense)
         elif feeds:
+            width = c.feed_forward_width
+            if self.kind.shares and c.sharing is not None:
+                width = c.sharing.feed_forward_width
             if not c.ungated:
-                self.gate = dense(c.feed_forward_width, use_bias=c.feed_forward_bias)
-            self.up = dense(c.feed_forward_width, use_bias=c.feed_forward_bias)
+                self.gate = dense(width, use_bias=c.feed_forward_bias)
+            self.up = dense(width, use_bias=c.feed_forward_bias)
             self.down = dense(c.width, use_bias=c.feed_forward_bias)
+        if c.per_layer_width:
+            self.input_gate, self.input_output = dense(c.per_layer_width), dense(c.width)
+            self.input_norm = norm()
+        if c.scaled_layers:
+            self.multiplier = self.param("multiplier", nn.initializers.ones, (1,))
 
     def __call__(
         self,
@@ -106,18 +122,22 @@ class Layer(nn.Module):
         view: AttentionInputs,
         cache: Any = None,
         write: Writer | None = None,
+        shared: KeysValues | None = None,
+        own_BTP: Array | None = None,
     ) -> tuple[Array, Any]:
         """Returns the layer's output, and its cache with the tokens of x.
 
         Args:
           write: writes the keys and values of x to the cache; None appends them.
+          shared: the keys and values of the earlier layer, if the layer shares them.
+          own_BTP: the layer's own input, if there is one (`per_layer_inputs.py`).
         """
         c, kind = self.config, self.kind
         if kind.mixer == "none":
             cache = NoCache()
         else:
             normed = self.attention_norm(x_BTD) if c.pre_norms else x_BTD
-            mixed, cache = self.mix(normed, view, cache, write)
+            mixed, cache = self.mix(normed, view, shared if kind.shares else cache, write)
             mixed = self.attention_post_norm(mixed) if c.post_norms else mixed
             x_BTD = x_BTD + scaled(mixed, c.residual_multiplier)
         if kind.feed_forward != "none":
@@ -125,7 +145,13 @@ class Layer(nn.Module):
             fed = self.feed_forward(self.feed_forward_norm(x_BTD) if c.pre_norms else x_BTD, mesh)
             fed = self.feed_forward_post_norm(fed) if c.post_norms else fed
             x_BTD = x_BTD + scaled(fed, c.residual_multiplier)
-        return x_BTD, cache
+        if own_BTP is not None:
+            hidden_BTP = gated(c.activation, self.input_gate(x_BTD), own_BTP)
+            x_BTD = x_BTD + self.input_norm(self.input_output(hidden_BTP))
+        if c.scaled_layers:
+            multiplier = jax.lax.stop_gradient(self.multiplier).astype(x_BTD.dtype)
+            x_BTD = x_BTD * jnp.broadcast_to(multiplier, x_BTD.shape)
+        return x_BTD, NoCache() if kind.shares else cache
 
     def mix(
         self, x_BTD: Array, view: AttentionInputs, cache: Any, write: Writer | None
@@ -147,32 +173,32 @@ class Layer(nn.Module):
         cache: KeysValues | None,
         write: Writer | None,
     ) -> tuple[Array, KeysValues]:
-        c = self.config
-        B, T, _ = x_BTD.shape
-        q, k = self.query(x_BTD), self.key(x_BTD)
-        if c.query_key_norm == "whole":
-            q, k = self.query_norm(q), self.key_norm(k)
-        q = q.reshape(B, T, c.heads, c.head_width)
-        k = k.reshape(B, T, c.num_kv_heads, c.head_width)
-        v = self.value(x_BTD).reshape(B, T, c.num_kv_heads, c.head_width)
-        if c.query_key_norm == "head":
-            q, k = self.query_norm(q), self.key_norm(k)
-        q, k, v = collectives.to_heads(q, k, v)
-        q, k = (rotate(x, view.cos, view.sin, interleaved=c.interleaved_rope) for x in (q, k))
-        k_BKhS, v_BKSh = k.transpose(0, 2, 3, 1), v.swapaxes(1, 2)
-        if cache is not None:
-            if write is None:
-                k_BKhS = jnp.concatenate([cache[0], k_BKhS], axis=3)
-                v_BKSh = jnp.concatenate([cache[1], v_BKSh], axis=2)
-            else:
-                k_BKhS = write(cache[0], k_BKhS, 3)
-                v_BKSh = write(cache[1], v_BKSh, 2)
+        c, of = self.config, self.config.key_heads(self.kind)
+
+        def heads(x: Array, norm: RMSNorm | None) -> Array:
+            x = norm(x) if norm and c.query_key_norm == "whole" else x
+            x = x.reshape(*x.shape[:2], -1, of.head_width)
+            return norm(x) if norm and c.query_key_norm == "head" else x
+
+        turn = partial(rotate, cos=view.cos, sin=view.sin, interleaved=c.interleaved_rope)
+        query_norm, key_norm = (self.query_norm, self.key_norm) if c.query_key_norm else (None,) * 2
+        q = heads(self.query(x_BTD), query_norm)
+        if self.kind.shares and cache is not None:
+            q = turn(*collectives.to_heads(q))
+            k_BKhS, v_BKSh = cache
+        else:
+            k = self.key(x_BTD)
+            v = heads(k if of.keys_as_values else self.value(x_BTD), None)
+            v = over_rms(v, c.norm_epsilon).astype(v.dtype) if c.normed_values else v
+            q, k, v = collectives.to_heads(q, heads(k, key_norm), v)
+            q, k = turn(q), turn(k)
+            k_BKhS, v_BKSh = with_cache(k.transpose(0, 2, 3, 1), v.swapaxes(1, 2), cache, write)
         attended = attend(
             q,
             k_BKhS,
             v_BKSh,
             view,
-            query_scalar=c.query_scalar or c.head_width,
+            query_scalar=c.query_scalar or of.head_width,
             softcap=c.attention_softcap,
             in_order=write is None,
             sinks_H=collectives.own_heads(self.sinks) if c.attention_sinks else None,
@@ -190,9 +216,7 @@ class Layer(nn.Module):
         c = self.config
         match self.kind.mixer:
             case "attention":
-                K, h = c.num_kv_heads, c.head_width
-                shapes = (rows, K, h, slots), (rows, K, slots, h)
-                return KeysValues(*(jnp.zeros(shape, dtype) for shape in shapes))
+                return NoCache() if self.kind.shares else self.empty_keys(rows, slots, dtype)
             case "latent":
                 widths = latent_of(c).rank, latent_of(c).rotated_width
                 return Latents(*(jnp.zeros((rows, slots, width), dtype) for width in widths))
@@ -204,9 +228,28 @@ class Layer(nn.Module):
                 return GatedDelta.empty_state(c.delta, rows)
         return NoCache()
 
+    def empty_keys(self, rows: int, slots: int, dtype: Any) -> KeysValues:
+        """Returns keys and values that nothing was written to, such as the layer attends to."""
+        of = self.config.key_heads(self.kind)
+        K, h = of.num_kv_heads, of.head_width
+        shapes = (rows, K, h, slots), (rows, K, slots, h)
+        return KeysValues(*(jnp.zeros(shape, dtype) for shape in shapes))
+
     def feed_forward(self, x_BTD: Array, mesh: Mesh | None) -> Array:
         if self.kind.feed_forward == "experts":
             y_BTD = self.experts(x_BTD, mesh)
             return y_BTD + self.shared(x_BTD) if self.config.shared_width else y_BTD
         gate = None if self.config.ungated else self.gate(x_BTD)
         return self.down(gated(self.config.activation, gate, self.up(x_BTD)))
+
+
+def with_cache(
+    k_BKhS: Array, v_BKSh: Array, cache: KeysValues | None, write: Writer | None
+) -> KeysValues:
+    """Returns the keys and values of a cache, if there is one, with new ones."""
+    if cache is not None and write is None:
+        k_BKhS = jnp.concatenate([cache[0], k_BKhS], axis=3)
+        v_BKSh = jnp.concatenate([cache[1], v_BKSh], axis=2)
+    elif cache is not None and write is not None:
+        k_BKhS, v_BKSh = write(cache[0], k_BKhS, 3), write(cache[1], v_BKSh, 2)
+    return KeysValues(k_BKhS, v_BKSh)

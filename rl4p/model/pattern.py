@@ -11,6 +11,9 @@ A parameter is stacked over the layers that have it, in their order:
 Here the period of three layers repeats twice. Training scans over the repetitions, and each period
 takes 2 of `delta/...`, 1 of `query/...` and 3 of `gate/...`. Layers that do not repeat are a period
 of their own.
+
+Layers whose parameters have other shapes than those of the same name in other layers have a tree of
+their own under the name of its stack (`LayerKind.stack`), which then is the one name of the layer.
 """
 
 from collections import Counter
@@ -21,7 +24,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from rl4p.base.types import Params
+from rl4p.base.types import Array, Params
 from rl4p.model.attention import AttentionInputs
 from rl4p.model.decoder_config import DecoderConfig, LayerKind
 from rl4p.model.layer import Layer
@@ -30,18 +33,33 @@ Places = tuple[tuple[tuple[str, int], ...], ...]  # for each layer: its names, a
 
 
 def fresh_layer(layer: Layer, key: jax.Array) -> Params:
-    """Returns new parameters of one layer."""
-    x_BTD, angle = jnp.zeros((1, 1, layer.config.width), layer.dtype), jnp.zeros((1, 1, 1, 1))
+    """Returns new parameters of one layer, under the name of their stack if they have one."""
+    c, kind = layer.config, layer.kind
+    x_BTD, angle = jnp.zeros((1, 1, c.width), layer.dtype), jnp.zeros((1, 1, 1, 1))
     ones = jnp.ones((1, 1), jnp.int32)
     view = AttentionInputs(angle, angle, jnp.ones((1, 1, 1), bool), ones, ones)
-    return layer.init(key, x_BTD, view)["params"]
+    shared = layer.empty_keys(1, 1, layer.dtype) if kind.shares else None
+    own_BTP = jnp.zeros((1, 1, c.per_layer_width), layer.dtype) if c.per_layer_width else None
+    params = layer.init(key, x_BTD, view, shared=shared, own_BTP=own_BTP)["params"]
+    return {kind.stack: params} if kind.stack else params
+
+
+def own_tree(params: Params, kind: LayerKind) -> Params:
+    """Returns the parameters of a layer without the name of their stack."""
+    return params[kind.stack] if kind.stack else params
 
 
 @cache
-def parameter_names(config: DecoderConfig, structure: LayerKind) -> tuple[str, ...]:
-    """Returns the names of the parameters of a layer, those at the top of its tree."""
+def layer_names(config: DecoderConfig, structure: LayerKind) -> tuple[str, ...]:
+    """Returns the names of the parameters of a layer, without that of their stack."""
     layer = Layer(config, "float32", kind=structure, parent=None)
-    return tuple(jax.eval_shape(lambda key: fresh_layer(layer, key), jax.random.key(0)))
+    fresh = jax.eval_shape(lambda key: fresh_layer(layer, key), jax.random.key(0))
+    return tuple(own_tree(fresh, structure))
+
+
+def parameter_names(config: DecoderConfig, structure: LayerKind) -> tuple[str, ...]:
+    """Returns the names at the top of a layer's tree: of its parameters, or of their stack."""
+    return (structure.stack,) if structure.stack else layer_names(config, structure)
 
 
 @cache
@@ -66,6 +84,11 @@ class Period(NamedTuple):
     def layers(self, place: int) -> range:
         """Returns the layers at a place of the period, one for each repetition."""
         return range(self.start + place, self.start + self.length * self.repeats, self.length)
+
+    def part(self, x: Array) -> jax.Array:
+        """Returns the part of its layers of an array of all: [repeats, length, ...]."""
+        own = x[self.start : self.start + self.length * self.repeats]
+        return jnp.reshape(own, (self.repeats, self.length, *x.shape[1:]))
 
 
 def periods(structures: Sequence[LayerKind]) -> Iterator[Period]:

@@ -120,7 +120,27 @@ class LongScaling:
         return frequency / np.array(self.factors)
 
 
-Scaling = LinearScaling | Llama3Scaling | DynamicScaling | YarnScaling | LongScaling
+@dataclass(frozen=True, kw_only=True)
+class ProportionalScaling:
+    """The scaling of Gemma 4: only the pairs with the highest frequencies are rotated.
+
+    Attributes:
+      part: the part of all elements that is rotated.
+      factor: what positions are divided by.
+    """
+
+    magnitude: ClassVar[float] = 1.0
+    part: float
+    factor: float = 1.0
+
+    def __call__(self, frequency: np.ndarray) -> np.ndarray:
+        rotated = int(self.part * 2 * len(frequency) // 2)
+        return np.where(np.arange(len(frequency)) < rotated, frequency / self.factor, 0.0)
+
+
+Scaling = (
+    LinearScaling | Llama3Scaling | DynamicScaling | YarnScaling | LongScaling | ProportionalScaling
+)
 
 
 def rotations(

@@ -47,6 +47,27 @@ GEMMA = {
     "sliding_window": 9,
     "tie_word_embeddings": True,
 }
+GEMMA4 = {
+    "model_type": "gemma4_text",
+    "num_hidden_layers": 5,
+    "head_dim": 8,
+    "global_head_dim": 16,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size_per_layer_input": 0,
+    "sliding_window": 9,
+    "layer_types": [("sliding_attention", "full_attention")[i] for i in (0, 1, 0, 0, 1)],
+    "rope_theta": None,
+    "rope_parameters": {
+        "full_attention": {
+            "rope_type": "proportional",
+            "rope_theta": 500.0,
+            "partial_rotary_factor": 0.5,
+        },
+        "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+    },
+    "final_logit_softcapping": 3.0,
+    "tie_word_embeddings": True,
+}
 FACTORS = {
     "embedding_multiplier": 3.0,
     "residual_multiplier": 0.4,
@@ -439,6 +460,21 @@ CASES = {
             },
             "tie_word_embeddings": True,
         },
+        "gemma4": GEMMA4
+        | {
+            "attention_k_eq_v": True,
+            "num_key_value_heads": 4,
+            "num_global_key_value_heads": 2,
+            "use_bidirectional_attention": "vision",
+        },
+        "gemma4_shared": GEMMA4
+        | {
+            "num_kv_shared_layers": 2,
+            "global_head_dim": 8,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 16,
+            "vocab_size_per_layer_input": 64,
+        },
         "qwen3_moe": MOE | {"norm_topk_prob": True},
         "qwen3_moe_raw": MOE | {"norm_topk_prob": False, "tie_word_embeddings": True},
     }.items()
@@ -471,7 +507,7 @@ def make_tensors(config: DecoderConfig) -> dict[str, np.ndarray]:
     """Returns weights that can be drawn again and need not be stored."""
     tensors = {}
     for name, shape in expected_shapes(config).items():
-        if name.endswith("norm.weight"):
+        if name.endswith(("norm.weight", "layer_scalar")):
             scale, offset = 0.3, 0 if config.centered_norm else 1
         elif len(shape) == 1 or name.endswith("bias"):
             scale, offset = 0.5, 0

@@ -177,7 +177,7 @@ for path, ours in jax.tree.leaves_with_path(ours):
     theirs = expected
     for key in path:
         theirs = theirs[key.key]
-    if path[-1].key == "router_correction":
+    if path[-1].key in ("router_correction", "multiplier"):
         assert not ours.any() and not theirs.any()
         continue
     assert np.abs(theirs).max() > 1e-3, path
@@ -191,7 +191,7 @@ cache = decoder.empty_cache(8, 24)
 row = (rows, places, ones)
 ours, _ = forward.extend(decoder, given, *mesh.replicate(row), mesh.replicate(cache), 0)
 expected, _ = forward.extend(decoder, alone, *row, cache, 0)
-limit = 4e-6 * np.abs(expected).max()  # sums in another order
+limit = 8e-6 * np.abs(expected).max()  # sums in another order
 np.testing.assert_allclose(ours, expected, atol=limit)
 
 # Two devices have the same KV head, and each has its own rows of the cache.
@@ -205,7 +205,8 @@ np.testing.assert_allclose(ours, expected, atol=limit)
 mixers = [kind.mixer for kind in config.kinds]
 if config.latent is None:
     keys = ended.layers[mixers.index("attention")][0]
-    assert keys.addressable_shards[0].data.shape == (heads, 1, *keys.shape[2:]), keys.shape
+    own = heads, keys.shape[1] // heads, *keys.shape[2:]
+    assert keys.addressable_shards[0].data.shape == own, keys.shape
 else:  # the same for all heads
     keys = ended.layers[0][0]
     assert keys.addressable_shards[0].data.shape == (1, *keys.shape[1:]), keys.shape
@@ -223,17 +224,8 @@ assert len(re.findall(r"all-to-all(?:-start)?\\(", text)) == exchanges
 @pytest.mark.parametrize(
     "case",
     [
-        "gemma3",
-        "qwen3_moe",
-        "smollm3",
-        "olmo3",
-        "gpt_oss",
-        "phi3",
-        "dots1",
-        "qwen2_moe_dense",
-        "nemotron_h_moe",
-        "lfm2",
-        "deepseek_v3",
+        *("gemma3", "qwen3_moe", "smollm3", "olmo3", "gpt_oss", "phi3", "dots1"),
+        *("qwen2_moe_dense", "nemotron_h_moe", "lfm2", "deepseek_v3", "gemma4", "gemma4_shared"),
     ],
 )
 def test_eight_devices_equal_one(case, on_devices):

@@ -4,6 +4,7 @@ RL4P_CONFIGURATIONS is the number of configurations per family (`make parity` ta
 """
 
 import os
+import re
 import zlib
 from copy import deepcopy
 
@@ -16,6 +17,7 @@ from rl4p.model.huggingface import read_config, read_params
 from tests.golden import forward
 
 pytestmark = pytest.mark.parity
+CONSTANT = "correction|layer_scalar"
 COUNT = int(os.environ.get("RL4P_CONFIGURATIONS", "4"))
 TOKENS = np.random.default_rng(1).integers(0, 64, 40)
 
@@ -164,7 +166,41 @@ DELTA_EXPERTS = DELTA | {
     "num_experts_per_tok": [1, 2, 4],
     "shared_expert_intermediate_size": [16, 20],
 }
+GEMMA4 = {
+    "num_hidden_layers": [2, 3, 5],
+    "head_dim": [8, 16],
+    "global_head_dim": [8, 16],
+    "num_global_key_value_heads": [1, 2, "-"],
+    "attention_k_eq_v": [True, False],
+    "hidden_act": ["-"],
+    "hidden_activation": ["gelu_pytorch_tanh"],
+    "layer_types": [["sliding_attention", "full_attention"] * 3, ["full_attention"] * 5, "-"],
+    "sliding_window": [5, 9],
+    "rope_parameters": [
+        {
+            "full_attention": {
+                "rope_type": "proportional",
+                "rope_theta": 500.0,
+                "partial_rotary_factor": 0.5,
+                "factor": 2.0,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+        },
+        {
+            "full_attention": {"rope_type": "default", "rope_theta": 500.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+        },
+        "-",
+    ],
+    "final_logit_softcapping": [None, 3.0],
+    "hidden_size_per_layer_input": [0, 16, 16],
+    "vocab_size_per_layer_input": [64],
+    "num_kv_shared_layers": [0, 0, 1, 2],
+    "use_double_wide_mlp": [True, False],
+    "use_bidirectional_attention": [None, "vision"],
+}
 FAMILIES = {
+    "gemma4_text": GEMMA4,
     "lfm2": LFM2
     | {
         "layer_types": [*LFM2["layer_types"], "-", "-"],
@@ -270,7 +306,7 @@ def of_transformers(keys: dict, folder) -> np.ndarray:
     options = {"attn_implementation": "eager", "experts_implementation": "eager"}
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, **options)
     with torch.no_grad():
-        corrections = (x for name, x in model.named_buffers() if "correction" in name)
+        corrections = (x for name, x in model.named_buffers() if re.search(CONSTANT, name))
         for x in (*model.parameters(), *corrections):
             x.add_(torch.randn(x.shape) * (0.3 if x.ndim == 1 else 0.2))
         model.save_pretrained(folder)

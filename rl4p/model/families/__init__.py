@@ -9,6 +9,7 @@ from rl4p.model.families.delta import DELTA_FAMILIES
 from rl4p.model.families.dense import DENSE
 from rl4p.model.families.family import Family, Tensor, TensorPart
 from rl4p.model.families.gemma import GEMMA2, GEMMA3
+from rl4p.model.families.gemma4 import GEMMA4
 from rl4p.model.families.gpt_oss import GPT_OSS
 from rl4p.model.families.lfm2 import LFM2, LFM2_MOE
 from rl4p.model.families.llama import MINISTRAL, MISTRAL, OLMO3, SMOLLM3
@@ -23,8 +24,8 @@ __all__ = ["FAMILIES", "Family", "Tensor", "TensorPart", "family_of"]
 FAMILIES = {
     family.model_type: family
     for family in (
-        *(QWEN2, QWEN3, QWEN3_MOE, *DENSE, MISTRAL, MINISTRAL, SMOLLM3, GEMMA2, GEMMA3, OLMO3),
-        *(GPT_OSS, PHI3, *SPARSE, *DELTA_FAMILIES, *LATENT),
+        *(QWEN2, QWEN3, QWEN3_MOE, *DENSE, MISTRAL, MINISTRAL, SMOLLM3, GEMMA2, GEMMA3, GEMMA4),
+        *(OLMO3, GPT_OSS, PHI3, *SPARSE, *DELTA_FAMILIES, *LATENT),
         *(LFM2, LFM2_MOE, NEMOTRON_H, GRANITE_HYBRID),
     )
 }

@@ -9,6 +9,7 @@ import numpy as np
 
 from rl4p.model.decoder import DecoderConfig
 from rl4p.model.families.keys import Keys
+from rl4p.model.pattern import layer_names as names_of_layer
 from rl4p.model.pattern import places
 
 T = TypeVar("T")
@@ -151,7 +152,7 @@ def names(
 
     A layer has the names of its kind only. The biases of the projections are added (`bias_names`).
     """
-    of_layers = [{name for name, _ in own} for own in places(c)]
+    kinds = [(kind.stack, {*names_of_layer(c, kind.structure)}) for kind in c.kinds]
     yield Tensor(("embedding",), None, None, "model.embed_tokens.weight", False)
     yield Tensor(("norm", "scale"), None, None, "model.norm.weight", False)
     if c.labels:
@@ -161,11 +162,11 @@ def names(
     parts = parts or {}
     for path, name in {**layer_names, **bias_names(c, layer_names)}.items():
         part = parts.get(path, parts.get((*path[:-1], "kernel")))
-        for layer, own in enumerate(of_layers):
+        for layer, (stack, own) in enumerate(kinds):
             if path[0] not in own:
                 continue
-            whole = f"model.layers.{layer}.{name}"
-            yield Tensor(("layers", *path), layer, None, whole, path[-1] == "kernel", part)
+            whole, within = f"model.layers.{layer}.{name}", (stack, *path) if stack else path
+            yield Tensor(("layers", *within), layer, None, whole, path[-1] == "kernel", part)
 
 
 def rows(sizes: Mapping[tuple[str, ...], int]) -> dict[tuple[str, ...], TensorPart]:

@@ -103,7 +103,7 @@ def check_keys(config: Mapping[str, Any], where: str, quantization: str | None =
     Raises:
       InputError: the weights are quantized, or a key changes what transformers computes.
     """
-    known = {*REFUSED, *(key for keys in HARMLESS.values() for key in keys)}
+    known = {key for keys in HARMLESS.values() for key in keys}
     known |= config.read if isinstance(config, Config) else set()
     for key in ("quantization_config", "compression_config"):
         if section := config.get(key):
@@ -116,8 +116,9 @@ def check_keys(config: Mapping[str, Any], where: str, quantization: str | None =
                 "supported; use the folder of the model before it was quantized."
             )
     for key in REFUSED:
-        if config.get(key):
+        if key not in known and config.get(key):
             raise InputError(f"{where} has {key}, which is not supported.")
+    known |= {*REFUSED}
     unknown = [key for key in config if key not in known and config[key] not in (None, [], {})]
     if unknown:
         log.warning("%s has keys that are not read: %s.", where, ", ".join(map(repr, unknown)))

@@ -12,6 +12,7 @@ from rl4p.model.rope import (
     LinearScaling,
     Llama3Scaling,
     LongScaling,
+    ProportionalScaling,
     Scaling,
     YarnScaling,
 )
@@ -353,6 +354,12 @@ def write_scaling(scaling: Scaling | None) -> dict[str, Any]:
                 "low_freq_factor": scaling.low_frequency_factor,
                 "high_freq_factor": scaling.high_frequency_factor,
                 "original_max_position_embeddings": scaling.original_max_positions,
+            }
+        case ProportionalScaling():
+            return {
+                "rope_type": "proportional",
+                "partial_rotary_factor": scaling.part,
+                "factor": scaling.factor,
             }
         case YarnScaling():
             return {
