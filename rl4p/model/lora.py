@@ -18,10 +18,10 @@ PROJECTIONS = ("query", "key", "value", "output", "gate", "up", "down")
 # From Hugging Face's modules, some of which hold several projections, to a regular expression of
 # the paths of these, with a dot before each name.
 MODULES = {
-    "q_proj": r"\.(query|attention_gate)",
+    "q_proj": r"(\.latent)?\.(query|attention_gate)",
     "k_proj": r"\.key",
     "v_proj": r"\.value",
-    "o_proj": r"\.output",
+    "o_proj": r"(\.latent)?\.output",
     "gate_proj": r"(\.shared)?\.gate",
     "up_proj": r"(\.shared)?\.up",
     "down_proj": r"(\.shared)?\.down",
@@ -34,6 +34,10 @@ MODULES = {
     "in_proj_qkvz": r"\.delta\.(query|key|value|gate)",
     "in_proj_ba": r"\.delta\.(strength|step)",
     "out_proj": r"\.(delta|mamba|convolution)\.output",
+    "q_a_proj": r"\.latent\.query_down",
+    "q_b_proj": r"\.latent\.query_up",
+    "kv_a_proj_with_mqa": r"\.latent\.key_value_down",
+    "kv_b_proj": r"\.latent\.key_value_up",
     "all-linear": ".*",
 }
 

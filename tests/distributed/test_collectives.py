@@ -271,6 +271,7 @@ from rl4p.learner import kl
 from rl4p.learner.logprobs import ScoreOptions, score_tokens
 from rl4p.learner.objective import Objective
 from rl4p.model.decoder import Decoder, DecoderConfig
+from rl4p.model.decoder_config import LatentConfig
 from rl4p.model.lora import LoRA, merge_trees
 from rl4p.base.types import Microbatching, Sampling, TrainingBatch, Trajectories, TrainState
 from rl4p.update.gspo import GSPO
@@ -283,6 +284,12 @@ FAMILIES = {
     "sliding": {"sliding": (True, False), "window": 7, "attention_sinks": True,
                 "query_key_norm": "whole"},
     "experts": {"experts": 4, "chosen_experts": 2},
+    "latent": {
+        "num_kv_heads": 8, "rotary_width": 2, "mixers": ("latent",) * 2,
+        "latent": LatentConfig(
+            rank=16, query_rank=8, unrotated_width=2, rotated_width=2, value_width=6
+        ),
+    },
     "packed": {},
     "adapters": {},
 }
@@ -387,6 +394,7 @@ for shape in shapes:
             "groups", ("1,1,8,1", "1,4,2,1", "2,1,2,2", "1,1,4,2"), marks=pytest.mark.slow
         ),
         pytest.param("sliding", ("1,2,4,1", "1,1,2,4"), marks=pytest.mark.slow),
+        pytest.param("latent", ("1,2,4,1", "1,1,2,4"), marks=pytest.mark.slow),
         pytest.param("packed", ("1,2,4,1", "2,1,2,2"), marks=pytest.mark.slow),
         pytest.param("adapters", ("1,2,4,1", "2,1,2,2"), marks=pytest.mark.slow),
         pytest.param("experts", ("1,2,4,1", "2,1,4,1", "1,1,4,2"), marks=pytest.mark.slow),

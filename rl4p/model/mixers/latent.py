@@ -103,14 +103,18 @@ class LatentAttention(nn.Module):
             q = self.query_up(self.query_norm(self.query_down(x_BTD)))
         q_BTHh = q.reshape(*x_BTD.shape[:2], c.heads, c.head_width)
         plain, turning = jnp.split(q_BTHh, [latent.unrotated_width], axis=-1)
-        turned = rotate(turning, view.cos, view.sin, interleaved=c.interleaved_rope)
-        return jnp.concatenate([plain, turned], axis=-1)
+        return jnp.concatenate([plain, self.turned(turning, view)], axis=-1)
 
     def latents(self, x_BTD: Array, view: AttentionInputs) -> Latents:
-        c, latent = self.config, latent_of(self.config)
-        latents, keys = jnp.split(self.key_value_down(x_BTD), [latent.rank], axis=-1)
-        keys = rotate(keys[:, :, None], view.cos, view.sin, interleaved=c.interleaved_rope)
-        return Latents(self.key_value_norm(latents), keys[:, :, 0])
+        rank = latent_of(self.config).rank
+        latents, keys = jnp.split(self.key_value_down(x_BTD), [rank], axis=-1)
+        keys = self.turned(keys[:, :, None], view)[:, :, 0]
+        return Latents(self.key_value_norm(latents), keys)
+
+    def turned(self, x: Array, view: AttentionInputs) -> Array:
+        """Rotates own columns, which are not yet exchanged for heads."""
+        cos, sin = (collectives.own(x) for x in (view.cos, view.sin))
+        return rotate(x, cos, sin, interleaved=self.config.interleaved_rope)
 
     def expanded(
         self, q_BTHh: Array, latents: Latents, view: AttentionInputs, *, in_order: bool
