@@ -33,6 +33,7 @@ MODULES = {
     "in_proj_a": r"\.delta\.step",
     "in_proj_qkvz": r"\.delta\.(query|key|value|gate)",
     "in_proj_ba": r"\.delta\.(strength|step)",
+    "in_proj": r"\.mamba\.(?!output).*|\.convolution\.(?!output$).*",
     "out_proj": r"\.(delta|mamba|convolution)\.output",
     "q_a_proj": r"\.latent\.query_down",
     "q_b_proj": r"\.latent\.query_up",

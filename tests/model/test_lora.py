@@ -147,21 +147,33 @@ def test_the_targets_are_a_pattern(folder):
 
 
 @pytest.mark.parametrize(
-    ("targets", "expected"),
+    ("case", "targets", "expected"),
     [
-        ("q_proj", {("query",), ("attention_gate",)}),
-        ("query", {("query",), ("delta", "query")}),
-        ("delta.query", {("delta", "query")}),
-        (("in_proj_qkv", "out_proj"), {("delta", x) for x in ("query", "key", "value", "output")}),
+        ("lfm2", "in_proj", {("convolution", x) for x in ("input_gate", "output_gate", "value")}),
+        ("lfm2", "out_proj", {("convolution", "output")}),
         (
+            "nemotron_h",
+            "in_proj",
+            {("mamba", x) for x in ("query", "key", "value", "gate", "step")},
+        ),
+        ("qwen3_5_moe", "q_proj", {("query",), ("attention_gate",)}),
+        ("qwen3_5_moe", "query", {("query",), ("delta", "query")}),
+        ("qwen3_5_moe", "delta.query", {("delta", "query")}),
+        (
+            "qwen3_5_moe",
+            ("in_proj_qkv", "out_proj"),
+            {("delta", x) for x in ("query", "key", "value", "output")},
+        ),
+        (
+            "qwen3_5_moe",
             ("in_proj_z", "in_proj_b", "in_proj_a"),
             {("delta", x) for x in ("gate", "strength", "step")},
         ),
-        ("gate_proj", {("shared", "gate")}),
+        ("qwen3_5_moe", "gate_proj", {("shared", "gate")}),
     ],
 )
-def test_modules_of_other_mixers_have_their_own_names(targets, expected):
-    shapes = jax.eval_shape(Decoder(config=decoder_config("qwen3_5_moe")).init, jax.random.key(0))
+def test_modules_of_other_mixers_have_their_own_names(case, targets, expected):
+    shapes = jax.eval_shape(Decoder(config=decoder_config(case)).init, jax.random.key(0))
     layers = jax.eval_shape(LoRA(rank=2, targets=targets).init, jax.random.key(0), shapes)["layers"]
     paths = {tuple(key.key for key in path[:-1]) for path, _ in jax.tree.leaves_with_path(layers)}
     assert paths == expected
