@@ -126,7 +126,7 @@ class Decoder:
         for structure in dict.fromkeys(structures):
             layer = replace(self, attention="xla").layer(structure)  # kernels need their devices
             own = [i for i, kind in enumerate(structures) if kind == structure]
-            keys = keys_L if len(own) == c.layers else keys_L[jnp.asarray(own)]
+            keys: Any = keys_L if len(own) == c.layers else keys_L[jnp.asarray(own)]
             fresh = jax.vmap(partial(fresh_layer, layer))(keys)
             made[structure] = own, jax.tree.map_with_path(smaller, fresh)
         if len(made) == 1:

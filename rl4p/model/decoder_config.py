@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 from rl4p.model.rope import Scaling
 from rl4p.model.router import PLAIN, Router
@@ -350,15 +350,11 @@ class DecoderConfig:
         return not WITH_STATE.isdisjoint(self.mixers)
 
 
-def latent_of(c: DecoderConfig) -> LatentConfig:
-    """Returns the options of latent attention, of a decoder that has it."""
-    if c.latent is None:
-        raise ValueError("A decoder with latent attention needs its options: set latent.")
-    return c.latent
+Options = TypeVar("Options")
 
 
-def delta_of(c: DecoderConfig) -> DeltaConfig:
-    """Returns the options of the gated delta rule, of a decoder that has it."""
-    if c.delta is None:
-        raise ValueError("A decoder with the gated delta rule needs its options: set delta.")
-    return c.delta
+def options(of_mixer: Options | None) -> Options:
+    """Returns the options of a mixer that a decoder has, such as `options(config.latent)`."""
+    if of_mixer is None:
+        raise ValueError("A decoder needs the options of each of its mixers.")
+    return of_mixer

@@ -12,7 +12,7 @@ from rl4p.distributed import collectives
 from rl4p.distributed.mesh import Mesh
 from rl4p.model.attention import AttentionInputs, Kernel, attend
 from rl4p.model.cache import KeysValues, Latents, NoCache, Writer
-from rl4p.model.decoder_config import DecoderConfig, LayerKind, latent_of
+from rl4p.model.decoder_config import DecoderConfig, LayerKind, options
 from rl4p.model.experts import Experts, SharedExperts, gated
 from rl4p.model.mixers.delta import GatedDelta
 from rl4p.model.mixers.gated_convolution import GatedConvolution
@@ -84,11 +84,13 @@ class Layer(nn.Module):
             case "latent":
                 self.latent = LatentAttention(c, dense, RMSNorm, self.kernel)
             case "mamba":
-                self.mamba = Mamba(c.mamba, c.width, c.norm_epsilon, self.dtype, dense)
+                self.mamba = Mamba(options(c.mamba), c.width, c.norm_epsilon, self.dtype, dense)
             case "convolution":
-                self.convolution = GatedConvolution(c.convolution, c.width, dense)
+                self.convolution = GatedConvolution(options(c.convolution), c.width, dense)
             case "delta":
-                self.delta = GatedDelta(c.delta, c.width, c.norm_epsilon, self.dtype, dense)
+                self.delta = GatedDelta(
+                    options(c.delta), c.width, c.norm_epsilon, self.dtype, dense
+                )
         mixes, feeds = self.kind.mixer != "none", self.kind.feed_forward != "none"
         if mixes and c.pre_norms:
             self.attention_norm = norm()
@@ -218,14 +220,14 @@ class Layer(nn.Module):
             case "attention":
                 return NoCache() if self.kind.shares else self.empty_keys(rows, slots, dtype)
             case "latent":
-                widths = latent_of(c).rank, latent_of(c).rotated_width
+                widths = options(c.latent).rank, options(c.latent).rotated_width
                 return Latents(*(jnp.zeros((rows, slots, width), dtype) for width in widths))
             case "mamba":
-                return Mamba.empty_state(c.mamba, rows)
+                return Mamba.empty_state(options(c.mamba), rows)
             case "convolution":
-                return GatedConvolution.empty_state(c.convolution, c.width, rows)
+                return GatedConvolution.empty_state(options(c.convolution), c.width, rows)
             case "delta":
-                return GatedDelta.empty_state(c.delta, rows)
+                return GatedDelta.empty_state(options(c.delta), rows)
         return NoCache()
 
     def empty_keys(self, rows: int, slots: int, dtype: Any) -> KeysValues:

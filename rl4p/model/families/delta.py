@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from rl4p.model.decoder import DecoderConfig
-from rl4p.model.decoder_config import DeltaConfig, delta_of
+from rl4p.model.decoder_config import DeltaConfig, options
 from rl4p.model.families.expert_keys import (
     Options,
     Topic,
@@ -73,7 +73,7 @@ def read_delta(keys: Keys, _: Options) -> Options:
 
 
 def write_delta(c: DecoderConfig) -> dict[str, Any]:
-    own = delta_of(c)
+    own = options(c.delta)
     return {
         "linear_num_key_heads": own.key_heads,
         "linear_num_value_heads": own.value_heads,
@@ -110,7 +110,7 @@ BY_HEAD = dict.fromkeys(("query", "key", "value", "gate"), "in_proj_qkvz") | dic
 
 def tensors(c: DecoderConfig, *, experts: ExpertNames, by_head: bool) -> Iterator[Tensor]:
     """Yields every tensor; `by_head` says whether a key head's projections stand together."""
-    own, h = delta_of(c), c.head_width
+    own, h = options(c.delta), c.head_width
     keys, values = own.key_heads * own.key_width, own.value_heads * own.value_width
     sizes = {"query": keys, "key": keys, "value": values}
     modules = BY_HEAD if by_head else dict.fromkeys(sizes, "in_proj_qkv") | APART

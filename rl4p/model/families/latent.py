@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from rl4p.model.decoder import DecoderConfig
-from rl4p.model.decoder_config import LatentConfig, latent_of
+from rl4p.model.decoder_config import LatentConfig, options
 from rl4p.model.families.family import LAYER_NAMES
 from rl4p.model.families.keys import Keys, limit_positions, write_positions, write_shape
 from rl4p.model.rope import YarnScaling
@@ -27,7 +27,7 @@ ATTENTION = {
 def latent_names(c: DecoderConfig) -> dict[tuple[str, ...], str]:
     """Returns the names of a layer's norms and attention."""
     without = ("query_down", "query_norm", "query_up")
-    without = without if latent_of(c).query_rank is None else ("query",)
+    without = without if options(c.latent).query_rank is None else ("query",)
     own = {name: LAYER_NAMES[name, "scale"] for name in ("attention_norm", "feed_forward_norm")}
     return {(name, "scale"): whole for name, whole in own.items()} | {
         ("latent", *path): f"self_attn.{name}"
@@ -89,7 +89,7 @@ def read_growth(keys: Keys) -> float:
 
 def write_latent(c: DecoderConfig) -> dict[str, Any]:
     """Returns the keys of `read_latent`."""
-    latent = latent_of(c)
+    latent = options(c.latent)
     written = write_shape(replace(c, rotary_width=None, head_width=latent.rotated_width))
     if isinstance(c.rope_scaling, YarnScaling) and latent.score_growth:
         section = written["rope_scaling"] | {"mscale_all_dim": latent.score_growth}

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rl4p.model.decoder import DecoderConfig
-from rl4p.model.decoder_config import ConvolutionConfig, Mixer
+from rl4p.model.decoder_config import ConvolutionConfig, Mixer, options
 from rl4p.model.families.expert_keys import counts, normalized
 from rl4p.model.families.expert_names import ExpertNames
 from rl4p.model.families.family import Family, Tensor, names, rows
@@ -96,25 +96,23 @@ def write_lfm2(c: DecoderConfig) -> dict[str, Any]:
 
 def write_mixers(c: DecoderConfig) -> dict[str, Any]:
     """Returns the keys of both families."""
-    assert c.convolution is not None
     shape, types = write_shape(c), {mixer: name for name, mixer in MIXERS.items()}
     return shape | {
         "norm_eps": shape.pop("rms_norm_eps"),
-        "conv_L_cache": c.convolution.kernel,
-        "conv_bias": c.convolution.bias,
+        "conv_L_cache": options(c.convolution).kernel,
+        "conv_bias": options(c.convolution).bias,
         "layer_types": [types[kind.mixer] for kind in c.kinds],
         "tie_embedding": c.tied_embedding,
     }
 
 
 def lfm2_tensors(c: DecoderConfig) -> Iterator[Tensor]:
-    assert c.convolution is not None
-    own = dict(LFM2_NAMES)
+    own: dict[tuple[str, ...], str] = dict(LFM2_NAMES)
     for projection, name in PROJECTIONS.items():
         own["convolution", projection, "kernel"] = f"{name}.weight"
-        if c.convolution.bias:
+        if options(c.convolution).bias:
             own["convolution", projection, "bias"] = f"{name}.bias"
-    if c.convolution.bias:
+    if options(c.convolution).bias:
         own["convolution", "convolution_bias"] = "conv.conv.bias"
     fused = [("convolution", name, "kernel") for name in ("input_gate", "output_gate", "value")]
     for tensor in names(c, own, rows(dict.fromkeys(fused, c.width))):

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rl4p.model.decoder import DecoderConfig
-from rl4p.model.decoder_config import FeedForward, MambaConfig, Mixer
+from rl4p.model.decoder_config import FeedForward, MambaConfig, Mixer, options
 from rl4p.model.families.dense import read_multipliers, reciprocal, write_multipliers
 from rl4p.model.families.expert_keys import GROUPED, counts, normalized, shared_width
 from rl4p.model.families.expert_names import ExpertNames
@@ -57,12 +57,6 @@ def mamba_parts(c: MambaConfig) -> dict[Path, TensorPart]:
         **rows({("mamba", f"{name}_convolution"): size for name, size in sizes.items()}),
         **rows({("mamba", f"{name}_bias"): size for name, size in sizes.items()}),
     }
-
-
-def mamba_of(c: DecoderConfig) -> MambaConfig:
-    """Returns the options of Mamba-2 layers, which a family reads even if no layer is one."""
-    assert c.mamba is not None
-    return c.mamba
 
 
 def checked_groups(keys: Keys, c: MambaConfig, heads: str, groups: str) -> MambaConfig:
@@ -197,7 +191,7 @@ def read_nemotron_experts(keys: Keys) -> dict[str, Any]:
 
 def write_nemotron_h(c: DecoderConfig) -> dict[str, Any]:
     types = {block: name for name, block in BLOCKS.items()}
-    shape, mamba = write_shape(c), mamba_of(c)
+    shape, mamba = write_shape(c), options(c.mamba)
     written = {
         "num_hidden_layers": c.layers,
         "layers_block_type": [types[kind.mixer, kind.feed_forward] for kind in c.kinds],
@@ -222,7 +216,7 @@ def write_nemotron_h(c: DecoderConfig) -> dict[str, Any]:
 
 
 def nemotron_h_tensors(c: DecoderConfig) -> Iterator[Tensor]:
-    mamba = mamba_of(c)
+    mamba = options(c.mamba)
     own = {**NEMOTRON_NAMES, **mamba_names(mamba, "mixer."), **NEMOTRON_EXPERTS.in_layer(c)}
     for tensor in (*names(c, own, mamba_parts(mamba)), *NEMOTRON_EXPERTS.tensors(c)):
         name = tensor.name.replace("model.embed_tokens.", "backbone.embeddings.")
@@ -313,7 +307,7 @@ def limits(keys: Keys) -> tuple[float, float]:
 
 
 def write_granite_hybrid(c: DecoderConfig) -> dict[str, Any]:
-    types, mamba = {mixer: name for name, mixer in GRANITE_MIXERS.items()}, mamba_of(c)
+    types, mamba = {mixer: name for name, mixer in GRANITE_MIXERS.items()}, options(c.mamba)
     rotated = not any(c.unrotated)
     return {
         **write_shape(c),
@@ -337,7 +331,7 @@ def write_granite_hybrid(c: DecoderConfig) -> dict[str, Any]:
 
 
 def granite_hybrid_tensors(c: DecoderConfig) -> Iterator[Tensor]:
-    mamba, owner = mamba_of(c), ("shared",) if c.experts else ()
+    mamba, owner = options(c.mamba), ("shared",) if c.experts else ()
     fused = [(*owner, name, "kernel") for name in ("gate", "up")]
     own = {path: name for path, name in LAYER_NAMES.items() if not name.startswith("mlp.")}
     own |= dict.fromkeys(fused, "shared_mlp.input_linear.weight")

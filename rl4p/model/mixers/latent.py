@@ -28,7 +28,7 @@ from rl4p.base.types import Array
 from rl4p.distributed import collectives
 from rl4p.model.attention import MASKED, AttentionInputs, Kernel, attend
 from rl4p.model.cache import Latents, Writer
-from rl4p.model.decoder_config import DecoderConfig, latent_of
+from rl4p.model.decoder_config import DecoderConfig, options
 from rl4p.model.rope import YarnScaling, rotate
 
 EPSILON = 1e-6  # of the norms of latents, in every family
@@ -48,7 +48,7 @@ class LatentAttention(nn.Module):
     kernel: Kernel = "xla"
 
     def setup(self) -> None:
-        c, latent = self.config, latent_of(self.config)
+        c, latent = self.config, options(self.config.latent)
         if latent.query_rank is None:
             self.query = self.dense(c.heads * c.head_width)
         else:
@@ -96,7 +96,7 @@ class LatentAttention(nn.Module):
 
     def queries(self, x_BTD: Array, view: AttentionInputs) -> Array:
         """Returns queries [B, T, H, h], whose last part is rotated."""
-        c, latent = self.config, latent_of(self.config)
+        c, latent = self.config, options(self.config.latent)
         if latent.query_rank is None:
             q = self.query(x_BTD)
         else:
@@ -106,7 +106,7 @@ class LatentAttention(nn.Module):
         return jnp.concatenate([plain, self.turned(turning, view)], axis=-1)
 
     def latents(self, x_BTD: Array, view: AttentionInputs) -> Latents:
-        rank = latent_of(self.config).rank
+        rank = options(self.config.latent).rank
         latents, keys = jnp.split(self.key_value_down(x_BTD), [rank], axis=-1)
         keys = self.turned(keys[:, :, None], view)[:, :, 0]
         return Latents(self.key_value_norm(latents), keys)
@@ -120,7 +120,7 @@ class LatentAttention(nn.Module):
         self, q_BTHh: Array, latents: Latents, view: AttentionInputs, *, in_order: bool
     ) -> Array:
         """Attends to keys and values, expanded from the latents, in the dtype of the queries."""
-        c, latent = self.config, latent_of(self.config)
+        c, latent = self.config, options(self.config.latent)
         latents_BSR, keys_BSr = (x.astype(q_BTHh.dtype) for x in latents)
         up = self.key_value_up(latents_BSR).reshape(*latents_BSR.shape[:2], c.heads, -1)
         k, v_BSHv = jnp.split(up, [latent.unrotated_width], axis=-1)
@@ -142,7 +142,7 @@ class LatentAttention(nn.Module):
         """Attends to the latents, in the dtype of the cache; the softmax is in float32."""
         (latents_BSR, keys_BSr), dtype = latents, latents.latents_BSR.dtype
         scaled = q_BTHh * score_scale(self.config)
-        plain, turned = jnp.split(scaled, [latent_of(self.config).unrotated_width], axis=-1)
+        plain, turned = jnp.split(scaled, [options(self.config.latent).unrotated_width], axis=-1)
         q_BTHR = self.times_keys(plain).astype(dtype)
         scores_BHTS = jnp.einsum("BTHR,BSR->BHTS", q_BTHR, latents_BSR).astype(jnp.float32)
         turned_BHTS = jnp.einsum("BTHr,BSr->BHTS", turned.astype(dtype), keys_BSr)
@@ -177,20 +177,20 @@ class LatentAttention(nn.Module):
     def of_heads(self, up_RF: Array) -> Sequence[Array]:
         """Returns the parts of keys and of values: [rank, H, unrotated_width], [rank, H, v]."""
         up_RHw = up_RF.reshape(up_RF.shape[0], self.config.heads, -1)
-        return jnp.split(up_RHw, [latent_of(self.config).unrotated_width], axis=-1)
+        return jnp.split(up_RHw, [options(self.config.latent).unrotated_width], axis=-1)
 
 
 def score_scale(c: DecoderConfig) -> float:
     """Returns what scores are multiplied by: 1 / sqrt(h), grown with the context by YaRN."""
     growth = 1.0
     if isinstance(c.rope_scaling, YarnScaling):
-        growth += 0.1 * latent_of(c).score_growth * math.log(max(c.rope_scaling.factor, 1.0))
+        growth += 0.1 * options(c.latent).score_growth * math.log(max(c.rope_scaling.factor, 1.0))
     return c.head_width**-0.5 * growth**2
 
 
 def absorbing_is_cheaper(c: DecoderConfig, T: int, S: int) -> bool:
     """Returns whether absorbed attention of T queries to S slots has fewer products."""
-    latent = latent_of(c)
+    latent = options(c.latent)
     up = latent.rank * (latent.unrotated_width + latent.value_width)
     absorbed = T * up + T * S * (2 * latent.rank + latent.rotated_width)
     return absorbed < S * up + T * S * (c.head_width + latent.value_width)
