@@ -107,7 +107,7 @@ def write_mixers(c: DecoderConfig) -> dict[str, Any]:
 
 
 def lfm2_tensors(c: DecoderConfig) -> Iterator[Tensor]:
-    own: dict[tuple[str, ...], str] = dict(LFM2_NAMES)
+    own: dict[tuple[str, ...], str] = {**LFM2_NAMES}
     for projection, name in PROJECTIONS.items():
         own["convolution", projection, "kernel"] = f"{name}.weight"
         if options(c.convolution).bias:
