@@ -95,6 +95,7 @@ DECLARED: dict[str, Parameter] = {
     "experts/up": Parameter(("experts", "width", None)),
     "experts/down": Parameter(("experts", None, "width")),
     "experts/router_bias": vector(None),
+    "experts/router_factor": vector(None),
     "experts/router_correction": constant(None, None),
     "experts/gate_bias": vector("experts", None),
     "experts/up_bias": vector("experts", None),

@@ -8,7 +8,7 @@ from rl4p.model.rope import Scaling
 from rl4p.model.router import PLAIN, Router
 
 Mixer = Literal["attention", "latent", "delta", "mamba", "convolution", "none"]
-FeedForward = Literal["gated", "experts", "none"]
+FeedForward = Literal["gated", "experts", "both", "none"]
 WITH_STATE = {"delta", "mamba", "convolution"}  # whose memory is a state, not a list of tokens
 
 
@@ -18,7 +18,7 @@ class LayerKind(NamedTuple):
     Attributes:
       slides, unrotated: of the layer's attention (`DecoderConfig`).
       mixer: what moves information between tokens.
-      feed_forward: what follows it.
+      feed_forward: what follows it; `both` is a gated one with experts beside it.
       full: it has the heads of `DecoderConfig.full`.
       shares: it has the keys and values of an earlier layer (`SharedKeys`).
     """
@@ -314,7 +314,7 @@ class DecoderConfig:
                 sizes["query_rank"] = self.latent.query_rank
         if self.experts:
             sizes["experts"] = self.experts
-        gated = any(kind.feed_forward == "gated" for kind in self.kinds)
+        gated = any(kind.feed_forward in ("gated", "both") for kind in self.kinds)
         if width := math.gcd(self.feed_forward_width if gated else 0, self.shared_width):
             sizes["feed_forward"] = width
         return sizes

@@ -21,6 +21,7 @@ ACTIVATIONS = {
     "gelu_tanh": partial(nn.gelu, approximate=True),
     "relu2": lambda x: jnp.square(nn.relu(x)),
 }
+OfExperts = tuple[Array | None, Array | None]  # corrections and factors, for `Router`
 LIMIT, SLOPE = 7.0, 1.702  # of `clamped_swish`
 
 
@@ -57,10 +58,13 @@ class Experts(nn.Module):
     dispatch: Literal["dense", "grouped"] = "dense"
 
     @nn.compact
-    def __call__(self, x_BTD: Array, mesh: Mesh | None = None) -> Array:
+    def __call__(
+        self, x_BTD: Array, mesh: Mesh | None = None, routed_BTD: Array | None = None
+    ) -> Array:
         """Returns y.
 
         Args:
+          routed_BTD: what the router multiplies instead of x, if that is something else.
           mesh: the mesh that samples; None within `collectives.on_rows`, or on one device. Without
             it, the compiler would gather the experts of several devices.
         """
@@ -85,33 +89,40 @@ class Experts(nn.Module):
             )
         )
         own = [kernels.get(name) for name in ("gate", "up", "down")], biases
-        correction_E = None
+        correction_E = factor_E = None
         if c.router.corrected:
             correction_E = self.param("router_correction", nn.initializers.zeros, (1, E))[0]
-        product_BTE = jnp.einsum("BTD,DE->BTE", x_BTD.astype(exact), router_DE)
+        if c.router.scaled:
+            factor_E = self.param("router_factor", nn.initializers.ones, (E,))
+        routed_BTD = x_BTD if routed_BTD is None else routed_BTD
+        product_BTE = jnp.einsum("BTD,DE->BTE", routed_BTD.astype(exact), router_DE)
         inputs = x_BTD, plus(product_BTE, router_bias_E).astype(jnp.float32)
         run = self.dense if self.dispatch == "dense" else self.grouped
-        return with_own_experts(run, inputs, correction_E, own, mesh)
+        return with_own_experts(run, inputs, (correction_E, factor_E), own, mesh)
 
-    def choose(self, scores_BTE: Array, correction_E: Array | None) -> tuple[Array, Array]:
+    def choose(self, scores_BTE: Array, of_experts: OfExperts) -> tuple[Array, Array]:
         """Returns the weights and the numbers of the chosen experts of each token: [B, T, C]."""
-        c = self.config
+        c, (correction_E, factor_E) = self.config, of_experts
         weights_BTC, chosen_BTC = c.router.choose(
             scores_BTE, correction_E, c.chosen_experts, normalized=c.normalized_experts
         )
+        if factor_E is not None:
+            which_BTCE = jax.nn.one_hot(chosen_BTC, c.experts, dtype=jnp.float32)
+            factors_BTC = jnp.einsum("BTCE,E->BTC", which_BTCE, factor_E.astype(jnp.float32))
+            weights_BTC = weights_BTC * factors_BTC
         return weights_BTC.astype(self.dtype), chosen_BTC
 
     def dense(
         self,
         x_BTD: Array,
         scores_BTE: Array,
-        correction_E: Array | None,
+        of_experts: OfExperts,
         kernels: Sequence[Any],
         biases: Sequence[Array | None],
         first: Array | int = 0,
     ) -> Array:
         """Runs E experts, of which the first has the number `first`, on every token."""
-        weights_BTC, chosen_BTC = self.choose(scores_BTE, correction_E)
+        weights_BTC, chosen_BTC = self.choose(scores_BTE, of_experts)
         (gate_EDF, up_EDF, down_EFD), (gate_bias_EF, up_bias_EF, down_bias_ED) = kernels, biases
         # All 0 for another expert.
         chosen_BTCE = jax.nn.one_hot(chosen_BTC - first, len(up_EDF), dtype=self.dtype)
@@ -130,7 +141,7 @@ class Experts(nn.Module):
         self,
         x_BTD: Array,
         scores_BTE: Array,
-        correction_E: Array | None,
+        of_experts: OfExperts,
         kernels: Sequence[Any],
         biases: Sequence[Array | None],
         first: Array | int = 0,
@@ -142,7 +153,7 @@ class Experts(nn.Module):
         """
         gate_EDF, up_EDF, down_EFD = kernels
         E = len(up_EDF)
-        weights_BTC, chosen_BTC = self.choose(scores_BTE, correction_E)
+        weights_BTC, chosen_BTC = self.choose(scores_BTE, of_experts)
         experts_N = chosen_BTC.reshape(-1) - first
         experts_N = jnp.where((experts_N >= 0) & (experts_N < E), experts_N, E)
         sorted_N = jnp.argsort(experts_N)
@@ -202,7 +213,7 @@ class SharedExperts(nn.Module):
 def with_own_experts(
     run: Callable[..., Array],
     inputs: tuple[Array, ...],
-    whole: Array | None,
+    whole: Any,
     experts: Any,
     mesh: Mesh | None,
 ) -> Array:
@@ -210,7 +221,7 @@ def with_own_experts(
 
     Args:
       inputs: arrays [B, T, ...], whose rows other devices may divide.
-      whole: an array that each device has in full.
+      whole: arrays that each device has in full.
       experts: arrays [E, ...].
       mesh: as in `Experts.__call__`.
     """
@@ -225,7 +236,7 @@ def with_own_experts(
 
     count = math.prod(devices.shape[axis] for axis in axes)
 
-    def of_device(inputs: tuple[Array, ...], whole: Array | None, experts: Any) -> Array:
+    def of_device(inputs: tuple[Array, ...], whole: Any, experts: Any) -> Array:
         first = jax.lax.axis_index(axes) * len(experts[0][-1])
         with jax.named_scope(experts_of(count)):
             y_BTD = run(*inputs, whole, *experts, first)

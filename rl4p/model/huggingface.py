@@ -141,7 +141,7 @@ def read_params(
     for tensor in family.tensors(decoder.config):
         parameters.setdefault(tensor.path, []).append(tensor)
     everything = [tensor for tensors in parameters.values() for tensor in tensors]
-    if unused := family.unused.replace("{layers}", str(decoder.config.layers)):
+    if unused := family.unused_names(decoder.config):
         kept = {name: x for name, x in stored.items() if not re.fullmatch(unused, name)}
         if left := sorted(stored.keys() - kept.keys()):
             log.warning("Tensors that the model does not use are left out: %s.", listed(left))

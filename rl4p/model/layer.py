@@ -100,11 +100,14 @@ class Layer(nn.Module):
             self.attention_post_norm = norm()
         if feeds and c.post_norms:
             self.feed_forward_post_norm = norm()
-        if self.kind.feed_forward == "experts":
+        if self.kind.feed_forward in ("experts", "both"):
             self.experts = Experts(c, self.dtype, self.experts_dispatch)
             if c.shared_width:
                 self.shared = SharedExperts(c, self.dtype, dense)
-        elif feeds:
+        if self.kind.feed_forward == "both":
+            self.router_norm, self.experts_norm = norm(), norm()
+            self.gated_post_norm, self.experts_post_norm = norm(), norm()
+        if self.kind.feed_forward in ("gated", "both"):
             width = c.feed_forward_width
             if self.kind.shares and c.sharing is not None:
                 width = c.sharing.feed_forward_width
@@ -144,7 +147,7 @@ class Layer(nn.Module):
             x_BTD = x_BTD + scaled(mixed, c.residual_multiplier)
         if kind.feed_forward != "none":
             mesh = None if write is None else write.mesh
-            fed = self.feed_forward(self.feed_forward_norm(x_BTD) if c.pre_norms else x_BTD, mesh)
+            fed = self.feed_forward(x_BTD, mesh)
             fed = self.feed_forward_post_norm(fed) if c.post_norms else fed
             x_BTD = x_BTD + scaled(fed, c.residual_multiplier)
         if own_BTP is not None:
@@ -238,11 +241,22 @@ class Layer(nn.Module):
         return KeysValues(*(jnp.zeros(shape, dtype) for shape in shapes))
 
     def feed_forward(self, x_BTD: Array, mesh: Mesh | None) -> Array:
+        """Returns what is added to x. Of both, the router and the experts have norms of their own.
+
+        The input of that router is norm(x) / sqrt(D).
+        """
+        c = self.config
+        normed = self.feed_forward_norm(x_BTD) if c.pre_norms else x_BTD
         if self.kind.feed_forward == "experts":
-            y_BTD = self.experts(x_BTD, mesh)
-            return y_BTD + self.shared(x_BTD) if self.config.shared_width else y_BTD
-        gate = None if self.config.ungated else self.gate(x_BTD)
-        return self.down(gated(self.config.activation, gate, self.up(x_BTD)))
+            y_BTD = self.experts(normed, mesh)
+            return y_BTD + self.shared(normed) if c.shared_width else y_BTD
+        gate = None if c.ungated else self.gate(normed)
+        y_BTD = self.down(gated(c.activation, gate, self.up(normed)))
+        if self.kind.feed_forward == "gated":
+            return y_BTD
+        routed = scaled(self.router_norm(x_BTD), c.width**-0.5)
+        chosen = self.experts(self.experts_norm(x_BTD), mesh, routed)
+        return self.gated_post_norm(y_BTD) + self.experts_post_norm(chosen)
 
 
 def with_cache(

@@ -28,6 +28,7 @@ class Router:
       group_score: what a group is chosen by: its largest p + b, or the sum of its two largest.
       factor: the factor of the weights.
       epsilon: what is added to the sum that normalizes.
+      scaled: each expert has a factor of its weights.
       exact: x R is a product of float32, in any dtype of activations.
     """
 
@@ -38,6 +39,7 @@ class Router:
     group_score: Literal["largest", "two_largest"] = "two_largest"
     factor: float = 1.0
     epsilon: float = 0.0
+    scaled: bool = False
     exact: bool = False
 
     def check(self, experts: int, chosen: int) -> None:

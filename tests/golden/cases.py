@@ -467,6 +467,15 @@ CASES = {
             "num_global_key_value_heads": 2,
             "use_bidirectional_attention": "vision",
         },
+        "gemma4_moe": GEMMA4
+        | {
+            "num_hidden_layers": 3,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            "enable_moe_block": True,
+            "num_experts": 8,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 24,
+        },
         "gemma4_shared": GEMMA4
         | {
             "num_kv_shared_layers": 2,

@@ -225,7 +225,15 @@ assert len(re.findall(r"all-to-all(?:-start)?\\(", text)) == exchanges
     "case",
     [
         *("gemma3", "qwen3_moe", "smollm3", "olmo3", "gpt_oss", "phi3", "dots1"),
-        *("qwen2_moe_dense", "nemotron_h_moe", "lfm2", "deepseek_v3", "gemma4", "gemma4_shared"),
+        *(
+            "qwen2_moe_dense",
+            "nemotron_h_moe",
+            "lfm2",
+            "deepseek_v3",
+            "gemma4",
+            "gemma4_shared",
+            "gemma4_moe",
+        ),
     ],
 )
 def test_eight_devices_equal_one(case, on_devices):

@@ -198,6 +198,10 @@ GEMMA4 = {
     "num_kv_shared_layers": [0, 0, 1, 2],
     "use_double_wide_mlp": [True, False],
     "use_bidirectional_attention": [None, "vision"],
+    "enable_moe_block": [False, False, True],
+    "num_experts": [6],
+    "top_k_experts": [1, 2, 3],
+    "moe_intermediate_size": [24],
 }
 FAMILIES = {
     "gemma4_text": GEMMA4,

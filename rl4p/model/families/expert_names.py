@@ -47,29 +47,30 @@ class ExpertNames:
     def tensors(self, c: DecoderConfig) -> Iterator[Tensor]:
         """Yields the tensors of the router and of the experts in all layers that have them."""
         for layer, kind in enumerate(c.kinds):
-            if kind.feed_forward != "experts":
+            if kind.feed_forward not in ("experts", "both"):
                 continue
             start = f"model.layers.{layer}."
-            router = ("layers", "experts", "router")
+            experts = ("layers", *([kind.stack] if kind.stack else []), "experts")
+            router = (*experts, "router")
             yield Tensor(router, layer, None, start + self.router, True)
             if c.router.corrected:
-                path, row = (*router[:-1], "router_correction"), 0 if self.flat else None
+                path, row = (*experts, "router_correction"), 0 if self.flat else None
                 yield Tensor(path, layer, row, start + self.correction, False)
-            yield from self.of_layer(c, layer, start + self.experts)
+            yield from self.of_layer(c, layer, start + self.experts, experts)
 
-    def of_layer(self, c: DecoderConfig, layer: int, start: str) -> Iterator[Tensor]:
+    def of_layer(
+        self, c: DecoderConfig, layer: int, start: str, experts: tuple[str, ...]
+    ) -> Iterator[Tensor]:
         """Yields the tensors of the experts of a layer."""
         if self.fused is None:
             for projection, name in self.each.items():
                 for expert in range(c.experts):
-                    path, whole = ("layers", "experts", projection), f"{start}.{expert}.{name}"
+                    path, whole = (*experts, projection), f"{start}.{expert}.{name}"
                     yield Tensor(path, layer, expert, f"{whole}.weight", True)
             return
         into, out = self.fused
         width = c.expert_width or c.feed_forward_width
         for i, projection in enumerate(("gate", "up")):
             part = TensorPart(1, i * width, 1, 2 * width)
-            yield Tensor(
-                ("layers", "experts", projection), layer, None, f"{start}.{into}", True, part
-            )
-        yield Tensor(("layers", "experts", "down"), layer, None, f"{start}.{out}", True)
+            yield Tensor((*experts, projection), layer, None, f"{start}.{into}", True, part)
+        yield Tensor((*experts, "down"), layer, None, f"{start}.{out}", True)

@@ -87,8 +87,8 @@ class Family:
       names: a function that yields every tensor of a checkpoint, in each of its parts.
       quantization: the method of quantized weights that can be read; None if there is none.
       unused: a regular expression of the names of tensors that the causal model lacks, such as
-        those of heads that predict several tokens; `{layers}` is the number of layers. They are
-        left out.
+        those of heads that predict several tokens; `{layers}` is the number of layers, and
+        `{shared}` those without keys and values of their own. They are left out.
     """
 
     model_type: str
@@ -99,6 +99,11 @@ class Family:
     names: Callable[[DecoderConfig], Iterator[Tensor]]
     quantization: str | None = None
     unused: str = ""
+
+    def unused_names(self, c: DecoderConfig) -> str:
+        """Returns `unused` for a model."""
+        shared = "|".join(str(layer) for layer, kind in enumerate(c.kinds) if kind.shares)
+        return self.unused.replace("{layers}", str(c.layers)).replace("{shared}", shared or "none")
 
     def tensors(self, c: DecoderConfig) -> Iterator[Tensor]:
         """Yields every tensor, in each of its parts, with its index in stacked parameters."""

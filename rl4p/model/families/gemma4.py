@@ -1,26 +1,38 @@
 """The text model of Gemma 4.
 
 Beside what Gemma 3 has: heads of another shape in layers of full attention, whose keys may also be
-their values; norms of values; queries that nothing divides; inputs of each layer's own; and last
-layers with the keys and values of earlier ones. Its norms multiply by their weight alone.
+their values; norms of values; queries that nothing divides; inputs of each layer's own; last layers
+with the keys and values of earlier ones; and experts beside the feed-forward. Its norms multiply by
+their weight alone.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 from rl4p.base.errors import InputError
 from rl4p.model.decoder import DecoderConfig
 from rl4p.model.decoder_config import KeyHeads, SharedKeys
+from rl4p.model.families.expert_names import ExpertNames
 from rl4p.model.families.family import Family, Tensor, names
 from rl4p.model.families.gemma import GEMMA3_NAMES, read_softcap
 from rl4p.model.families.keys import Keys, write_layer_types, write_scaling, write_shape
 from rl4p.model.rope import ProportionalScaling, Scaling
+from rl4p.model.router import Router
 
 GEMMA4_NAMES = GEMMA3_NAMES | {
     ("input_gate", "kernel"): "per_layer_input_gate.weight",
     ("input_output", "kernel"): "per_layer_projection.weight",
     ("input_norm", "scale"): "post_per_layer_input_norm.weight",
     ("multiplier",): "layer_scalar",
+    ("router_norm", "scale"): "router.scale",
+    ("experts", "router_factor"): "router.per_expert_scale",
+    ("experts_norm", "scale"): "pre_feedforward_layernorm_2.weight",
+    ("experts_post_norm", "scale"): "post_feedforward_layernorm_2.weight",
+    ("gated_post_norm", "scale"): "post_feedforward_layernorm_1.weight",
 }
+EXPERTS = ExpertNames(
+    router="router.proj.weight", experts="experts", fused=("gate_up_proj", "down_proj")
+)
 PER_LAYER_NAMES = {
     ("embedding",): "embed_tokens_per_layer.weight",
     ("projection", "kernel"): "per_layer_model_projection.weight",
@@ -28,8 +40,9 @@ PER_LAYER_NAMES = {
 }
 
 
-def gemma4_names(c: DecoderConfig):
+def gemma4_names(c: DecoderConfig) -> Iterator[Tensor]:
     yield from names(c, GEMMA4_NAMES)
+    yield from EXPERTS.tensors(c)
     if c.per_layer_width:
         for path, name in PER_LAYER_NAMES.items():
             whole = ("per_layer", *path)
@@ -41,7 +54,6 @@ def read_gemma4(keys: Keys) -> DecoderConfig:
         keys.must_be(key, None)  # transformers reads none of them
     keys.must_be("hidden_activation", "gelu_pytorch_tanh", "activation")
     keys.must_be("use_bidirectional_attention", "vision")  # which changes nothing for text
-    keys.must_be("enable_moe_block", False)
     shape = keys.shape(head_width=256)
     sliding = read_sliding(keys, shape["layers"])
     per_layer = keys.get("hidden_size_per_layer_input", int, 256)
@@ -67,7 +79,26 @@ def read_gemma4(keys: Keys) -> DecoderConfig:
         scaled_embedding=True,
         per_layer_width=per_layer,
         scaled_layers=True,
+        **read_experts(keys, shape["layers"]),
     )
+
+
+def read_experts(keys: Keys, layers: int) -> dict[str, Any]:
+    """Returns the options of experts, which stand beside the feed-forward of every layer."""
+    if not keys.get("enable_moe_block", bool, False):
+        keys.unused("num_experts", "top_k_experts", "moe_intermediate_size")
+        return {}
+    count, chosen = keys.size("num_experts"), keys.size("top_k_experts")
+    if chosen > count:
+        raise InputError(f"{keys.where}: top_k_experts {chosen} is more than num_experts {count}.")
+    return {
+        "feed_forwards": ("both",) * layers,
+        "experts": count,
+        "chosen_experts": chosen,
+        "expert_width": keys.size("moe_intermediate_size"),
+        "normalized_experts": True,
+        "router": Router(scaled=True),
+    }
 
 
 def read_sliding(keys: Keys, layers: int) -> dict[str, Any]:
@@ -185,6 +216,11 @@ def write_gemma4(c: DecoderConfig) -> dict[str, Any]:
         local = {"rope_type": "default", "rope_theta": c.local_rope_theta}
         sections["sliding_attention"] = local
     full = c.key_heads(c.kinds[-1])
+    experts = {
+        "num_experts": c.experts,
+        "top_k_experts": c.chosen_experts,
+        "moe_intermediate_size": c.expert_width,
+    }
     double = c.sharing is not None and c.sharing.feed_forward_width != c.feed_forward_width
     return shape | {
         "rope_parameters": sections,
@@ -200,6 +236,8 @@ def write_gemma4(c: DecoderConfig) -> dict[str, Any]:
         "use_double_wide_mlp": double,
         "hidden_size_per_layer_input": c.per_layer_width,
         "vocab_size_per_layer_input": c.vocabulary,
+        "enable_moe_block": bool(c.experts),
+        **(experts if c.experts else {}),
     }
 
 
@@ -210,4 +248,6 @@ GEMMA4 = Family(
     read_config=read_gemma4,
     write_config=write_gemma4,
     names=gemma4_names,
+    # The files on the hub have them, and nothing reads them.
+    unused=r"model\.layers\.({shared})\.self_attn\.(k_proj|v_proj|k_norm)\.weight",
 )

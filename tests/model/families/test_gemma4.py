@@ -6,6 +6,7 @@ import pytest
 
 from rl4p.base.errors import InputError
 from rl4p.model.decoder_config import KeyHeads, SharedKeys
+from rl4p.model.families import FAMILIES
 from rl4p.model.rope import ProportionalScaling
 
 TWO = {"head_dim": 16, "num_key_value_heads": 2}
@@ -50,6 +51,26 @@ def test_heads_of_full_layers(read, written, change, heads):
     assert (keys["global_head_dim"], keys["num_global_key_value_heads"]) == (width, count)
 
 
+def test_experts_stand_beside_the_feed_forward(read):
+    config = read("gemma4_moe")
+    assert {kind.feed_forward for kind in config.kinds} == {"both"}
+    assert (config.experts, config.chosen_experts, config.expert_width) == (8, 3, 24)
+    assert config.router.scaled
+    paths = {tensor.name: tensor.path for tensor in FAMILIES["gemma4_text"].names(config)}
+    router = paths["model.layers.2.router.proj.weight"]
+    assert router == ("layers", "full", "experts", "router")
+    without = {"enable_moe_block": False, "num_experts": None}
+    assert read("gemma4_moe", without).experts == 0
+
+
+def test_the_files_may_have_keys_that_no_layer_reads(read):
+    names = FAMILIES["gemma4_text"].unused_names(read("gemma4_shared"))
+    unread = [f"model.layers.{i}.self_attn.k_proj.weight" for i in range(6)]
+    assert [bool(re.fullmatch(names, name)) for name in unread] == [i in (3, 4) for i in range(6)]
+    names = FAMILIES["gemma4_text"].unused_names(read("gemma4"))
+    assert not any(re.fullmatch(names, name) for name in unread)
+
+
 def test_the_last_layer_never_slides(read):
     assert read("gemma4", {"layer_types": None}).sliding == (True,) * 4 + (False,)
     assert read("gemma4", {"layer_types": ["sliding_attention"] * 5}).sliding[-1] is False
@@ -83,6 +104,11 @@ def rope(full=(), **others):
         ({"num_global_key_value_heads": 3}, "num_attention_heads 4 is not a multiple of the 3"),
         ({"per_layer_config": {"1": {"head_dim": 4}}}, "a per_layer_config that is not the same"),
         ({"per_layer_config": {key: {"rms_norm_eps": 1.0} for key in "14"}}, "not the same"),
+        ({"enable_moe_block": True}, "has no 'num_experts'"),
+        (
+            {"enable_moe_block": True, "num_experts": 2, "top_k_experts": 3},
+            "top_k_experts 3 is more than num_experts 2",
+        ),
         (rope(other={}), "rope_parameters with 'other'"),
         (rope(sliding_attention={"rope_type": "linear", "rope_theta": 5.0, "factor": 2.0}), "scal"),
         (rope({"rope_type": "linear", "factor": 2.0}), "factor 2.0 with rope type 'linear'"),
