@@ -3,6 +3,7 @@
 import dataclasses
 import subprocess
 import sys
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,8 @@ import numpy as np
 import pytest
 
 from rl4p.model.decoder import Decoder
-from rl4p.model.experts import Experts
+from rl4p.model.experts import Experts, SharedExperts
+from rl4p.model.products import Projection
 from tests.golden import forward
 from tests.golden.cases import decoder_config, make_tensors, sequences, to_params
 
@@ -90,6 +92,37 @@ def test_experts_with_biases_are_the_formula(experts, dispatch):
     params = jax.tree.map(np.float32, params)
     ours = Experts(config, jnp.float32, dispatch).apply({"params": params}, x_BTD)
     np.testing.assert_allclose(ours, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("case", ["qwen2_moe", "solar_open"])
+def test_shared_experts_are_a_feed_forward_that_may_have_a_weight(experts, case):
+    config, x_BTD = decoder_config(case), experts[1]
+    shared = to_params(config, make_tensors(config))["layers"]["shared"]
+    params = jax.tree.map(lambda x_L: np.float64(x_L[1]), shared)
+    assert config.shared_width == {"qwen2_moe": 20, "solar_open": 48}[case]
+    gate, up = (x_BTD @ params[name]["kernel"] for name in ("gate", "up"))
+    expected = (gate / (1 + np.exp(-gate)) * up) @ params["down"]["kernel"]
+    if case == "qwen2_moe":
+        weight_BT1 = 1 / (1 + np.exp(-x_BTD @ params["weight"].T))
+        assert weight_BT1.min() < 0.3 < 0.7 < weight_BT1.max()
+        expected = weight_BT1 * expected
+    module = SharedExperts(config, jnp.float32, partial(Projection, use_bias=False))
+    ours = module.apply({"params": jax.tree.map(np.float32, params)}, x_BTD)
+    np.testing.assert_allclose(ours, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", ["dots1", "ernie4_5_moe"])
+def test_layers_with_and_without_experts_have_one_gradient_by_both_dispatches(case):
+    config = decoder_config(case)
+    params, tokens = to_params(config, make_tensors(config)), np.int32(sequences()[-1])[None]
+    dense, grouped = (
+        forward.gradient(Decoder(config=config, experts=dispatch), params, tokens)
+        for dispatch in DISPATCHES
+    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), dense, grouped)
+    assert not np.any(grouped["layers"]["experts"]["router_correction"])
+    assert np.abs(grouped["layers"]["experts"]["router"]).max() > 1e-3
+    assert np.abs(grouped["layers"]["shared"]["up"]["kernel"]).max() > 1e-3
 
 
 @pytest.mark.parametrize("case", ["spread", "crowded"])
@@ -181,7 +214,8 @@ import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from rl4p.distributed.collectives import ROWS, on_rows
 from rl4p.distributed.mesh import Mesh
-from rl4p.model.experts import Experts
+from rl4p.model.experts import Experts, SharedExperts
+from rl4p.model.products import Projection
 from tests.golden.cases import decoder_config, make_tensors, to_params
 
 config = decoder_config("gpt_oss")  # with biases

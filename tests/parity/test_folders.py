@@ -24,7 +24,14 @@ FAMILIES = (
     *("qwen2", "qwen3", "llama", "mistral", "gemma2", "gemma3", "qwen3_moe", "smollm3", "olmo3"),
     *("gpt_oss", "phi3", "glm4"),
 )
-ROTATED_IN_PART = {("phi3", "partial_rotary"), ("glm4", "partial_rotary")}  # which they may be
+if not OTHER:
+    FAMILIES += (
+        *("mixtral", "qwen2_moe", "olmoe", "glm4_moe", "dots1", "solar_open", "exaone_moe"),
+        *("ernie4_5_moe", "minimax_m2", "hy_v3", "flint", "granitemoe"),
+    )
+ROTATED_IN_PART = {  # which they may be
+    (family, "partial_rotary") for family in ("phi3", "glm4", "glm4_moe", "minimax_m2")
+}
 SOME = ("plain", "sharded", "two_ropes", "base_only", "same_head", "other_head")
 
 
@@ -121,6 +128,16 @@ KEYS = {
     "norm_topk_prob": [True, False],
     "num_experts_per_tok": [1],
     "decoder_sparse_step": [2],
+    "first_k_dense_replace": [1, 2],
+    "mlp_layer_types": [["dense", "sparse", "sparse"], ["dense", "sparse"]],
+    "n_group": [1, 2, 8],
+    "topk_group": [1, 3],
+    "routed_scaling_factor": [1.0, 3.0],
+    "use_qk_norm": [True, False],
+    "rotary_dim": [2, 8],
+    "moe_k": [1],
+    "moe_norm_min": [1e-12, 0.5],
+    "num_nextn_predict_layers": [1],
     "mlp_only_layers": [[1]],
     "per_layer_config": [{"1": {"rms_norm_eps": 0.1}}],
     "attention_dropout": [0.5],

@@ -203,6 +203,25 @@ GEMMA4 = {
     "top_k_experts": [1, 2, 3],
     "moe_intermediate_size": [24],
 }
+CHOSEN = {
+    "num_experts": [8],
+    "num_experts_per_tok": [1, 2, 3],
+    "moe_intermediate_size": [24],
+    "norm_topk_prob": [True, False],
+}
+SHARED = {"shared_expert_intermediate_size": [20]}
+STEPS = {"decoder_sparse_step": [1, 1, 2], "mlp_only_layers": [[], [0], "-"]}
+GROUPED = {
+    "n_group": [1, 1, 4, 2],
+    "topk_group": [1, 1, 2],
+    "routed_scaling_factor": [1.0, 2.5],
+    "num_experts_per_tok": [1, 2, 3],
+    "moe_intermediate_size": [24],
+    "norm_topk_prob": [True, False],
+}
+ROUTED = GROUPED | {"n_routed_experts": [8], "n_shared_experts": [1, 2]}
+SPARSE = {"mlp_layer_types": ["-", "-", ["sparse"] * 3, ["sparse", "dense", "sparse"]]}
+ROTATED = {"partial_rotary_factor": [0.5, 1.0, 0.25, "-"], "head_dim": [16]}
 FAMILIES = {
     "gemma4_text": GEMMA4,
     "lfm2": LFM2
@@ -235,6 +254,58 @@ FAMILIES = {
     },
     "qwen3_5_text": DELTA,
     "qwen3_5_moe_text": DELTA_EXPERTS,
+    "mixtral": WINDOW | {"num_local_experts": [4, 6], "num_experts_per_tok": [1, 2]},
+    "qwen2_moe": CHOSEN
+    | SHARED
+    | STEPS
+    | {
+        "qkv_bias": [True, False],
+        "use_sliding_window": [True, False],
+        "sliding_window": [5],
+        "max_window_layers": [1, 3],
+    },
+    "olmoe": CHOSEN | {"head_dim": ["-"], "clip_qkv": [None, None, 5.0]},
+    "glm4_moe": ROUTED | ROTATED | {"first_k_dense_replace": [0, 1], "use_qk_norm": [True, False]},
+    "dots1": ROUTED
+    | WINDOW
+    | {"first_k_dense_replace": [0, 1], "max_window_layers": [1, 2], "layer_types": [MIXED, "-"]},
+    "solar_open": ROUTED,
+    "exaone_moe": GROUPED
+    | SPARSE
+    | WINDOW
+    | {
+        "num_experts": [8],
+        "num_shared_experts": [1, 2],
+        "first_k_dense_replace": [0, 1],
+        "sliding_window_pattern": [2, 3],
+        "layer_types": [MIXED, ["full_attention"] * 3, "-"],
+    },
+    "ernie4_5_moe": {
+        "moe_num_experts": [6],
+        "moe_k": [1, 2, 3],
+        "moe_num_shared_experts": [0, 1, 2],
+        "moe_intermediate_size": [24],
+        "moe_layer_start_index": [0, 1],
+        "moe_layer_end_index": [-1, 1],
+        "moe_layer_interval": [1, 1, 2],
+        "moe_norm_min": [1e-12, 1e-12, 0.5],
+        "use_bias": [False, False, True],
+    },
+    "minimax_m2": {
+        "num_local_experts": [6],
+        "num_experts_per_tok": [1, 2, 3],
+        "rotary_dim": [4, 8, "-"],
+        "head_dim": [8, 16],
+    },
+    "hy_v3": CHOSEN
+    | SPARSE
+    | MLP_BIAS
+    | {"num_shared_experts": [1, 2], "router_scaling_factor": [1.0, 2.5], "head_dim": [8, 16]},
+    "flint": CHOSEN
+    | SHARED
+    | STEPS
+    | {"sliding_window": [5, 9], "layer_types": [MIXED, ["full_attention"] * 3]},
+    "granitemoe": FACTORS | {"num_local_experts": [6], "num_experts_per_tok": [1, 2, 3]},
     "llama": MLP_BIAS,
     "internlm3": MLP_BIAS | {"attention_bias": [True], "mlp_bias": [True]},
     "iquestcoder": MLP_BIAS,

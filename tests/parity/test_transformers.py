@@ -48,8 +48,8 @@ def test_logits(pair):
         assert np.std(theirs) > 0.3
         worst = max(worst, np.max(np.abs(row[: len(tokens)] - theirs)))
     print(f"{case}: largest difference of logits {worst:.1e}, of {np.max(np.abs(ours)):.1f}")
-    # transformers rounds frequencies to float32: with these, the difference of GPT-OSS is 1e-5.
-    assert worst <= (2e-4 if case == "gpt_oss" else 1e-4)
+    # transformers rounds frequencies to float32: with these, GPT-OSS differs by 1e-5.
+    assert worst <= (2e-4 if case in ("gpt_oss", "solar_open") else 1e-4)
 
 
 def test_gradients(pair):

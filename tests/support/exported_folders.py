@@ -23,7 +23,8 @@ def random_model(options):
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     with torch.no_grad():
-        for parameter in model.parameters():
+        corrections = [x for name, x in model.named_buffers() if "correction" in name]
+        for parameter in (*model.parameters(), *corrections):
             parameter.add_(torch.randn(parameter.shape) * (0.3 if parameter.ndim == 1 else 0.1))
     return model.eval().float()
 

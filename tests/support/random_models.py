@@ -15,7 +15,8 @@ def random_model(case, auto_class, **options):
         config, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
     )
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        corrections = [(name, x) for name, x in model.named_buffers() if "correction" in name]
+        for name, parameter in (*model.named_parameters(), *corrections):
             spread = 0.3 if parameter.ndim == 1 else 1.5 * parameter.shape[-1] ** -0.5
             if "embed_tokens" in name and "gemma" not in config.model_type:
                 spread = 0.3

@@ -50,8 +50,12 @@ HARMLESS = {
     "fresh parameters": ("initializer_range", "initializer_factor"),
     "training in torch": (
         *("attention_dropout", "hidden_dropout", "residual_dropout"),
-        *("output_router_logits", "router_aux_loss_coef"),
+        *("output_router_logits", "router_aux_loss_coef", "router_jitter_noise"),
         *("problem_type", "gradient_checkpointing"),
+    ),
+    "heads that predict several tokens, which are left out": (
+        *("num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules"),
+        *("use_mtp", "mtp_transformer_layers"),
     ),
     "widths of layers that the model lacks": ("intermediate_size",),
     "read only with use_sliding_window": ("sliding_window", "max_window_layers"),

@@ -105,7 +105,7 @@ def write(sparse: Sparse, c: DecoderConfig) -> dict[str, Any]:
     keys = write_shape(c) | {"hidden_act": "silu", sparse.feed_forward: c.feed_forward_width}
     for topic in sparse.topics:
         keys |= topic.write(c)
-    return keys
+    return keys | ({"num_nextn_predict_layers": 0} if sparse.unused else {})
 
 
 def tensors(sparse: Sparse, c: DecoderConfig) -> Iterator[Tensor]:
@@ -120,10 +120,6 @@ def tensors(sparse: Sparse, c: DecoderConfig) -> Iterator[Tensor]:
 
 def half(*_: Any) -> float:
     return 0.5
-
-
-def whole(*_: Any) -> float:
-    return 1.0
 
 
 def of_rotary_width(keys: Keys, head_width: int) -> float:
@@ -150,6 +146,12 @@ NEXT_LAYERS = r"model\.layers\.{layers}\..*"  # of heads that predict several to
 
 def used_norms(keys: Keys, _: Any) -> dict[str, Any]:
     return {"query_key_norm": "head" if keys.get("use_qk_norm", bool, False) else None}
+
+
+def read_usual_heads(keys: Keys, options: dict[str, Any]) -> dict[str, Any]:
+    """Checks that the norm over all heads, which has the width of the model, is over them."""
+    keys.must_be("head_dim", options["width"] // options["heads"])
+    return {}
 
 
 DEEPSEEK = (
@@ -189,6 +191,8 @@ TABLE = {
             normalized(False),
             ALL_NORMS,
             ALL_BIASES,
+            only("clip_qkv", None),
+            Topic(read_usual_heads, lambda _: {}),
             NO_WINDOW,
         ),
     ),
@@ -220,7 +224,6 @@ TABLE = {
         stem="SolarOpen",
         theta=1e6,
         head_width=128,
-        rotated=whole,
         feed_forward="moe_intermediate_size",
         topics=(
             counts("n_routed_experts", "num_local_experts"),
