@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -40,7 +41,8 @@ from rl4p.data.prompts import Prompting
 log = logging.getLogger(__name__)
 
 
-SYSTEMS = ("system", "system_prompt")  # fields that are named in a warning where nothing reads them
+# Fields that are named in a warning where nothing reads them.
+SYSTEMS = re.compile(r"system[ _-]?(prompt|message|instructions?)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -308,8 +310,8 @@ class Rows(Prompting, ABC):
             where = f'{place}, "{self.system_key}"'
             messages = with_system(messages, value_of(row, self.system_key), where)
         read = self.named_keys() | ({self.system_key} if messages is not None else set())
-        for name in SYSTEMS:
-            text = value_of(row, name)
+        for name in filter(SYSTEMS.fullmatch, row):
+            text = row[name]
             if name not in read and isinstance(text, str) and text.strip():
                 way_out = f"data.system_key={name} with data.messages_key, or data.system_prompt"
                 origin = self.origin(self.training_key)

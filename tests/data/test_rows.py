@@ -190,9 +190,16 @@ def test_the_tools_of_a_row_belong_to_its_prompt():
 SYSTEM = {"role": "system", "content": "Be brief."}
 
 
-@pytest.mark.parametrize("key", ["system", "instruction"])
-def test_a_system_message_beside_a_conversation_begins_it(key):
-    row = {"m": CONVERSATION, key: "Be brief."}
+SHAREGPT = [
+    {"from": "human" if message["role"] == "user" else "gpt", "value": message["content"]}
+    for message in CONVERSATION
+]
+
+
+@pytest.mark.parametrize("form", [CONVERSATION, SHAREGPT, json.dumps(CONVERSATION)])
+@pytest.mark.parametrize("key", ["system", "instruction", "of.it"])
+def test_a_system_message_beside_a_conversation_begins_it(key, form):
+    row = {"m": form, key.partition(".")[0]: {"it": "Be brief."} if "." in key else "Be brief."}
     question = one(row, messages_key="m", answer_key=None, system_key=key)
     assert question.prompt_messages("other") == [SYSTEM, *CONVERSATION]
     assert question.id == one({"m": [SYSTEM, *CONVERSATION]}, messages_key="m", answer_key=None).id
@@ -217,6 +224,24 @@ def test_a_system_message_that_is_not_read_is_named(caplog):
     assert 'the field "system_prompt" is not read: set' in caplog.text
     with pytest.raises(InputError, match=r'row 1, "system": a text is expected, not int'):
         one(row | {"system": 3}, messages_key="m", answer_key=None)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["System", "system_message", "systemPrompt", "System Prompt", "system-instruction", "SYSTEM"],
+)
+def test_a_system_message_of_any_name_that_is_not_read_is_named(caplog, name):
+    warn_once.cache_clear()
+    row = {"m": CONVERSATION, name: "Be brief.", "systems": "a", "ecosystem": "b"}
+    one(row, messages_key="m", answer_key=None)
+    (said,) = caplog.messages
+    assert f'the field "{name}" is not read: set data.system_key={name} with' in said
+    caplog.clear()
+    for other in (row | {name: " "}, row | {name: None}):
+        one(other, messages_key="m", answer_key=None)
+    question = one(row, messages_key="m", answer_key=None, system_key=name)
+    assert question.messages[0] == SYSTEM
+    assert not caplog.text
 
 
 @pytest.mark.parametrize("key", ["images", "image", "videos", "audio"])
@@ -247,6 +272,37 @@ def test_an_answer_may_be_messages_after_the_conversation(form):
     assert question.messages == (prompt[0], WRONG | {"train": False}, prompt[2], ANSWER)
     assert question.solution == ANSWER["content"]
     assert question.prompt_messages()[-1] == CONVERSATION[0]
+
+
+RESULT = {"role": "tool", "content": "3", "tool_call_id": "a"}
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        ([{"from": "gpt", "value": "so #### 4"}], [ANSWER]),
+        ([ANSWER | {"content": [{"type": "text", "text": "so #### 4"}]}], [ANSWER]),
+        ([ANSWER | {"reasoning_content": "hm"}], [ANSWER | {"reasoning_content": "hm"}]),
+        ([ANSWER, CONVERSATION[0], ANSWER], [ANSWER, CONVERSATION[0], ANSWER]),
+        ([WRONG | {"weight": 0}, CONVERSATION[0], ANSWER], None),
+        ([{"role": "user", "content": "Yes?"}, ANSWER], None),
+    ],
+)
+def test_the_messages_of_an_answer_have_any_form_of_conversations(given, read):
+    row = {"prompt": CONVERSATION, "completion": given, "system": "Be brief."}
+    question = one(row, messages_key="prompt", answer_key="completion")
+    before = [x | ({"train": False} if x["role"] == "assistant" else {}) for x in CONVERSATION]
+    assert question.messages == (SYSTEM, *before, *(read or given))
+    assert question.solution == ANSWER["content"]
+
+
+def test_an_answer_may_be_calls_and_their_results():
+    calling = {"role": "assistant", "content": "", "tool_calls": [{"id": "a", **called(n=2)[0]}]}
+    row = {"prompt": CONVERSATION[:1], "completion": [calling, RESULT, ANSWER]}
+    question = one(row, messages_key="prompt", answer_key="completion")
+    assert question.messages == (CONVERSATION[0], calling, RESULT, ANSWER)
+    question = one(row | {"completion": [calling]}, messages_key="prompt", answer_key="completion")
+    assert (question.messages[-1], question.solution) == (calling, None)
 
 
 def test_an_answer_may_be_messages_after_a_question():
