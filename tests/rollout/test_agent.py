@@ -290,15 +290,45 @@ def test_an_error_over_answered_requests_can_have_a_reward(sample, agent, graded
             assert episode.turns[-1].metrics == {"error": 1.0}
 
 
-@pytest.mark.parametrize("calls", ["at the same time", "n"])
-def test_calls_at_a_time_need_no_limit_of_their_own(sample, requests, calls):
-    async def votes(episode):
-        async with client(episode) as openai:
-            ask = partial(openai.chat.completions.create, model="gpt", messages=[user("one")])
-            if calls == "n":
-                answer = await ask(n=2)
-                return len(answer.choices)
-            return len(await asyncio.gather(ask(), ask()))
+async def both(episode):
+    async with client(episode) as openai:
+        ask = partial(openai.chat.completions.create, model="gpt", messages=[user("one")])
+        return len(await asyncio.gather(ask(), ask()))
+
+
+async def choices(episode):
+    async with client(episode) as openai:
+        chats = openai.chat.completions
+        return len((await chats.create(model="gpt", messages=[user("one")], n=2)).choices)
+
+
+async def streamed(episode):
+    async with client(episode) as openai:
+        chats, many = openai.chat.completions, {"n": 2, "stream": True}
+        parts = await chats.create(model="gpt", messages=[user("one")], **many)
+        return len({choice.index async for part in parts for choice in part.choices})
+
+
+async def texts(episode):
+    async with client(episode) as openai:
+        return len((await openai.completions.create(model="gpt", prompt="one", n=2)).choices)
+
+
+async def interfaces(episode):
+    async with client(episode) as openai:
+        chat = openai.chat.completions.create(model="gpt", messages=[user("one")])
+        return len(await asyncio.gather(chat, openai.responses.create(model="gpt", input="two")))
+
+
+async def greedy(episode):
+    """Each asks for all the room."""
+    async with client(episode) as openai:
+        ask = partial(openai.chat.completions.create, model="gpt", messages=[user("one")])
+        return len(await asyncio.gather(ask(max_tokens=160), ask(max_completion_tokens=160)))
+
+
+@pytest.mark.parametrize("votes", [both, choices, streamed, texts, interfaces, greedy])
+def test_calls_at_a_time_need_no_limit_of_their_own(sample, requests, votes):
 
     options = {"max_call_tokens": None, "max_response_tokens": 160}
     trajectories, episodes = sample(rollout(votes, **options), group_size=1)

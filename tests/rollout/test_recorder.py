@@ -288,9 +288,11 @@ def test_two_calls_at_a_time_never_share_a_segment(make):
     assert calls.used == 2 + 3 + 7
 
 
-@pytest.mark.parametrize("count", [2, 3, 5])
-def test_calls_at_a_time_share_the_room(make, count):
-    calls = make(tokens=20 + 2 * (count - 1), calls=count)
+@pytest.mark.parametrize(
+    ("count", "call_tokens"), [(2, 4), (3, 4), (5, 4), (2, None), (4, None), (9, None)]
+)
+def test_calls_at_a_time_share_the_room(make, count, call_tokens):
+    calls = make(tokens=20 + 2 * (count - 1), calls=count, call_tokens=call_tokens)
     run(calls, *([number] for number in range(count)))
     assert calls.used == 2 * count + count - 1  # the first context is free
     assert [turn.tokens for turn in calls.episode.turns] == [2] * count
@@ -317,9 +319,12 @@ def test_a_call_that_ends_when_others_have_used_the_room_is_cut_or_refused(make)
     assert rest["tokens"].tolist() == [2, END, 2, 3]
 
 
-@pytest.mark.parametrize("before", [0, 1, 2])
-def test_a_call_that_its_client_gives_up_gives_everything_back(make, before):
-    calls = make(tokens=40, calls=3)
+@pytest.mark.parametrize("context", [[9, 9], [0, 1, END, 7]])  # of its own, or going on
+@pytest.mark.parametrize(
+    ("before", "call_tokens"), [(0, 4), (1, 4), (2, 4), (0, None), (1, None), (2, None)]
+)
+def test_a_call_that_its_client_gives_up_gives_everything_back(make, before, call_tokens, context):
+    calls = make(tokens=40, calls=3, call_tokens=call_tokens)
     for number in range(before):
         run(calls, [number])
     state = calls.used, calls.calls, len(calls.episode.turns)
@@ -329,7 +334,7 @@ def test_a_call_that_its_client_gives_up_gives_everything_back(make, before):
         await asyncio.sleep(60)
 
     async def gives_up():
-        task = asyncio.ensure_future(calls.complete([9, 9], 30))
+        task = asyncio.ensure_future(calls.complete(context, 30))
         await asyncio.sleep(0)
         task.cancel()
         await asyncio.wait([task])
@@ -340,8 +345,9 @@ def test_a_call_that_its_client_gives_up_gives_everything_back(make, before):
     assert (calls.used, calls.calls, len(calls.episode.turns)) == state
     assert not calls.claimed
     calls.generate = draw
-    run(calls, [9, 9])
-    assert calls.used == state[0] + 2 + 2 * bool(before)
+    read = len(context) - 3 * (bool(before) and len(context) > 2)
+    run(calls, context)
+    assert calls.used == state[0] + 2 + read * bool(before)
     assert not calls.full
     drawn = [request.drawn for request in calls.generate.__self__.requests]
     assert len(set(drawn)) == len(drawn)

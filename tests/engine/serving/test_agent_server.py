@@ -127,11 +127,16 @@ def test_what_a_client_sends_after_a_response_is_tokenized_behind_it(policy, kin
     asyncio.run(main())
 
 
-@pytest.mark.parametrize(("longest", "known"), [(7, True), (None, False)])
-def test_no_room_is_said_in_words_that_clients_know(longest, known):
-    error = refusal(CallRefused("The episode has no room.", longest=longest), [1] * 9)
-    words = "This model's maximum context length is 7 tokens. However, your messages have 9 tokens "
-    assert (words in str(error)) == known
+# What litellm, strands, pydantic-ai, crewai and vLLM's clients look for in the text of the error.
+KNOWN_WORDS = ("maximum context length is {} tokens", "This model's maximum context length is")
+
+
+@pytest.mark.parametrize("length", [1, 9, 40_000])
+@pytest.mark.parametrize("longest", [1, 7, 32_768, None])
+def test_no_room_is_said_in_words_that_clients_know(longest, length):
+    error = refusal(CallRefused("The episode has no room.", longest=longest), [1] * length)
+    for words in (*KNOWN_WORDS, f"However, your messages have {length} tokens "):
+        assert (words.format(longest) in str(error)) == (longest is not None)
     assert str(error).endswith("The episode has no room.")
     assert (error.status, error.code) == (400, "context_length_exceeded")
 

