@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec
 from rl4p.base.errors import InputError
 from rl4p.base.types import Array
 from rl4p.model.decoder_config import DecoderConfig, LayerKind
-from rl4p.model.rope import rotations
+from rl4p.model.rope import YarnScaling, rotations
 
 Kernel = Literal["xla", "cudnn", "splash"]
 Choice = Literal["auto", "xla", "cudnn", "splash"]
@@ -240,6 +240,7 @@ class AttentionInputs(NamedTuple):
     mask_BTS: Array
     segment_ids_BT: Array  # of queries; the mask includes them, but kernels take segments
     segment_ids_BS: Array  # of keys
+    growth: Array | None = None  # [B, T, 1, 1], factors of queries; None if they are 1
 
 
 def traced_view(seen: dict[LayerKind, AttentionInputs], index: Array | None) -> AttentionInputs:
@@ -288,6 +289,11 @@ def views(
     width = c.rotary_width or (c.full or c).head_width
     whole = rotations(positions_BT, width, c.rope_theta, c.rope_scaling)
     local, none = whole, (jnp.ones_like(whole[0]), jnp.zeros_like(whole[1]))
+    growth = None
+    if c.latent is not None and c.latent.query_growth and isinstance(c.rope_scaling, YarnScaling):
+        times_BT = jnp.asarray(positions_BT) // c.rope_scaling.original_max_positions
+        logs_BT = jnp.log1p(times_BT.astype(jnp.float32))
+        growth = (1 + c.latent.query_growth * logs_BT)[:, :, None, None]
     if c.local_rope_theta is not None:
         local = rotations(positions_BT, c.head_width, c.local_rope_theta, None)
 
@@ -295,7 +301,7 @@ def views(
     for kind in kinds:
         turns = none if kind.unrotated else local if kind.slides else whole
         inputs = masks[kind.slides], segment_ids_BT, key_segments_BS
-        seen[kind] = AttentionInputs(*turns, *inputs)
+        seen[kind] = AttentionInputs(*turns, *inputs, growth)
     return seen
 
 

@@ -118,6 +118,8 @@ class LatentConfig:
       unrotated_width, rotated_width: the sizes of the two parts of a query and of a key.
       value_width: the size of a value.
       score_growth: with YaRN of factor f, scores grow by (1 + 0.1 score_growth ln f)^2.
+      query_growth: with YaRN of n original positions, the queries of position p grow by
+        1 + query_growth ln(1 + floor(p / n)).
     """
 
     rank: int
@@ -126,6 +128,7 @@ class LatentConfig:
     rotated_width: int
     value_width: int
     score_growth: float = 0.0
+    query_growth: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

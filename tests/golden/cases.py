@@ -442,6 +442,22 @@ CASES = {
             "topk_method": "group_limited_greedy",
             "rope_scaling": YARN | {"mscale": 0.7, "mscale_all_dim": 0.7},
         },
+        "mistral4": LATENT
+        | SIGMOID
+        | GROUPS
+        | {
+            "model_type": "mistral4",
+            "head_dim": 10,
+            "rope_parameters": YARN
+            | {
+                "rope_theta": 500.0,
+                "original_max_position_embeddings": 16,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.3,
+            },
+            "first_k_dense_replace": 1,
+        },
         "glm4_moe_lite": LATENT
         | SIGMOID
         | {"model_type": "glm4_moe_lite", "mlp_layer_types": ["sparse", "dense", "sparse"]},

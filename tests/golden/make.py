@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from tests.golden.cases import CASES, decoder_config, make_tensors, noise, sequences
+from tests.support.random_models import register_models
 
 FOLDER = Path(__file__).parent
 GREEDY = 64
@@ -24,6 +25,7 @@ def load(case: str):
     import transformers
     from safetensors.numpy import save_file
 
+    register_models()
     config = transformers.AutoConfig.for_model(**CASES[case])
     with tempfile.TemporaryDirectory() as folder:
         save_file(make_tensors(decoder_config(case)), Path(folder) / "model.safetensors")

@@ -5,10 +5,20 @@ import pytest
 from tests.golden.cases import CASES
 
 
+def register_models():
+    """Adds a language model that transformers has, and has in no table."""
+    import transformers
+    from transformers.models.mistral4.modeling_mistral4 import Mistral4ForCausalLM
+
+    config = transformers.AutoConfig.for_model("mistral4")
+    transformers.AutoModelForCausalLM.register(type(config), Mistral4ForCausalLM, exist_ok=True)
+
+
 def random_model(case, auto_class, **options):
     """Returns a torch model on the CPU in float32; skips the test without torch."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
+    register_models()
     config = transformers.AutoConfig.for_model(**CASES[case] | options)
     torch.manual_seed(0)
     model = getattr(transformers, auto_class).from_config(

@@ -3,12 +3,13 @@
 * DeepSeek-V3 (2412.19437), Kimi K2 (2507.20534), GLM-4.7-Flash: a sigmoid router, corrected and
   within groups, shared experts, and dense layers.
 * DeepSeek-V2 (2405.04434): a softmax router, within groups chosen by their best expert or without.
+* Mistral 4: as DeepSeek-V3 with a softmax router, and queries that grow with their positions.
 * Youtu-LLM: no experts. MiniCPM3 (2404.06395): no experts, and factors as Granite's.
 """
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -31,7 +32,14 @@ from rl4p.model.families.expert_keys import (
 from rl4p.model.families.expert_names import ExpertNames
 from rl4p.model.families.family import LAYER_NAMES, Family, Tensor, names
 from rl4p.model.families.keys import Keys
-from rl4p.model.families.latent import latent_names, read_latent, write_latent
+from rl4p.model.families.latent import (
+    latent_names,
+    read_latent,
+    without_growth,
+    write_growth,
+    write_latent,
+)
+from rl4p.model.router import Router
 
 FEED_FORWARD = {path: name for path, name in LAYER_NAMES.items() if name.startswith("mlp.")}
 NEXT_LAYERS = r"model\.layers\.{layers}\..*"  # of heads that predict several tokens
@@ -46,6 +54,8 @@ class Latent:
       topics: its further keys, in the order in which they are read.
       tied: its default of tie_word_embeddings.
       long, narrow_values: of `read_latent`.
+      grows: whether queries grow with their positions (`without_growth`).
+      experts: the names of the tensors of experts.
     """
 
     stem: str
@@ -53,6 +63,8 @@ class Latent:
     tied: bool = False
     long: bool = False
     narrow_values: bool = False
+    grows: bool = False
+    experts: ExpertNames = field(default_factory=ExpertNames)
 
     def family(self, model_type: str) -> Family:
         return Family(
@@ -61,14 +73,18 @@ class Latent:
             classifier=f"{self.stem}ForSequenceClassification",
             read_config=partial(read, model_type, self),
             write_config=partial(write, self),
-            names=tensors,
+            names=partial(tensors, self.experts),
             unused=NEXT_LAYERS,
         )
 
 
 def read(model_type: str, latent: Latent, keys: Keys) -> DecoderConfig:
     keys.must_be("hidden_act", "silu", "activation")
-    options = read_latent(keys, long=latent.long, narrow_values=latent.narrow_values)
+    keys, growth = without_growth(keys) if latent.grows else (keys, 0.0)
+    options = read_latent(
+        keys, long=latent.long, narrow_values=latent.narrow_values, whole_heads=latent.grows
+    )
+    options["latent"] = replace(options["latent"], query_growth=growth)
     for topic in latent.topics:
         options |= topic.read(keys, options)
     tied = keys.get("tie_word_embeddings", bool, latent.tied)
@@ -76,14 +92,13 @@ def read(model_type: str, latent: Latent, keys: Keys) -> DecoderConfig:
 
 
 def write(latent: Latent, c: DecoderConfig) -> dict[str, Any]:
-    keys = write_latent(c)
+    keys = write_growth(c, write_latent(c)) if latent.grows else write_latent(c)
     for topic in latent.topics:
         keys |= topic.write(c)
     return keys
 
 
-def tensors(c: DecoderConfig) -> Iterator[Tensor]:
-    experts = ExpertNames()
+def tensors(experts: ExpertNames, c: DecoderConfig) -> Iterator[Tensor]:
     dense = any(kind.feed_forward == "gated" for kind in c.kinds)
     own = latent_names(c) | (FEED_FORWARD if dense else {}) | experts.in_layer(c)
     yield from names(c, own)
@@ -106,10 +121,11 @@ def read_choice(keys: Keys, options: Options) -> Options:
     method = keys.get("topk_method", str, "greedy")
     if method not in ("greedy", "group_limited_greedy"):
         raise keys.refuse(f"topk_method {method!r}")
-    softmax = grouped(group_score="largest", exact=True).read
-    if method == "greedy":
-        keys = Keys(keys.config | {"n_group": 1, "topk_group": 1}, keys.where)
-    return softmax(keys, options)
+    if method == "group_limited_greedy":
+        return grouped(group_score="largest", exact=True).read(keys, options)
+    factor = keys.get("routed_scaling_factor", float, 1.0)
+    _ = keys.config.get("n_group"), keys.config.get("topk_group")  # without effect
+    return {"router": Router(group_score="largest", exact=True, factor=factor)}
 
 
 def write_choice(c: DecoderConfig) -> dict[str, Any]:
@@ -147,9 +163,10 @@ INTERLEAVED = Topic(
     lambda keys, _: {"interleaved_rope": keys.get("rope_interleave", bool, True)},
     lambda c: {"rope_interleave": c.interleaved_rope},
 )
+COUNTS = counts("n_routed_experts", "num_local_experts", width="moe_intermediate_size")
 V3 = (
     INTERLEAVED,
-    counts("n_routed_experts", "num_local_experts", width="moe_intermediate_size"),
+    COUNTS,
     GROUPED,
     shared("n_shared_experts"),
     normalized(True),
@@ -176,6 +193,19 @@ TABLE = {
             only("mlp_bias", False),
             first_dense(0),
         ),
+    ),
+    "mistral4": Latent(
+        stem="Mistral4",
+        topics=(
+            INTERLEAVED,
+            COUNTS,
+            grouped(epsilon=1e-20),
+            shared("n_shared_experts"),
+            normalized(True),
+            first_dense(0),
+        ),
+        grows=True,
+        experts=ExpertNames(fused=("gate_up_proj", "down_proj")),
     ),
     "youtu": Latent(stem="Youtu", topics=(INTERLEAVED,), tied=True),
     "minicpm3": Latent(

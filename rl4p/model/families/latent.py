@@ -1,8 +1,11 @@
 """The keys of config.json and the names of tensors of latent attention."""
 
+import math
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
+from rl4p.base.errors import InputError
 from rl4p.model.decoder import DecoderConfig
 from rl4p.model.decoder_config import LatentConfig, options
 from rl4p.model.families.family import LAYER_NAMES
@@ -36,18 +39,22 @@ def latent_names(c: DecoderConfig) -> dict[tuple[str, ...], str]:
     }
 
 
-def read_latent(keys: Keys, *, long: bool, narrow_values: bool) -> dict[str, Any]:
+def read_latent(
+    keys: Keys, *, long: bool, narrow_values: bool, whole_heads: bool
+) -> dict[str, Any]:
     """Returns the decoder's options of shape, rotation and latent attention.
 
     Args:
       long: whether the family may have the rope type longrope.
       narrow_values: whether values are by default as wide as the width divided by the heads.
+      whole_heads: whether head_dim is the width of queries, and not that of their rotated part.
     """
     shape = keys.shape()
     if shape["num_kv_heads"] != shape["heads"]:
         raise keys.refuse(f"num_key_value_heads {shape['num_kv_heads']} of {shape['heads']} heads")
     unrotated, rotated = keys.size("qk_nope_head_dim"), keys.size("qk_rope_head_dim")
     keys.must_be("qk_head_dim", unrotated + rotated)
+    keys.must_be("head_dim", unrotated + rotated if whole_heads else rotated)
     if rotated % 2:
         raise keys.refuse(f"qk_rope_head_dim {rotated}, which is odd,")
     # Null is no rank, and not a family's default.
@@ -74,9 +81,12 @@ def read_latent(keys: Keys, *, long: bool, narrow_values: bool) -> dict[str, Any
     return shape | rope | limit_positions(keys, rope["rope_scaling"], rotated) | options
 
 
+SECTIONS = ("rope_scaling", "rope_parameters")
+
+
 def read_growth(keys: Keys) -> float:
     """Returns `LatentConfig.score_growth`, which is in the rope section."""
-    sections = [keys.get(key, dict, {}) for key in ("rope_scaling", "rope_parameters")]
+    sections = [keys.get(key, dict, {}) for key in SECTIONS]
     growths = [
         Keys(section, f"{keys.where}, in rope_parameters,").get("mscale_all_dim", float, 0.0)
         for section in sections
@@ -110,3 +120,42 @@ def write_latent(c: DecoderConfig) -> dict[str, Any]:
             "v_head_dim": latent.value_width,
         }
     )
+
+
+def without_growth(keys: Keys) -> tuple[Keys, float]:
+    """Returns the keys of Mistral 4 without what others lack in the rope section, and the growth.
+
+    The growth is `LatentConfig.query_growth`.
+    """
+    rotated = keys.size("qk_rope_head_dim")
+    width = rotated + keys.size("qk_nope_head_dim")
+    # A copy notes in the same place which keys were read.
+    config, growths = copy(keys.config), []
+    for key in SECTIONS:
+        if not (section := keys.get(key, dict, {})):
+            continue
+        own = Keys(section, f"{keys.where}, in rope_parameters,")
+        if (kind := section.get("rope_type", section.get("type"))) != "yarn":
+            raise keys.refuse(f"rope type {kind!r}")
+        if int(width * own.get("partial_rotary_factor", float, rotated / width)) != rotated:
+            raise keys.refuse("partial_rotary_factor that does not rotate qk_rope_head_dim")
+        growths.append(own.get("llama_4_scaling_beta", float))
+        other = ("llama_4_scaling_beta", "partial_rotary_factor", "max_position_embeddings")
+        config[key] = {name: value for name, value in section.items() if name not in other}
+    if not growths:
+        raise InputError(f"{keys.where} has no 'rope_parameters'.")
+    if growths[0] != growths[-1]:
+        raise keys.two_ropes("rope_scaling and rope_parameters")
+    return Keys(config, keys.where), growths[0]
+
+
+def write_growth(c: DecoderConfig, written: dict[str, Any]) -> dict[str, Any]:
+    """Returns the keys of `write_latent` with those of `without_growth`."""
+    latent = options(c.latent)
+    part = latent.rotated_width / c.head_width
+    if int(c.head_width * part) < latent.rotated_width:  # a reader rounds down
+        part = math.nextafter(part, 1)
+    own = {"llama_4_scaling_beta": latent.query_growth, "partial_rotary_factor": part}
+    section = {"rope_theta": c.rope_theta} | written["rope_scaling"] | own
+    rest = {key: x for key, x in written.items() if key not in ("rope_theta", "rope_scaling")}
+    return rest | {"head_dim": c.head_width, "rope_parameters": section}

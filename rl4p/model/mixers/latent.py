@@ -103,7 +103,10 @@ class LatentAttention(nn.Module):
             q = self.query_up(self.query_norm(self.query_down(x_BTD)))
         q_BTHh = q.reshape(*x_BTD.shape[:2], c.heads, c.head_width)
         plain, turning = jnp.split(q_BTHh, [latent.unrotated_width], axis=-1)
-        return jnp.concatenate([plain, self.turned(turning, view)], axis=-1)
+        q_BTHh = jnp.concatenate([plain, self.turned(turning, view)], axis=-1)
+        if view.growth is None:
+            return q_BTHh
+        return (q_BTHh * collectives.own(view.growth)).astype(q_BTHh.dtype)
 
     def latents(self, x_BTD: Array, view: AttentionInputs) -> Latents:
         rank = options(self.config.latent).rank
