@@ -282,7 +282,8 @@ class Decoder:
         return self.norm(params["norm"], x_BTD)
 
     def norm(self, params: Params, x: Array) -> Array:
-        norm: Any = RMSNorm(self.config.norm_epsilon, self.config.centered_norm, parent=None)
+        c = self.config
+        norm: Any = RMSNorm(c.norm_epsilon, c.centered_norm, c.mean_norm, parent=None)
         return norm.apply({"params": params}, x)
 
     def logits(self, params: Params, hidden: Array) -> Array:

@@ -169,8 +169,10 @@ class DecoderConfig:
       local_rope_theta: the base in sliding layers, which then have no scaling; None uses
         `rope_theta` and `rope_scaling` there too.
       centered_norm: norms multiply by 1 + scale.
+      mean_norm: norms subtract the mean first.
       pre_norms, post_norms: the inputs of attention and feed-forward are normed, and their outputs
         before the residual sum.
+      parallel: the feed-forward has the normed input of the mixer, and no norm before it.
       query_key_norm: queries and keys are normed before they are rotated: in each head (`head`), or
         over all heads (`whole`).
       query_scalar: queries are divided by its square root; None is the head width.
@@ -230,8 +232,10 @@ class DecoderConfig:
     local_rope_theta: float | None = None
     norm_epsilon: float = 1e-6
     centered_norm: bool = False
+    mean_norm: bool = False
     pre_norms: bool = True
     post_norms: bool = False
+    parallel: bool = False
     query_key_norm: Literal["head", "whole"] | None = None
     query_scalar: float | None = None
     attention_bias: bool = True

@@ -23,17 +23,24 @@ from rl4p.model.rope import rotate
 
 
 class RMSNorm(nn.Module):
-    """The norm x / rms(x) * scale (1910.07467), in float32; 1 + scale if centered."""
+    """The norm x / rms(x) * scale (1910.07467), in float32; 1 + scale if centered.
+
+    If `without_mean` is set, x has its mean subtracted first (layer norm, 1607.06450).
+    """
 
     epsilon: float
     centered: bool = False
+    without_mean: bool = False
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         fresh = nn.initializers.zeros if self.centered else nn.initializers.ones
         scale = self.param("scale", fresh, (x.shape[-1],)).astype(jnp.float32)
         scale = scale + 1 if self.centered else scale
-        x32 = over_rms(x, self.epsilon)
+        x32 = x.astype(jnp.float32)
+        if self.without_mean:
+            x32 = x32 - jnp.mean(x32, axis=-1, keepdims=True)
+        x32 = over_rms(x32, self.epsilon)
         # The tests refuse products of arrays of different ranks, so the scale is broadcast first.
         return (x32 * jnp.broadcast_to(scale, x32.shape)).astype(x.dtype)
 
@@ -65,7 +72,7 @@ class Layer(nn.Module):
             dot_general=partial(projected, sums=self.sums),
             adapter_scale=self.adapter_scale,
         )
-        norm = partial(RMSNorm, c.norm_epsilon, c.centered_norm)
+        norm = partial(RMSNorm, c.norm_epsilon, c.centered_norm, c.mean_norm)
         match self.kind.mixer:
             case "attention":
                 of, shares = c.key_heads(self.kind), self.kind.shares
@@ -94,7 +101,7 @@ class Layer(nn.Module):
         mixes, feeds = self.kind.mixer != "none", self.kind.feed_forward != "none"
         if mixes and c.pre_norms:
             self.attention_norm = norm()
-        if feeds and c.pre_norms:
+        if feeds and c.pre_norms and not c.parallel:
             self.feed_forward_norm = norm()
         if mixes and c.post_norms:
             self.attention_post_norm = norm()
@@ -137,7 +144,7 @@ class Layer(nn.Module):
           shared: the keys and values of the earlier layer, if the layer shares them.
           own_BTP: the layer's own input, if there is one (`per_layer_inputs.py`).
         """
-        c, kind = self.config, self.kind
+        c, kind, normed = self.config, self.kind, x_BTD
         if kind.mixer == "none":
             cache = NoCache()
         else:
@@ -147,7 +154,7 @@ class Layer(nn.Module):
             x_BTD = x_BTD + scaled(mixed, c.residual_multiplier)
         if kind.feed_forward != "none":
             mesh = None if write is None else write.mesh
-            fed = self.feed_forward(x_BTD, mesh)
+            fed = self.feed_forward(normed if c.parallel else x_BTD, mesh)
             fed = self.feed_forward_post_norm(fed) if c.post_norms else fed
             x_BTD = x_BTD + scaled(fed, c.residual_multiplier)
         if own_BTP is not None:
@@ -246,7 +253,8 @@ class Layer(nn.Module):
         The input of that router is norm(x) / sqrt(D).
         """
         c = self.config
-        normed = self.feed_forward_norm(x_BTD) if c.pre_norms else x_BTD
+        own_norm = c.pre_norms and not c.parallel
+        normed = self.feed_forward_norm(x_BTD) if own_norm else x_BTD
         if self.kind.feed_forward == "experts":
             y_BTD = self.experts(normed, mesh)
             return y_BTD + self.shared(normed) if c.shared_width else y_BTD

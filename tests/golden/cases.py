@@ -68,6 +68,7 @@ GEMMA4 = {
     "final_logit_softcapping": 3.0,
     "tie_word_embeddings": True,
 }
+COHERE = {"layer_norm_eps": 1e-4, "logit_scale": 0.7, "tie_word_embeddings": True}
 FACTORS = {
     "embedding_multiplier": 3.0,
     "residual_multiplier": 0.4,
@@ -295,6 +296,13 @@ CASES = {
         },
         "glm4": {"model_type": "glm4", "pad_token_id": None, "head_dim": 16},
         "mistral": {"model_type": "mistral", "sliding_window": 9},
+        "cohere": COHERE | {"model_type": "cohere", "head_dim": 16, "attention_bias": True},
+        "cohere2": COHERE
+        | {
+            "model_type": "cohere2",
+            "sliding_window": 9,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
         "mistral_whole": {"model_type": "mistral", "sliding_window": None},
         "ministral": {
             "model_type": "ministral",

@@ -226,6 +226,9 @@ assert len(re.findall(r"all-to-all(?:-start)?\\(", text)) == exchanges
     [
         *("gemma3", "qwen3_moe", "smollm3", "olmo3", "gpt_oss", "phi3", "dots1"),
         *(
+            "arcee_biases",
+            "hyperclovax",
+            "cohere2",
             "qwen2_moe_dense",
             "nemotron_h_moe",
             "lfm2",

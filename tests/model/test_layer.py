@@ -18,6 +18,13 @@ def test_a_norm_divides_by_the_root_of_the_mean_square():
         np.testing.assert_array_equal(fresh, [1 - centered] * 2)
 
 
+def test_a_norm_may_subtract_the_mean():
+    """Of 3 and 5 the mean is 4 and the variance 1; with epsilon 3 the root is 2."""
+    norm = RMSNorm(3.0, without_mean=True)
+    normed = norm.apply({"params": {"scale": np.float32([2, -1])}}, np.float32([[3, 5]]))
+    np.testing.assert_allclose(normed[0], [-1, -0.5], rtol=1e-6)
+
+
 def test_a_norm_of_half_precision_is_rounded_once():
     random = np.random.default_rng(0)
     x = jnp.asarray(random.normal(size=(4, 32)), jnp.bfloat16)

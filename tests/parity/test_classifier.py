@@ -21,7 +21,8 @@ PAD = 3
     scope="module",
     params=[
         *("qwen2", "qwen3", "llama", "mistral", "gemma2", "gemma3", "qwen3_moe", "smollm3"),
-        *("olmo3", "gpt_oss", "phi3_window", "glm4"),
+        *("olmo3", "gpt_oss", "phi3_window", "glm4", "seed_oss", "arcee_biases", "glm", "olmo2"),
+        *("helium", "ministral"),
     ],
 )
 def pair(request, tmp_path_factory):

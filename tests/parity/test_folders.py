@@ -26,11 +26,13 @@ FAMILIES = (
 )
 if not OTHER:
     FAMILIES += (
+        *("glm", "seed_oss", "ernie4_5", "granite", "hyperclovax", "olmo2", "arcee", "helium"),
+        *("ministral", "internlm3", "cohere2"),
         *("mixtral", "qwen2_moe", "olmoe", "glm4_moe", "dots1", "solar_open", "exaone_moe"),
         *("ernie4_5_moe", "minimax_m2", "hy_v3", "flint", "granitemoe"),
     )
 ROTATED_IN_PART = {  # which they may be
-    (family, "partial_rotary") for family in ("phi3", "glm4", "glm4_moe", "minimax_m2")
+    (family, "partial_rotary") for family in ("phi3", "glm", "glm4", "glm4_moe", "minimax_m2")
 }
 SOME = ("plain", "sharded", "two_ropes", "base_only", "same_head", "other_head")
 

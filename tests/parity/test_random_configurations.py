@@ -325,6 +325,14 @@ FAMILIES = {
         "layer_types": [MIXED, ["full_attention"] * 3, "-"],
     },
     "mistral": WINDOW,
+    "cohere": {"layer_norm_eps": [1e-5, 1e-2], "logit_scale": [0.0625, 2.0]},
+    "cohere2": {
+        "layer_norm_eps": [1e-5, 1e-2],
+        "logit_scale": [0.0625, 2],
+        "sliding_window": [5],
+        "layer_types": [MIXED, ["full_attention"] * 3, "-"],
+        "head_dim": [8, "-"],
+    },
     "qwen2": {"use_sliding_window": [True, False], "sliding_window": [5], "max_window_layers": [1]},
     "qwen3": {"use_sliding_window": [True, False], "sliding_window": [5], "max_window_layers": [1]},
     "deepseek_v3": LATENT

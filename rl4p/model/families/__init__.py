@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 from rl4p.base.errors import InputError
+from rl4p.model.families.cohere import COHERE, COHERE2
 from rl4p.model.families.deepseek import LATENT
 from rl4p.model.families.delta import DELTA_FAMILIES
 from rl4p.model.families.dense import DENSE
@@ -24,7 +25,20 @@ __all__ = ["FAMILIES", "Family", "Tensor", "TensorPart", "family_of"]
 FAMILIES = {
     family.model_type: family
     for family in (
-        *(QWEN2, QWEN3, QWEN3_MOE, *DENSE, MISTRAL, MINISTRAL, SMOLLM3, GEMMA2, GEMMA3, GEMMA4),
+        *(
+            QWEN2,
+            QWEN3,
+            QWEN3_MOE,
+            *DENSE,
+            COHERE,
+            COHERE2,
+            MISTRAL,
+            MINISTRAL,
+            SMOLLM3,
+            GEMMA2,
+            GEMMA3,
+            GEMMA4,
+        ),
         *(OLMO3, GPT_OSS, PHI3, *SPARSE, *DELTA_FAMILIES, *LATENT),
         *(LFM2, LFM2_MOE, NEMOTRON_H, GRANITE_HYBRID),
     )
