@@ -173,8 +173,8 @@ class DecoderConfig:
       pre_norms, post_norms: the inputs of attention and feed-forward are normed, and their outputs
         before the residual sum.
       parallel: the feed-forward has the normed input of the mixer, and no norm before it.
-      query_key_norm: queries and keys are normed before they are rotated: in each head (`head`), or
-        over all heads (`whole`).
+      query_key_norm: queries and keys are normed before they are rotated, in each head (`head`) or
+        over all heads (`whole`), or after it in each head (`rotated`).
       query_scalar: queries are divided by its square root; None is the head width.
       attention_bias, output_bias: queries, keys and values have biases; so has their output.
       feed_forward_bias: the projections of the feed-forward have biases.
@@ -236,7 +236,7 @@ class DecoderConfig:
     pre_norms: bool = True
     post_norms: bool = False
     parallel: bool = False
-    query_key_norm: Literal["head", "whole"] | None = None
+    query_key_norm: Literal["head", "whole", "rotated"] | None = None
     query_scalar: float | None = None
     attention_bias: bool = True
     output_bias: bool = False

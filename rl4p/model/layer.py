@@ -204,6 +204,8 @@ class Layer(nn.Module):
             v = over_rms(v, c.norm_epsilon).astype(v.dtype) if c.normed_values else v
             q, k, v = collectives.to_heads(q, heads(k, key_norm), v)
             q, k = turn(q), turn(k)
+            if query_norm and key_norm and c.query_key_norm == "rotated":
+                q, k = query_norm(q), key_norm(k)
             k_BKhS, v_BKSh = with_cache(k.transpose(0, 2, 3, 1), v.swapaxes(1, 2), cache, write)
         attended = attend(
             q,

@@ -393,6 +393,18 @@ CASES = {
         },
         "hy_v3": SIGMOID
         | {"model_type": "hy_v3", "num_experts": 6, "num_shared_experts": 1, "head_dim": 16},
+        "hunyuan_v1_moe": {
+            "model_type": "hunyuan_v1_moe",
+            "num_experts": 6,
+            "moe_topk": 2,
+            "rope_scaling": {"type": "dynamic", "alpha": 9.0, "factor": 1.0},
+        },
+        "hunyuan_v1_dense": {
+            "model_type": "hunyuan_v1_dense",
+            "head_dim": 16,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+        },
         "flint": MOE
         | {
             "model_type": "flint",

@@ -222,6 +222,8 @@ GROUPED = {
 ROUTED = GROUPED | {"n_routed_experts": [8], "n_shared_experts": [1, 2]}
 SPARSE = {"mlp_layer_types": ["-", "-", ["sparse"] * 3, ["sparse", "dense", "sparse"]]}
 ROTATED = {"partial_rotary_factor": [0.5, 1.0, 0.25, "-"], "head_dim": [16]}
+STRETCHED = {"rope_type": "dynamic", "rope_theta": 77.0, "alpha": 50.0, "factor": 1.0}
+HUNYUAN = {"head_dim": [8, 16], "rope_parameters": [*SHAPES["rope_parameters"], *[STRETCHED] * 4]}
 FAMILIES = {
     "gemma4_text": GEMMA4,
     "lfm2": LFM2
@@ -305,6 +307,8 @@ FAMILIES = {
     | SHARED
     | STEPS
     | {"sliding_window": [5, 9], "layer_types": [MIXED, ["full_attention"] * 3]},
+    "hunyuan_v1_dense": HUNYUAN,
+    "hunyuan_v1_moe": HUNYUAN | {"num_experts": [6], "moe_topk": [1, 3, [2, 2, 2], [1, 2, 1]]},
     "granitemoe": FACTORS | {"num_local_experts": [6], "num_experts_per_tok": [1, 2, 3]},
     "llama": MLP_BIAS,
     "internlm3": MLP_BIAS | {"attention_bias": [True], "mlp_bias": [True]},

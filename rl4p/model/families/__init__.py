@@ -12,6 +12,7 @@ from rl4p.model.families.family import Family, Tensor, TensorPart
 from rl4p.model.families.gemma import GEMMA2, GEMMA3
 from rl4p.model.families.gemma4 import GEMMA4
 from rl4p.model.families.gpt_oss import GPT_OSS
+from rl4p.model.families.hunyuan import HUNYUAN
 from rl4p.model.families.lfm2 import LFM2, LFM2_MOE
 from rl4p.model.families.llama import MINISTRAL, MISTRAL, OLMO3, SMOLLM3
 from rl4p.model.families.mamba import GRANITE_HYBRID, NEMOTRON_H
@@ -39,7 +40,7 @@ FAMILIES = {
             GEMMA3,
             GEMMA4,
         ),
-        *(OLMO3, GPT_OSS, PHI3, *SPARSE, *DELTA_FAMILIES, *LATENT),
+        *(OLMO3, GPT_OSS, PHI3, *SPARSE, *HUNYUAN, *DELTA_FAMILIES, *LATENT),
         *(LFM2, LFM2_MOE, NEMOTRON_H, GRANITE_HYBRID),
     )
 }

@@ -57,6 +57,7 @@ class Sparse:
       feed_forward: the key of the width of the feed-forward.
       experts: the names of the tensors of experts.
       layer_names: the names of the other tensors in a layer.
+      prepare: a function that returns the keys in the form that the readers know.
       unused: `Family.unused`.
     """
 
@@ -69,6 +70,7 @@ class Sparse:
     feed_forward: str = "intermediate_size"
     experts: ExpertNames = field(default_factory=ExpertNames)
     layer_names: Mapping[tuple[str, ...], str] = field(default_factory=lambda: NORMED)
+    prepare: Callable[[Keys], Keys] = lambda keys: keys
     unused: str = ""
 
     def family(self, model_type: str) -> Family:
@@ -84,6 +86,7 @@ class Sparse:
 
 
 def read(model_type: str, sparse: Sparse, keys: Keys) -> DecoderConfig:
+    keys = sparse.prepare(keys)
     keys.must_be("hidden_act", "silu", "activation")
     shape = keys.shape(sparse.head_width, sparse.feed_forward)
     part = {}
@@ -111,8 +114,6 @@ def write(sparse: Sparse, c: DecoderConfig) -> dict[str, Any]:
 def tensors(sparse: Sparse, c: DecoderConfig) -> Iterator[Tensor]:
     """Yields the tensors of what the layers have."""
     absent = set() if c.query_key_norm else {"query_norm", "key_norm"}
-    if not c.feed_forwards:
-        absent |= {"gate", "up", "down"}
     own = {path: name for path, name in sparse.layer_names.items() if path[0] not in absent}
     yield from names(c, own | sparse.experts.in_layer(c))
     yield from sparse.experts.tensors(c)
