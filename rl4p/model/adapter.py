@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rl4p.base.errors import InputError
-from rl4p.model.adapter_experts import expert_changes
+from rl4p.model.adapter_experts import expert_changes, in_files
 from rl4p.model.adapter_matrices import Change, ChangedTensor, LowRank
 from rl4p.model.families.wrappers import plain_name
 from rl4p.model.folder import (
@@ -134,8 +134,9 @@ class Adapter:
         self, module: str, matrices: LowRank, stored: Mapping[str, StoredTensor]
     ) -> Iterator[tuple[str, Change]]:
         """Yields the names of the tensors that a module's matrices change, and their changes."""
-        name = f"{module}.weight"
-        if name not in stored:
+        names = (f"{module}.weight", f"{in_files(module)}.weight")
+        name = next((each for each in names if each in stored), None)
+        if name is None:
             version = self.config.get("peft_version")
             yield from expert_changes(module, matrices, stored, self.scale, version)
         elif stored[name].shape == matrices.shape and (

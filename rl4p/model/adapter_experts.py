@@ -3,7 +3,8 @@
     W'[e] = W[e] + s B[e] A[e]        A [experts rank, in], B [out, rank experts]
 
 The rows of A are grouped by expert, the columns of B by element of the rank. The files of a base
-have the matrices of all experts in one tensor, or one tensor for each.
+have the matrices of all experts in one tensor, or one tensor for each; transformers 5 has them in
+one, and in Mixtral and others under another name.
 """
 
 import re
@@ -25,11 +26,14 @@ class StoredExperts(NamedTuple):
     """The experts of a module in the files of the base model.
 
     Attributes:
+      names: the names of gate_up_proj and down_proj; or, with {} for the expert, of the matrices
+        gate, up and down of each.
       number: the number of experts.
       width, inner: the inputs and the inner elements of an expert.
       transposed: whether the matrices are [in, out] in the files; None if each has a tensor.
     """
 
+    names: tuple[str, ...]
     number: int
     width: int
     inner: int
@@ -80,12 +84,13 @@ def expert_changes(
         return np.stack([x.T for x in each] if experts.transposed else each)
 
     if experts.transposed is not None:
-        yield f"{module}.{parameter}", of_all
+        yield experts.names[parameter == DOWN], of_all
         return
-    names = ("gate_proj", "up_proj") if parameter == GATE_UP else (DOWN,)
+    first, second, down = experts.names
+    names = (first, second) if parameter == GATE_UP else (down,)
     for start, name in zip((0, experts.inner), names, strict=False):
         for expert in range(experts.number):
-            yield f"{module}.{expert}.{name}.weight", partial(rows_from, product, expert, start)
+            yield name.format(expert), partial(rows_from, product, expert, start)
 
 
 def rows_from(
@@ -97,21 +102,34 @@ def rows_from(
 
 def experts_in(module: str, stored: Mapping[str, StoredTensor]) -> StoredExperts | None:
     """Returns how the files hold the experts of a module; None if they have none, or others."""
-    pair = [stored.get(f"{module}.{name}") for name in (GATE_UP, DOWN)]
-    if all(tensor is not None and len(tensor.shape) == 3 for tensor in pair):
-        (count, *first), (_, *second) = (tensor.shape for tensor in pair if tensor is not None)
-        if first == [second[1], 2 * second[0]]:
-            return StoredExperts(count, second[1], second[0], transposed=True)
-        if first == [2 * second[1], second[0]]:
-            return StoredExperts(count, second[0], second[1], transposed=False)
-        return None
-    count = 0
-    while (down := stored.get(f"{module}.{count}.{DOWN}.weight")) and len(down.shape) == 2:
-        count += 1
-    if not count:
-        return None
-    width, inner = stored[f"{module}.0.{DOWN}.weight"].shape
-    return StoredExperts(count, width, inner, transposed=None)
+    block = module.removesuffix(".experts")
+    for names in (
+        (f"{module}.{GATE_UP}", f"{module}.{DOWN}"),
+        (f"{block}.input_linear.weight", f"{block}.output_linear.weight"),
+    ):
+        shapes = [stored[name].shape for name in names if name in stored]
+        if list(map(len, shapes)) == [3, 3]:
+            (number, *first), (_, *second) = shapes
+            if first == [second[1], 2 * second[0]]:
+                return StoredExperts(names, number, second[1], second[0], transposed=True)
+            if first == [2 * second[1], second[0]]:
+                return StoredExperts(names, number, second[0], second[1], transposed=False)
+    for start, names in (
+        (module, ("gate_proj", "up_proj", DOWN)),
+        (in_files(module), ("w1", "w3", "w2")),
+    ):
+        each = tuple(f"{start}.{{}}.{name}.weight" for name in names)
+        number = 0
+        while each[2].format(number) in stored:
+            number += 1
+        if number and len(shape := stored[each[2].format(0)].shape) == 2:
+            return StoredExperts(each, number, *shape, transposed=None)
+    return None
+
+
+def in_files(module: str) -> str:
+    """Returns the name in files of a module that transformers 5 renamed when it fused experts."""
+    return module.replace(".mlp.", ".block_sparse_moe.")
 
 
 def numbers_of(version: Any) -> tuple[int, ...]:

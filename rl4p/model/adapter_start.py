@@ -5,7 +5,7 @@ has one for each. `write_adapter` puts theirs below one another, with zeros betw
 one A for all. Both are read: the second begins with copies.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import reduce
 from math import isclose
 from operator import getitem
@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+from jax.tree_util import DictKey
 
 from rl4p.base.errors import InputError
 from rl4p.base.types import Params
@@ -92,38 +93,75 @@ def check_begin(adapter: Adapter, decoder: Decoder, shapes: Params) -> None:
 
 def lora_of(adapter: Adapter, decoder: Decoder) -> LoRA | None:
     """Returns the options with which adapters of a file are trained on; None if there are none."""
-    modules: dict[str, list[Tensor]] = {}
-    for module, kernel in kernels_of(decoder):
-        if module in adapter.matrices:
-            modules.setdefault(module, []).append(kernel)
-    names = {name_of(kernel): None for kernels in modules.values() for kernel in kernels}
-    wanted = {
-        module
+    if adapter.whole or not adapter.matrices or any(x.bias for x in adapter.matrices.values()):
+        return None
+    everything = modules_of(kernels_of(decoder))
+    modules = {name: kernels for name, kernels in everything.items() if name in adapter.matrices}
+    names = list(dict.fromkeys(map(name_of, changed_kernels(adapter, decoder, modules))))
+    wanted = modules_of(
+        (module, kernel)
         for module, kernel in kernels_of(decoder)
         if name_of(kernel) in names or kernel.path[-2] in names
-    }
-    found = [shape_of(adapter, module) for module in adapter.matrices if module in modules]
-    biased = any(x.bias for x in adapter.matrices.values())
-    fits = adapter.matrices.keys() == modules.keys() == wanted
-    if adapter.whole or biased or not found or not fits:
+    )
+    if adapter.matrices.keys() != wanted.keys():
         return None
-    ranks = [
-        {x.rank, x.rank / len(modules[module])}
-        for module, x in zip(adapter.matrices, found, strict=True)
-    ]
-    rank, scale = max(set.intersection(*ranks), default=0), found[0].scale
-    if not rank or rank % 1 or any(not isclose(x.scale, scale) for x in found):
-        return None
-    return LoRA(rank=int(rank), alpha=scale * rank, targets=tuple(names))
+    found = {module: shape_of(adapter, module) for module in wanted}
+    scale = next(iter(found.values())).scale
+    ranks = [{x.rank, x.rank / len(wanted[module])} for module, x in found.items()]
+    if all(isclose(x.scale, scale) for x in found.values()):
+        for rank in sorted(int(x) for x in set.intersection(*ranks) if x % 1 == 0):
+            lora = LoRA(rank=rank, alpha=scale * rank, targets=tuple(names))
+            if can_begin(adapter, decoder, wanted, lora):
+                return lora
+    return None
+
+
+def can_begin(
+    adapter: Adapter, decoder: Decoder, modules: Mapping[str, list[Tensor]], lora: LoRA
+) -> bool:
+    """Returns whether the matrices of an adapter are those of some options."""
+    key = jax.random.key(0)
+    shapes = jax.eval_shape(lora.init, key, jax.eval_shape(decoder.init, key))
+    try:
+        for module, kernels in modules.items():
+            split(adapter, module, kernels, shapes, lora.rank)
+    except InputError:
+        return False
+    return True
+
+
+def changed_kernels(
+    adapter: Adapter, decoder: Decoder, modules: Mapping[str, list[Tensor]]
+) -> Iterator[Tensor]:
+    """Yields the projections that an adapter changes: in a fused matrix, those with rows of B.
+
+    All of them if it has none, because it was not trained.
+    """
+    shapes = jax.eval_shape(decoder.init, jax.random.key(0))
+    for module, kernels in modules.items():
+        _, b = adapter.matrices[module].matrices
+        for kernel in kernels:
+            rows = slice(0, reduce(getitem, kernel.path, shapes).shape[-1])
+            index = kernel.part.index_of((rows, slice(None))) if kernel.part else ()
+            if b[index].any() or not b.any():
+                yield kernel
 
 
 def adapted_modules(decoder: Decoder, shapes: Params) -> Mapping[str, list[Tensor]]:
     """Returns the projections that are adapted, by the module of the files that has them."""
     adapted = {path[:-1] for path, _ in jax.tree.leaves_with_path(shapes)}
+    return modules_of(
+        (module, kernel)
+        for module, kernel in kernels_of(decoder)
+        if tuple(map(DictKey, kernel.path[:-1])) in adapted
+    )
+
+
+def modules_of(kernels: Iterable[tuple[str, Tensor]]) -> dict[str, list[Tensor]]:
+    """Returns projections by their modules."""
     modules: dict[str, list[Tensor]] = {}
-    for module, kernel in kernels_of(decoder):
-        if tuple(map(jax.tree_util.DictKey, kernel.path[:-1])) in adapted:
-            modules.setdefault(module, []).append(kernel)
+    for module, kernel in kernels:
+        modules.setdefault(module, []).append(kernel)
     return modules
 
 

@@ -10,10 +10,14 @@ import pytest
 
 from rl4p.base.errors import InputError
 from rl4p.distributed.mesh import Mesh
-from rl4p.model.huggingface import write_policy
+from rl4p.model.adapter import read_adapter
+from rl4p.model.adapter_start import begin, check_begin
+from rl4p.model.decoder import Decoder
+from rl4p.model.huggingface import write_adapter, write_policy
 from rl4p.model.lora import LoRA
 from rl4p.model.pretrained import Pretrained
 from rl4p.model.scratch import Scratch
+from tests.golden.cases import decoder_config
 from tests.support.adapters import OWN, build, edit, edit_tensors, moved, read
 
 QUERY = "base_model.model.model.layers.0.self_attn.q_proj"
@@ -148,3 +152,40 @@ def test_a_fitting_adapter_of_another_width_is_refused_when_it_is_trained_on(ada
     edit_tensors(adapter_folder, narrower)
     with pytest.raises(InputError, match=r"q_proj is a matrix .*, and the adapter has A"):
         build(adapter_folder, lora=OWN)
+
+
+@pytest.mark.parametrize(
+    "targets", ["query|value|down|gate|up", "key|output|up", "query|key|value"]
+)
+def test_projections_in_one_matrix_are_trained_on_bit_for_bit(tmp_path, targets):
+    """The files of Phi have one matrix A for all, in which each projection has rows of its own."""
+    lora = LoRA(rank=2, alpha=5.0, targets=targets)
+    config = decoder_config("phi3")
+    decoder = Decoder(config=config, lora=lora)
+    adapters = moved(lora.init(jax.random.key(0), decoder.init(jax.random.key(1))))
+    write_adapter(tmp_path, decoder, adapters, "rl4p/tiny")
+    shapes = jax.eval_shape(lambda: adapters)
+    assert_equal(begin(read_adapter(tmp_path), decoder, shapes, Mesh(dp=1)), adapters)
+    fewer = LoRA(rank=2, alpha=5.0, targets="down")
+    decoder = Decoder(config=config, lora=fewer)
+    shapes = jax.eval_shape(fewer.init, jax.random.key(0), decoder.init(jax.random.key(1)))
+    with pytest.raises(InputError) as error:
+        check_begin(read_adapter(tmp_path), decoder, shapes)
+    words = dict(re.findall(r"model\.lora\.(\w+)=(\S+?)'?(?: |$)", str(error.value)))
+    assert {*words.pop("targets").strip("[]").split(",")} == {*targets.split("|")}
+    assert words == {"rank": "2", "alpha": "5"}
+
+
+def test_a_projection_that_is_changed_too_is_never_lost(tmp_path):
+    """An adapter of the three projections in one matrix is not trained on as one of two."""
+    config = decoder_config("phi3")
+    whole = LoRA(rank=2, alpha=5.0, targets="query|key|value")
+    decoder = Decoder(config=config, lora=whole)
+    adapters = moved(whole.init(jax.random.key(0), decoder.init(jax.random.key(1))))
+    write_adapter(tmp_path, decoder, adapters, "rl4p/tiny")
+    for rank, targets in ((3, "query|key"), (6, "query|key"), (6, "value")):
+        fewer = LoRA(rank=rank, alpha=2.5 * rank, targets=targets)
+        decoder = Decoder(config=config, lora=fewer)
+        shapes = jax.eval_shape(fewer.init, jax.random.key(0), decoder.init(jax.random.key(1)))
+        with pytest.raises(InputError, match="changes more than "):
+            begin(read_adapter(tmp_path), decoder, shapes, Mesh(dp=1))

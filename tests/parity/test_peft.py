@@ -67,6 +67,14 @@ ADAPTERS = {  # the options of PEFT, after the case of the base
     ),
     "down": ("qwen3_moe", {"target_modules": [], "target_parameters": EXPERTS[1:]}),
     "router": ("qwen3_moe", {"target_modules": ["gate"]}),
+    "renamed_experts": ("mixtral", {"target_modules": ["gate"], "target_parameters": EXPERTS}),
+    "experts_of_granite": (
+        "granitemoe",
+        {
+            "target_modules": ["q_proj"],
+            "target_parameters": ["experts.gate_up_proj", "experts.down_proj"],
+        },
+    ),
     "fused_experts": (
         "gpt_oss",
         {"target_modules": ["q_proj", "o_proj"], "target_parameters": EXPERTS, "r": 2},
@@ -135,3 +143,35 @@ def test_what_is_not_read_is_refused_in_a_sentence(tmp_path, name):
     with pytest.raises(InputError, match=words) as error:
         logits(tmp_path)
     assert "\n" not in str(error.value)
+
+
+TRAINED_ON = {  # the options of PEFT, after the case of the base, and those of rl4p
+    "plain": (
+        "qwen2",
+        {"target_modules": ["q_proj", "down_proj"], "r": 3, "lora_alpha": 7},
+        LoRA(rank=3, alpha=7.0, targets="query|down"),
+    ),
+    "rank_stable": (
+        "llama",
+        {"target_modules": "all-linear", "r": 2, "use_rslora": True},
+        LoRA(rank=2, alpha=8 * 2**0.5),
+    ),
+    "fused": (
+        "phi3",
+        {"target_modules": ["qkv_proj", "down_proj"], "r": 2},
+        LoRA(rank=2, alpha=8.0, targets="query|key|value|down"),
+    ),
+    "experts_beside": (
+        "qwen3_moe",
+        {"target_modules": ["q_proj", "o_proj"], "r": 2},
+        LoRA(rank=2, alpha=8.0, targets=("q_proj", "o_proj")),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TRAINED_ON)
+def test_an_adapter_of_peft_is_trained_on(tmp_path, name):
+    """A run begins with the policy of PEFT, whose gradients are those of its matrices."""
+    case, options, lora = TRAINED_ON[name]
+    theirs = saved(tmp_path, case, options)
+    np.testing.assert_allclose(logits(tmp_path, lora), theirs, atol=2e-5 * np.abs(theirs).max())
