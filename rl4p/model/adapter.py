@@ -193,9 +193,11 @@ def read_adapter(folder: Path) -> Adapter:
                 f"{MERGE}."
             )
         if end:
-            parts.setdefault(own.removesuffix(end), {})[MATRICES[end]] = tensor
+            module = own.removesuffix(end)
+            parts.setdefault(plain_name(module) or module, {})[MATRICES[end]] = tensor
         else:
-            whole[own.replace(".base_layer.", ".")] = tensor
+            own = own.replace(".base_layer.", ".")
+            whole[plain_name(own) or own] = tensor
     return Adapter(
         folder=folder,
         base=f"{name}@{revision}" if revision and on_the_hub(name) else name,

@@ -128,7 +128,12 @@ def experts_in(module: str, stored: Mapping[str, StoredTensor]) -> StoredExperts
 
 
 def in_files(module: str) -> str:
-    """Returns the name in files of a module that transformers 5 renamed when it fused experts."""
+    """Returns the name in files of a module that transformers 5 renamed.
+
+    It did so where it fused experts, and for the shared experts of Hunyuan.
+    """
+    if ".shared_experts." in module:
+        return module.replace(".shared_experts.", ".shared_mlp.")
     return module.replace(".mlp.", ".block_sparse_moe.")
 
 

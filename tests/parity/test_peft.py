@@ -99,11 +99,11 @@ REFUSED = {
 }
 
 
-def saved(folder, case, options, **of_base):
-    """Saves a random base and adapter, and returns the logits of PEFT."""
+def saved(folder, case, options, *, merge=False):
+    """Saves a random base and adapter, and returns the logits of PEFT, or saves its merge."""
     torch, peft = pytest.importorskip("torch"), pytest.importorskip("peft")
-    random_model(case, "AutoModelForCausalLM", **of_base).save_pretrained(folder / "base")
-    model = random_model(case, "AutoModelForCausalLM", **of_base)
+    random_model(case, "AutoModelForCausalLM").save_pretrained(folder / "base")
+    model = random_model(case, "AutoModelForCausalLM")
     model.name_or_path = str(folder / "base")
     adapted = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", **options)).eval()
     with torch.no_grad():
@@ -111,18 +111,20 @@ def saved(folder, case, options, **of_base):
             if parameter.requires_grad or "lora_" in name:
                 parameter.add_(torch.randn(parameter.shape) * 0.1)
     adapted.save_pretrained(folder / "adapter")
+    if merge:
+        return adapted.merge_and_unload().save_pretrained(folder / "merged")
     with torch.no_grad():
         return adapted(torch.from_numpy(TOKENS)).logits.numpy()
 
 
-def logits(folder, lora=MERGED, dtype="float32", mesh=None):
+def logits(folder, lora=MERGED):
     adapter = read_adapter(folder / "adapter")
     decoder = Decoder(config=read_config(folder / "base"), lora=lora)
     merged = None if lora.rank else adapter
-    params = read_params(folder / "base", decoder, dtype, mesh, merged)
+    params = read_params(folder / "base", decoder, "float32", adapter=merged)
     if lora.rank:
         shapes = jax.eval_shape(lora.init, jax.random.key(0), params)
-        params = merge_trees(params, begin(adapter, decoder, shapes, mesh or Mesh(dp=1)))
+        params = merge_trees(params, begin(adapter, decoder, shapes, Mesh(dp=1)))
     return np.asarray(forward.logits(decoder, params, *forward.rows(TOKENS, 30)))
 
 
@@ -134,6 +136,29 @@ def test_an_adapter_of_peft_is_merged(tmp_path, name):
     base = read_params(tmp_path / "base", decoder, "float32")
     rows = forward.rows(TOKENS, 30)
     assert np.abs(forward.logits(decoder, base, *rows) - theirs).max() > 0.01
+
+
+MERGED_ALIKE = {
+    "qwen3_5_moe": ["experts.gate_up_proj"],
+    "deepseek_v3": EXPERTS,
+    "granite_hybrid": [],
+    "hy_v3": EXPERTS[1:],
+}
+
+
+@pytest.mark.parametrize("case", MERGED_ALIKE)
+def test_it_is_merged_as_by_peft(tmp_path, case):
+    """The parameters equal those of PEFT's own merge, in models of several kinds of layers."""
+    options = {"target_modules": "all-linear", "target_parameters": MERGED_ALIKE[case] or None}
+    saved(tmp_path, case, options, merge=True)
+    decoder = Decoder(config=read_config(tmp_path / "base"))
+    ours = read_params(
+        tmp_path / "base", decoder, "float32", adapter=read_adapter(tmp_path / "adapter")
+    )
+    theirs, base = (read_params(tmp_path / name, decoder, "float32") for name in ("merged", "base"))
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), ours, theirs)
+    apart = jax.tree.map(lambda x, y: float(np.abs(x - y).max()), base, theirs)
+    assert sum(x > 1e-3 for x in jax.tree.leaves(apart)) >= 4
 
 
 @pytest.mark.parametrize("name", REFUSED)
