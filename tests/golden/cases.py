@@ -496,6 +496,17 @@ CASES = {
             },
             "tie_word_embeddings": True,
         },
+        "exaone4": {
+            "model_type": "exaone4",
+            "num_hidden_layers": 4,
+            "sliding_window": 9,
+            "sliding_window_pattern": 2,
+        },
+        "exaone4_whole": {
+            "model_type": "exaone4",
+            "sliding_window": None,
+            "layer_types": ["full_attention"] * 3,
+        },
         "gemma4": GEMMA4
         | {
             "attention_k_eq_v": True,

@@ -191,7 +191,7 @@ cache = decoder.empty_cache(8, 24)
 row = (rows, places, ones)
 ours, _ = forward.extend(decoder, given, *mesh.replicate(row), mesh.replicate(cache), 0)
 expected, _ = forward.extend(decoder, alone, *row, cache, 0)
-limit = 8e-6 * np.abs(expected).max()  # sums in another order
+limit = 1.2e-5 * np.abs(expected).max()  # sums in another order
 np.testing.assert_allclose(ours, expected, atol=limit)
 
 # Two devices have the same KV head, and each has its own rows of the cache.

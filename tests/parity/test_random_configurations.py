@@ -226,6 +226,11 @@ STRETCHED = {"rope_type": "dynamic", "rope_theta": 77.0, "alpha": 50.0, "factor"
 HUNYUAN = {"head_dim": [8, 16], "rope_parameters": [*SHAPES["rope_parameters"], *[STRETCHED] * 4]}
 FAMILIES = {
     "gemma4_text": GEMMA4,
+    "exaone4": WINDOW
+    | {
+        "sliding_window_pattern": [2, 3, "-"],
+        "layer_types": [MIXED, ["full_attention"] * 3, "-"],
+    },
     "lfm2": LFM2
     | {
         "layer_types": [*LFM2["layer_types"], "-", "-"],

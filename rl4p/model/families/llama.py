@@ -3,6 +3,8 @@
 * Mistral: no biases; if there is a window, every layer is a sliding layer (2310.06825). Ministral
   may have some layers of full attention.
 * SmolLM3: every fourth layer has no rotary embeddings (2501.18795).
+* EXAONE 4: as OLMo 3, with norms in each head; layers of full attention are not rotated
+  (2507.11407).
 * OLMo 3: norms after each block and none before, norms over all heads, sliding layers. By default
   every fourth layer has full attention, and only these are scaled. Formulas: 2501.00656 (OLMo 2),
   2512.13961.
@@ -14,6 +16,7 @@ from typing import Any
 from rl4p.base.errors import InputError
 from rl4p.model.decoder import DecoderConfig
 from rl4p.model.families.dense import OLMO2_NAMES, OLMO2_NORMS
+from rl4p.model.families.expert_keys import UNROTATED_WINDOW, read_unrotated_window
 from rl4p.model.families.family import LAYER_NAMES, Family, names
 from rl4p.model.families.gemma import read_gemma3_rope
 from rl4p.model.families.keys import Keys, write_layer_types, write_scaling, write_shape
@@ -162,5 +165,29 @@ OLMO3 = Family(
     classifier="Olmo3ForSequenceClassification",
     read_config=read_olmo3,
     write_config=write_olmo3,
+    names=partial(names, layer_names=OLMO2_NAMES),
+)
+
+
+def read_exaone4(keys: Keys) -> DecoderConfig:
+    keys.must_be("hidden_act", "silu", "activation")
+    shape = keys.shape()
+    return DecoderConfig(
+        family="exaone4",
+        **keys.rope(),
+        **shape,
+        **read_unrotated_window(keys, shape),
+        **{**OLMO2_NORMS, "query_key_norm": "head"},
+        attention_bias=False,
+        tied_embedding=keys.get("tie_word_embeddings", bool, False),
+    )
+
+
+EXAONE4 = Family(
+    model_type="exaone4",
+    architecture="Exaone4ForCausalLM",
+    classifier="Exaone4ForSequenceClassification",
+    read_config=read_exaone4,
+    write_config=lambda c: write_shape(c) | {"hidden_act": "silu"} | UNROTATED_WINDOW.write(c),
     names=partial(names, layer_names=OLMO2_NAMES),
 )

@@ -36,6 +36,7 @@ from tests.golden.cases import CASES, YARN, decoder_config
         ("hyperclovax", "HyperCLOVAXForCausalLM", "HyperCLOVAXForSequenceClassification"),
         ("ministral", "MinistralForCausalLM", "MinistralForSequenceClassification"),
         ("cohere2", "Cohere2ForCausalLM", "Cohere2ForSequenceClassification"),
+        ("exaone4", "Exaone4ForCausalLM", "Exaone4ForSequenceClassification"),
         ("gemma3_text", "Gemma3ForCausalLM", "Gemma3TextForSequenceClassification"),
         ("qwen3_next", "Qwen3NextForCausalLM", "Qwen3NextForSequenceClassification"),
         ("qwen3_5_text", "Qwen3_5ForCausalLM", "Qwen3_5TextForSequenceClassification"),
