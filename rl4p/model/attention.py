@@ -247,8 +247,11 @@ def traced_view(seen: dict[LayerKind, AttentionInputs], index: Array | None) -> 
     """Returns the view at a traced index, as in a scan over layers; None if there is one view."""
     view, *others = seen.values()
     for i, other in enumerate(others, 1):
-        pairs = zip(other, view, strict=True)
-        view = AttentionInputs(*(a if a is b else jnp.where(index == i, a, b) for a, b in pairs))
+
+        def chosen(a: Array, b: Array, i: int = i) -> Array:
+            return a if a is b else jnp.where(index == i, a, b)
+
+        view = jax.tree.map(chosen, other, view)
     return view
 
 

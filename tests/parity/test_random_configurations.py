@@ -15,6 +15,7 @@ from rl4p.base.errors import InputError
 from rl4p.model.decoder import Decoder
 from rl4p.model.huggingface import read_config, read_params
 from tests.golden import forward
+from tests.support.random_models import register_models
 
 pytestmark = pytest.mark.parity
 CONSTANT = "correction|layer_scalar"
@@ -138,6 +139,7 @@ LATENT = {
         YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "truncate": False},
     ],
 }
+GROWING = YARN | {"original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.2}
 EXPERTS = {
     "moe_intermediate_size": [24],
     "n_routed_experts": [6, 12],
@@ -354,6 +356,18 @@ FAMILIES = {
         "topk_method": ["greedy", "group_limited_greedy"],
         "norm_topk_prob": [False],
     },
+    "mistral4": LATENT
+    | EXPERTS
+    | {
+        "first_k_dense_replace": [0, 1, 2],
+        "rope_parameters": [
+            GROWING,
+            GROWING | {"llama_4_scaling_beta": 0.0},
+            GROWING | {"mscale": 1.0, "mscale_all_dim": 1.0, "max_position_embeddings": 64},
+            GROWING | {"mscale_all_dim": 0.8},
+            {"rope_type": "default", "rope_theta": 77.0, "llama_4_scaling_beta": 0.2},
+        ],
+    },
     "glm4_moe_lite": LATENT
     | EXPERTS
     | {"mlp_layer_types": [["sparse"] * 3, ["dense", "sparse", "dense"], "-"]},
@@ -393,6 +407,7 @@ def of_transformers(keys: dict, folder) -> np.ndarray:
     import torch
     import transformers
 
+    register_models()
     config = transformers.AutoConfig.for_model(**keys)
     torch.manual_seed(0)
     options = {"attn_implementation": "eager", "experts_implementation": "eager"}
