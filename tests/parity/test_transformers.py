@@ -48,8 +48,9 @@ def test_logits(pair):
         assert np.std(theirs) > 0.3
         worst = max(worst, np.max(np.abs(row[: len(tokens)] - theirs)))
     print(f"{case}: largest difference of logits {worst:.1e}, of {np.max(np.abs(ours)):.1f}")
-    # transformers rounds frequencies to float32: with these, GPT-OSS differs by 1e-5.
-    assert worst <= (2e-4 if case in ("gpt_oss", "solar_open") else 1e-4)
+    # Angles of late positions differ in float32; those here are as near to float64.
+    rough = case in ("gpt_oss", "solar_open", "ernie4_5_moe")
+    assert worst <= (2e-4 if rough else 1e-4)
 
 
 def test_gradients(pair):
