@@ -1,7 +1,7 @@
 """A policy from scratch, with random parameters and one token per byte."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import jax
@@ -13,6 +13,7 @@ from rl4p.distributed import placement
 from rl4p.distributed.mesh import Mesh
 from rl4p.model.attention import Choice, kernel_for
 from rl4p.model.decoder import Decoder, DecoderConfig, Remat
+from rl4p.model.decoder_config import DeltaConfig
 from rl4p.model.policy import Policy
 from rl4p.model.rope import Scaling
 from rl4p.model.tokenizer import byte_tokenizer
@@ -20,7 +21,9 @@ from rl4p.model.tokenizer import byte_tokenizer
 
 @dataclass(frozen=True, kw_only=True)
 class Scratch:
-    """A policy with the architecture of Qwen2, or of Llama if `attention_bias` is false.
+    """A policy with the architecture of Qwen2, of Llama or of Qwen 3.5.
+
+    It is Llama's if `attention_bias` is false, and that of Qwen 3.5 if `attention_interval` is set.
 
     Attributes:
       width, layers, heads, num_kv_heads, feed_forward_width: the shape; the head width is
@@ -28,6 +31,8 @@ class Scratch:
       vocabulary: the rows of the embedding; None is the number of tokens, rounded up to a
         multiple of 8.
       tied_embedding, attention_bias, rope_theta, rope_scaling: as in `DecoderConfig`.
+      attention_interval: one of so many layers has attention, and the others have a gated delta
+        rule, with heads of the same number and width; None if all layers have attention.
       dtype: the dtype of activations.
       param_dtype: the dtype of the parameters.
       remat: which activations the backward pass recomputes (`Decoder`).
@@ -46,6 +51,7 @@ class Scratch:
     max_positions: Positive = 2048
     tied_embedding: bool = True
     attention_bias: bool = True
+    attention_interval: Positive | None = None
     rope_theta: AboveZero = 10_000.0
     rope_scaling: Scaling | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -102,6 +108,8 @@ class Scratch:
             rope_theta=self.rope_theta,
             rope_scaling=self.rope_scaling,
         )
+        if self.attention_interval is not None:
+            config = with_delta(config, self.attention_interval)
         kernel = kernel_for(self.attention, config, self.dtype, mesh.platform)
         mesh.check_divides(config.dimensions)
         return Policy(
@@ -118,3 +126,26 @@ class Scratch:
             end_ids=(tokenizer.eos_token_id,),
             pad_id=tokenizer.pad_token_id,
         )
+
+
+def with_delta(config: DecoderConfig, interval: int) -> DecoderConfig:
+    """Returns the options of Qwen 3.5 for a shape, where one of `interval` layers has attention."""
+    width = config.head_width
+    return replace(
+        config,
+        family="qwen3_5_text",
+        mixers=tuple(
+            "attention" if (i + 1) % interval == 0 else "delta" for i in range(config.layers)
+        ),
+        delta=DeltaConfig(
+            key_heads=config.heads,
+            value_heads=config.heads,
+            key_width=width,
+            value_width=width,
+        ),
+        rotary_width=max(width // 8, 1) * 2,  # a quarter of a head, and even
+        output_bias=config.attention_bias,
+        attention_gate=True,
+        query_key_norm="head",
+        centered_norm=True,
+    )

@@ -173,6 +173,7 @@ def run(params, rows):
 sharded = jax.device_put(params, param_shardings(mesh, params))
 ours = jax.device_get(jax.jit(run)(sharded, mesh.shard_rows((rows, places, ones))))
 expected = jax.device_get(jax.jit(jax.grad(loss))(params, (rows, places, ones)))
+near = 3e-5 if config.delta else 1e-5  # memories amplify rounding
 for path, ours in jax.tree.leaves_with_path(ours):
     theirs = expected
     for key in path:
@@ -181,7 +182,7 @@ for path, ours in jax.tree.leaves_with_path(ours):
         assert not ours.any() and not theirs.any()
         continue
     assert np.abs(theirs).max() > 1e-3, path
-    assert np.linalg.norm(ours - theirs) <= 1e-5 * np.linalg.norm(theirs), path
+    assert np.linalg.norm(ours - theirs) <= near * np.linalg.norm(theirs), path
 
 # A sampler's devices divide the parameters along tp.
 at = pattern.places(config)
@@ -236,6 +237,7 @@ assert len(re.findall(r"all-to-all(?:-start)?\\(", text)) == exchanges
             "gemma4",
             "gemma4_shared",
             "gemma4_moe",
+            "qwen3_5_whole",
         ),
     ],
 )

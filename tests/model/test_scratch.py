@@ -3,9 +3,13 @@ import numpy as np
 import pytest
 
 from rl4p.base.errors import InputError
+from rl4p.configuration import compose
 from rl4p.distributed.mesh import ONE_DEVICE
+from rl4p.loop.loop import train
+from rl4p.model.huggingface import read_config, write_policy
 from rl4p.model.rope import LinearScaling
 from rl4p.model.scratch import Scratch
+from rl4p.runs.build import build
 
 
 def test_a_policy_from_scratch_knows_every_token(policy):
@@ -46,6 +50,37 @@ def test_without_biases_it_is_a_llama(bias, family):
     config = policy.decoder.config
     assert (config.family, config.attention_bias) == (family, bias)
     assert ("bias" in params["layers"]["query"]) is bias
+
+
+def test_it_may_have_the_shape_of_qwen_3_5(tmp_path):
+    """Its folder is one of that family."""
+    policy, params = Scratch(
+        width=48, heads=3, layers=4, attention_interval=3, attention_bias=False
+    ).build(ONE_DEVICE, jax.random.key(0))
+    config = policy.decoder.config
+    assert config.mixers == ("delta", "delta", "attention", "delta")
+    assert (config.head_width, config.rotary_width) == (16, 4)
+    write_policy(tmp_path / "out", policy, params)
+    assert read_config(tmp_path / "out") == config
+    wide = Scratch(width=24, heads=3, attention_interval=1).policy(ONE_DEVICE).decoder.config
+    assert (wide.mixers, wide.rotary_width, wide.output_bias) == (("attention",) * 3, 2, True)
+
+
+@pytest.mark.slow
+@pytest.mark.mixed_dtypes
+def test_a_policy_of_the_shape_of_qwen_3_5_learns():
+    """Sampling goes on from states, and training reads whole rows: they give one probability."""
+    words = [
+        *("model=scratch", "model.width=32", "model.layers=2", "model.heads=2", "tracker=none"),
+        *("model.attention_interval=2", "data.train_size=16", "data.held_out_size=8", "steps=2"),
+        *("prompts_per_step=4", "group_size=4", "max_response_tokens=24"),
+        "+reward.terms.capital._target_=rl4p.reward.form.Format",
+        "+reward.terms.capital.pattern='.*[A-Z].*'",
+    ]
+    run = build(compose(words))
+    for info in train(run.loop, run.state):
+        assert info.metrics["update/grad_norm"] > 0
+        assert info.metrics["rollout/logprob_gap_max"] < 1e-3
 
 
 @pytest.mark.parametrize("tied", [True, False])
