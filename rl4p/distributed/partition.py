@@ -94,6 +94,8 @@ DECLARED: dict[str, Parameter] = {
     "experts/gate": Parameter(("experts", "width", None)),
     "experts/up": Parameter(("experts", "width", None)),
     "experts/down": Parameter(("experts", None, "width")),
+    "experts_input/kernel": Parameter(("width", None)),
+    "experts_output/kernel": Parameter((None, "width")),
     "experts/router_bias": vector(None),
     "experts/router_factor": vector(None),
     "experts/router_correction": constant(None, None),

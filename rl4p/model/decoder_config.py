@@ -206,6 +206,8 @@ class DecoderConfig:
       normalized_experts: the weights of a token's chosen experts sum to one.
       router: the other options of the choice of experts.
       expert_width: the width of one expert; None is `feed_forward_width`.
+      expert_input: the width of the inputs and outputs of experts, between two projections of all
+        experts (2512.20856); None is the width of the model, and no projection.
       shared_width: the width of the experts that every token uses, of which several are one
         feed-forward; 0 if there are none.
       weighted_shared: their output is multiplied by sigmoid(x w).
@@ -267,6 +269,7 @@ class DecoderConfig:
     normalized_experts: bool = False
     router: Router = PLAIN
     expert_width: int | None = None
+    expert_input: int | None = None
     shared_width: int = 0
     weighted_shared: bool = False
     mamba: MambaConfig | None = None
@@ -300,7 +303,7 @@ class DecoderConfig:
     def dimensions(self) -> dict[str, int]:
         """The sizes that a mesh may divide, by the names of `partition.RULES`."""
         sizes = {
-            "width": self.width,
+            "width": math.gcd(self.width, self.expert_input or 0),
             "vocabulary": self.vocabulary,
             "heads": self.heads,
             "num_kv_heads": math.gcd(self.num_kv_heads, self.full.num_kv_heads if self.full else 0),

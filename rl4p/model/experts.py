@@ -69,9 +69,9 @@ class Experts(nn.Module):
             it, the compiler would gather the experts of several devices.
         """
         c = self.config
-        E, D, F = c.experts, c.width, c.expert_width or c.feed_forward_width
+        E, D, F = c.experts, c.expert_input or c.width, c.expert_width or c.feed_forward_width
         exact = jnp.float32 if c.router.exact else self.dtype
-        router_DE = self.param("router", INIT, (D, E)).astype(exact)
+        router_DE = self.param("router", INIT, (c.width, E)).astype(exact)
         gates = {} if c.ungated else {"gate": (E, D, F)}
         kernels = {
             name: self.param(name, INIT, shape).astype(self.dtype)

@@ -109,6 +109,8 @@ class Layer(nn.Module):
             self.feed_forward_post_norm = norm()
         if self.kind.feed_forward in ("experts", "both"):
             self.experts = Experts(c, self.dtype, self.experts_dispatch)
+            if c.expert_input:
+                self.experts_input, self.experts_output = dense(c.expert_input), dense(c.width)
             if c.shared_width:
                 self.shared = SharedExperts(c, self.dtype, dense)
         if self.kind.feed_forward == "both":
@@ -258,7 +260,10 @@ class Layer(nn.Module):
         own_norm = c.pre_norms and not c.parallel
         normed = self.feed_forward_norm(x_BTD) if own_norm else x_BTD
         if self.kind.feed_forward == "experts":
-            y_BTD = self.experts(normed, mesh)
+            if c.expert_input:
+                y_BTD = self.experts_output(self.experts(self.experts_input(normed), mesh, normed))
+            else:
+                y_BTD = self.experts(normed, mesh)
             return y_BTD + self.shared(normed) if c.shared_width else y_BTD
         gate = None if c.ungated else self.gate(normed)
         y_BTD = self.down(gated(c.activation, gate, self.up(normed)))

@@ -34,6 +34,8 @@ MODULES = {
     "in_proj_qkvz": r"\.delta\.(query|key|value|gate)",
     "in_proj_ba": r"\.delta\.(strength|step)",
     "in_proj": r"\.mamba\.(?!output).*|\.convolution\.(?!output$).*",
+    "fc1_latent_proj": r"\.experts_input",
+    "fc2_latent_proj": r"\.experts_output",
     "out_proj": r"\.(delta|mamba|convolution)\.output",
     "q_a_proj": r"\.latent\.query_down",
     "q_b_proj": r"\.latent\.query_up",

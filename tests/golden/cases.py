@@ -85,6 +85,8 @@ NEMOTRON = {
     "n_groups": 2,
     "ssm_state_size": 5,
     "conv_kernel": 3,
+    # While transformers decodes token by token, it does not cut steps as it does in whole rows.
+    "time_step_min": 1e-9,
 }
 GRANITE_HYBRID = FACTORS | {
     "model_type": "granitemoehybrid",
@@ -265,6 +267,16 @@ CASES = {
             "n_group": 2,
             "topk_group": 1,
             "routed_scaling_factor": 1.5,
+        },
+        "nemotron_h_latent": NEMOTRON
+        | {
+            "layers_block_type": ["linear_attention", "moe", "full_attention"],
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "moe_shared_expert_intermediate_size": 20,
+            "moe_latent_size": 12,
+            "norm_topk_prob": False,
         },
         "granite_hybrid_moe": GRANITE_HYBRID
         | {

@@ -15,7 +15,7 @@ from typing import Any
 from rl4p.model.decoder import DecoderConfig
 from rl4p.model.decoder_config import FeedForward, MambaConfig, Mixer, options
 from rl4p.model.families.dense import read_multipliers, reciprocal, write_multipliers
-from rl4p.model.families.expert_keys import GROUPED, counts, normalized, shared_width
+from rl4p.model.families.expert_keys import GROUPED, Topic, counts, normalized, shared_width
 from rl4p.model.families.expert_names import ExpertNames
 from rl4p.model.families.family import LAYER_NAMES, Family, Tensor, TensorPart, names, rows
 from rl4p.model.families.keys import Keys, write_shape
@@ -86,9 +86,19 @@ NEMOTRON_NAMES = {
             "output": "o_proj",
             "up": "up_proj",
             "down": "down_proj",
+            "experts_input": "fc1_latent_proj",
+            "experts_output": "fc2_latent_proj",
         }.items()
     },
 }
+
+
+def read_latent(keys: Keys, _: Any) -> dict[str, Any]:
+    """Returns the width between two projections where the experts of large models are."""
+    present = keys.config.get("moe_latent_size") is not None
+    return {"expert_input": keys.size("moe_latent_size") if present else None}
+
+
 NEMOTRON_EXPERTS = ExpertNames(
     router="mixer.gate.weight",
     correction="mixer.gate.e_score_correction_bias",
@@ -101,6 +111,7 @@ NEMOTRON_TOPICS = (
     normalized(True),
     GROUPED,
     shared_width("moe_shared_expert_intermediate_size", weighted=False),
+    Topic(read_latent, lambda c: {"moe_latent_size": c.expert_input}),
 )
 NEMOTRON_UNUSED = (
     *("chunk_size", "expand", "use_mamba_kernels", "mamba_ssm_cache_dtype", "num_logits_to_keep"),
@@ -112,7 +123,13 @@ NEMOTRON_UNUSED = (
 )
 NEMOTRON_UNUSED_EXPERTS = (  # by a model without experts
     *("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob"),
-    *("moe_shared_expert_intermediate_size", "n_group", "topk_group", "routed_scaling_factor"),
+    *(
+        "moe_shared_expert_intermediate_size",
+        "moe_latent_size",
+        "n_group",
+        "topk_group",
+        "routed_scaling_factor",
+    ),
 )
 
 
@@ -129,7 +146,6 @@ def read_nemotron_h(keys: Keys) -> DecoderConfig:
     for key, only in {
         "mlp_hidden_act": "relu2",
         "mamba_hidden_act": "silu",
-        "moe_latent_size": None,
         "layer_types": None,
         "sliding_window": None,
         "tie_word_embeddings": False,

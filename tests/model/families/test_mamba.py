@@ -92,7 +92,7 @@ def test_limits_of_steps_of_granite(read, written, limit):
         ("nemotron_h", {"mlp_hidden_act": "silu"}, "mlp_hidden_act 'silu'"),
         ("nemotron_h", {"mamba_num_heads": 5}, "mamba_num_heads 5"),
         ("nemotron_h", {"tie_word_embeddings": True}, "tie_word_embeddings True"),
-        ("nemotron_h_moe", {"moe_latent_size": 8}, "moe_latent_size 8"),
+        ("nemotron_h_latent", {"moe_latent_size": 0}, "moe_latent_size"),
         ("nemotron_h_moe", {"mlp_bias": True}, "mlp_bias True"),
         ("granite_hybrid", {"hidden_act": "gelu"}, "activation 'gelu'"),
         ("granite_hybrid", {"position_embedding_type": "alibi"}, "position_embedding_type"),

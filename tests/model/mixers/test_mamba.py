@@ -164,6 +164,13 @@ def test_long_decays_stay_finite(module, dtype):
     assert all(np.isfinite(x.astype(jnp.float32)).all() for x in jax.tree.leaves(gradients))
 
 
+def test_steps_are_cut_at_both_limits_and_0_for_padding(module):
+    _, params = module
+    x = jnp.full((1, 3, 4), -30.0).at[0, 1].set(30.0)
+    steps = mixer().apply({"params": params}, x, np.int32([[1, 1, 0]]), method="steps")
+    np.testing.assert_allclose(steps[0], np.repeat([[0.01], [0.9], [0.0]], 4, axis=1), rtol=1e-6)
+
+
 def test_fresh_steps_are_within_their_limits():
     steps = nn.softplus(mamba.fresh_steps(jax.random.key(0), (1000,)))
     assert 0.9e-3 < steps.min() < 1.2e-3
