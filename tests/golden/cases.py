@@ -68,7 +68,12 @@ GEMMA4 = {
     "final_logit_softcapping": 3.0,
     "tie_word_embeddings": True,
 }
-COHERE = {"layer_norm_eps": 1e-4, "logit_scale": 0.7, "tie_word_embeddings": True}
+COHERE = {
+    "pad_token_id": None,
+    "layer_norm_eps": 1e-4,
+    "logit_scale": 0.7,
+    "tie_word_embeddings": True,
+}
 FACTORS = {
     "embedding_multiplier": 3.0,
     "residual_multiplier": 0.4,
@@ -158,21 +163,41 @@ CASES = {
         "llama_biases": {"model_type": "llama", "attention_bias": True, "mlp_bias": True},
         "internlm3": {
             "model_type": "internlm3",
+            "pad_token_id": None,
             "head_dim": 16,
+            "max_position_embeddings": 128,
             "attention_bias": True,
             "mlp_bias": True,
         },
-        "iquestcoder": {"model_type": "iquestcoder", "head_dim": 16},
+        "iquestcoder": {
+            "model_type": "iquestcoder",
+            "head_dim": 16,
+            "max_position_embeddings": 128,
+        },
         "seed_oss": {"model_type": "seed_oss", "head_dim": 16, "pad_token_id": None},
         "seed_oss_biases": {
             "model_type": "seed_oss",
+            "pad_token_id": None,
+            "max_position_embeddings": 128,
             "attention_bias": False,
             "attention_out_bias": True,
             "mlp_bias": True,
         },
-        "ernie4_5": {"model_type": "ernie4_5", "head_dim": 16, "tie_word_embeddings": True},
-        "ernie4_5_biases": {"model_type": "ernie4_5", "use_bias": True},
-        "helium": {"model_type": "helium", "attention_bias": True, "mlp_bias": True},
+        "ernie4_5": {
+            "model_type": "ernie4_5",
+            "pad_token_id": None,
+            "head_dim": 16,
+            "max_position_embeddings": 128,
+            "tie_word_embeddings": True,
+        },
+        "ernie4_5_biases": {"model_type": "ernie4_5", "pad_token_id": None, "use_bias": True},
+        "helium": {
+            "model_type": "helium",
+            "pad_token_id": None,
+            "max_position_embeddings": 128,
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
         "glm": {"model_type": "glm", "pad_token_id": None, "head_dim": 16},
         "granite": FACTORS | {"model_type": "granite", "tie_word_embeddings": True},
         "hyperclovax": FACTORS | {"model_type": "hyperclovax", "use_post_norm": True},
