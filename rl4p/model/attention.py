@@ -293,10 +293,11 @@ def views(
     whole = rotations(positions_BT, width, c.rope_theta, c.rope_scaling)
     local, none = whole, (jnp.ones_like(whole[0]), jnp.zeros_like(whole[1]))
     growth = None
-    if c.latent is not None and c.latent.query_growth and isinstance(c.rope_scaling, YarnScaling):
+    rate = c.query_growth if c.latent is None else c.latent.query_growth
+    if rate and isinstance(c.rope_scaling, YarnScaling):
         times_BT = jnp.asarray(positions_BT) // c.rope_scaling.original_max_positions
         logs_BT = jnp.log1p(times_BT.astype(jnp.float32))
-        growth = (1 + c.latent.query_growth * logs_BT)[:, :, None, None]
+        growth = (1 + rate * logs_BT)[:, :, None, None]
     if c.local_rope_theta is not None:
         local = rotations(positions_BT, c.head_width, c.local_rope_theta, None)
 

@@ -176,6 +176,7 @@ class DecoderConfig:
       query_key_norm: queries and keys are normed before they are rotated, in each head (`head`) or
         over all heads (`whole`), or after it in each head (`rotated`).
       query_scalar: queries are divided by its square root; None is the head width.
+      query_growth: as of `LatentConfig`, for other attention.
       attention_bias, output_bias: queries, keys and values have biases; so has their output.
       feed_forward_bias: the projections of the feed-forward have biases.
       attention_gate: the results of attention are multiplied by sigmoid(x W), elementwise.
@@ -240,6 +241,7 @@ class DecoderConfig:
     parallel: bool = False
     query_key_norm: Literal["head", "whole", "rotated"] | None = None
     query_scalar: float | None = None
+    query_growth: float = 0.0
     attention_bias: bool = True
     output_bias: bool = False
     feed_forward_bias: bool = False

@@ -209,6 +209,7 @@ class Layer(nn.Module):
             if query_norm and key_norm and c.query_key_norm == "rotated":
                 q, k = query_norm(q), key_norm(k)
             k_BKhS, v_BKSh = with_cache(k.transpose(0, 2, 3, 1), v.swapaxes(1, 2), cache, write)
+        q = q if view.growth is None else (q * view.growth).astype(q.dtype)
         attended = attend(
             q,
             k_BKhS,

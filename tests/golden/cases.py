@@ -533,6 +533,17 @@ CASES = {
             },
             "tie_word_embeddings": True,
         },
+        "ministral3": {
+            "model_type": "ministral3",
+            "pad_token_id": None,
+            "sliding_window": 19,
+            "rope_parameters": YARN
+            | {
+                "original_max_position_embeddings": 8,
+                "rope_theta": 500.0,
+                "llama_4_scaling_beta": 0.3,
+            },
+        },
         "exaone4": {
             "model_type": "exaone4",
             "num_hidden_layers": 4,

@@ -9,6 +9,7 @@ from rl4p.model.rope import (
     LinearScaling,
     Llama3Scaling,
     LongScaling,
+    ProportionalScaling,
     YarnScaling,
     rotate,
     rotations,
@@ -126,3 +127,10 @@ def test_a_part_of_a_head_is_turned_and_neighbours_may_be_pairs():
     halves, neighbours = (rotate(x, cos, sin, interleaved=flag).ravel() for flag in (False, True))
     np.testing.assert_array_equal(halves, [-3, 2, 1, 4, 5, 6])
     np.testing.assert_array_equal(neighbours, [-2, 1, 3, 4, 5, 6])
+
+
+def test_proportional_scaling_leaves_the_lowest_frequencies_out():
+    scaled = ProportionalScaling(part=0.5, factor=2.0)(np.array([1.0, 0.5, 0.25, 0.125]))
+    np.testing.assert_array_equal(scaled, [0.5, 0.25, 0, 0])
+    assert not ProportionalScaling(part=0.0)(np.ones(4)).any()
+    assert ProportionalScaling(part=0.99)(np.ones(4)).tolist() == [1, 1, 1, 0]

@@ -228,6 +228,21 @@ STRETCHED = {"rope_type": "dynamic", "rope_theta": 77.0, "alpha": 50.0, "factor"
 HUNYUAN = {"head_dim": [8, 16], "rope_parameters": [*SHAPES["rope_parameters"], *[STRETCHED] * 4]}
 FAMILIES = {
     "gemma4_text": GEMMA4,
+    "ministral3": WINDOW
+    | {
+        "rope_parameters": [
+            {
+                "rope_type": "yarn",
+                "rope_theta": 5e2,
+                "factor": factor,
+                "original_max_position_embeddings": original,
+                "llama_4_scaling_beta": beta,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+            }
+            for factor, original, beta in ((4.0, 16, 0.1), (2.0, 8, 0.5), (1.0, 64, 0.3))
+        ]
+    },
     "exaone4": WINDOW
     | {
         "sliding_window_pattern": [2, 3, "-"],

@@ -1,7 +1,7 @@
 """Models of Llama's shape with windows or without rotations: Mistral, SmolLM3 and OLMo 3.
 
 * Mistral: no biases; if there is a window, every layer is a sliding layer (2310.06825). Ministral
-  may have some layers of full attention.
+  may have some layers of full attention. In Ministral 3, queries grow with their position.
 * SmolLM3: every fourth layer has no rotary embeddings (2501.18795).
 * EXAONE 4: as OLMo 3, with norms in each head; layers of full attention are not rotated
   (2507.11407).
@@ -10,6 +10,7 @@
   2512.13961.
 """
 
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -56,6 +57,54 @@ MINISTRAL = Family(
     classifier="MinistralForSequenceClassification",
     read_config=partial(read_mistral, family="ministral"),
     write_config=lambda c: MISTRAL.write_config(c) | {"layer_types": write_layer_types(c)},
+    names=partial(names, layer_names=LAYER_NAMES),
+)
+
+
+def read_ministral3(keys: Keys) -> DecoderConfig:
+    keys.must_be("hidden_act", "silu", "activation")
+    for key in ("layer_types", "rope_scaling"):
+        keys.must_be(key, None)
+    section = keys.get("rope_parameters", dict)
+    inside = Keys(section, f"{keys.where}, in rope_parameters,")
+    if (kind := section.get("rope_type", section.get("type"))) != "yarn":
+        raise keys.refuse(f"rope type {kind!r}")
+    inside.size("original_max_position_embeddings")
+    growth, others = "llama_4_scaling_beta", ("max_position_embeddings",)
+    config = copy(keys.config)  # a copy notes in the same place which keys were read
+    config["rope_parameters"] = {
+        key: value for key, value in section.items() if key not in (growth, *others)
+    }
+    keys = Keys(config, keys.where)
+    shape = keys.shape(head_width=128)
+    window = keys.config.get("sliding_window") and keys.size("sliding_window")
+    return DecoderConfig(
+        family="ministral3",
+        **keys.rope(),
+        **shape,
+        **keys.sliding(window, [True] * shape["layers"]),
+        query_growth=inside.get(growth, float),
+        attention_bias=False,
+        tied_embedding=keys.get("tie_word_embeddings", bool, False),
+    )
+
+
+def write_ministral3(c: DecoderConfig) -> dict[str, Any]:
+    shape = write_shape(c)
+    section = {"rope_theta": shape.pop("rope_theta")} | shape.pop("rope_scaling")
+    return shape | {
+        "hidden_act": "silu",
+        "rope_parameters": section | {"llama_4_scaling_beta": c.query_growth},
+        "sliding_window": c.window,
+    }
+
+
+MINISTRAL3 = Family(
+    model_type="ministral3",
+    architecture="Ministral3ForCausalLM",
+    classifier="Ministral3ForSequenceClassification",
+    read_config=read_ministral3,
+    write_config=write_ministral3,
     names=partial(names, layer_names=LAYER_NAMES),
 )
 

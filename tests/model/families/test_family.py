@@ -36,6 +36,7 @@ from tests.golden.cases import CASES, YARN, decoder_config
         ("hyperclovax", "HyperCLOVAXForCausalLM", "HyperCLOVAXForSequenceClassification"),
         ("ministral", "MinistralForCausalLM", "MinistralForSequenceClassification"),
         ("cohere2", "Cohere2ForCausalLM", "Cohere2ForSequenceClassification"),
+        ("ministral3", "Ministral3ForCausalLM", "Ministral3ForSequenceClassification"),
         ("exaone4", "Exaone4ForCausalLM", "Exaone4ForSequenceClassification"),
         ("gemma3_text", "Gemma3ForCausalLM", "Gemma3TextForSequenceClassification"),
         ("qwen3_next", "Qwen3NextForCausalLM", "Qwen3NextForSequenceClassification"),
