@@ -34,6 +34,14 @@ def test_numbers_are_selected_and_slots_are_clipped():
     np.testing.assert_array_equal(written, expected)
 
 
+def test_the_kernel_writes_latents_which_have_no_heads():
+    random = np.random.default_rng(0)
+    cache, new = (jnp.asarray(random.normal(size=(3, slots, 8))) for slots in (16, 1))
+    slot_B = np.int32([0, 15, 7])
+    written = write_columns(cache, new, slot_B, 1, ONE_DEVICE, interpret=True)
+    np.testing.assert_array_equal(written, write(cache, new, slot_B, 1))
+
+
 def test_the_kernel_runs_within_a_program():
     cache = jnp.zeros((2, 1, 8, 16))
     new = jnp.ones((2, 1, 8, 1))

@@ -7,12 +7,15 @@ import pytest
 
 from rl4p.model import attention
 from rl4p.model.attention import SHARED_PROMPT, views
-from rl4p.model.cache import Latents, Writer
+from rl4p.model.cache import Latents, Prefix, Writer
+from rl4p.model.decoder import Decoder
 from rl4p.model.decoder_config import DecoderConfig, LatentConfig
 from rl4p.model.layer import RMSNorm
+from rl4p.model.lora import LoRA
 from rl4p.model.mixers.latent import LatentAttention, absorbing_is_cheaper, score_scale
 from rl4p.model.products import INIT, Projection
 from rl4p.model.rope import YarnScaling
+from tests.golden.cases import decoder_config, make_tensors, to_params
 
 LATENT = LatentConfig(
     rank=16, query_rank=12, unrotated_width=10, rotated_width=6, value_width=8, score_growth=0.9
@@ -171,3 +174,35 @@ def test_a_form_is_chosen_by_its_products(queries, slots, absorbs):
         latent=latent,
     )
     assert absorbing_is_cheaper(large, queries, slots) is absorbs
+
+
+def test_responses_see_the_latents_of_a_prompt_in_all_layers():
+    """Of a decoder whose first layer is dense and whose others have experts."""
+    config = decoder_config("deepseek_v3")
+    decoder, params = Decoder(config=config), to_params(config, make_tensors(config))
+    tokens = np.random.default_rng(0).integers(0, 64, (2, 20)).astype(np.int32)
+    places = np.broadcast_to(np.arange(20, dtype=np.int32), (2, 20))
+    ones, prompt, response = np.ones_like(tokens), np.s_[:, :7], np.s_[:, 7:]
+    whole = decoder.hidden(params, tokens, places, ones)
+    caches = decoder.caches(params, tokens[prompt], places[prompt], ones[prompt])
+    before = Prefix(caches, jnp.full((2, 7), SHARED_PROMPT))
+    rest = decoder.hidden(params, tokens[response], places[response], ones[response], before)
+    np.testing.assert_allclose(rest, whole[response], atol=5e-5)
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("q_a_proj", "query_down"),
+        ("q_b_proj", "query_up"),
+        ("kv_a_proj_with_mqa", "key_value_down"),
+        ("kv_b_proj", "key_value_up"),
+        ("o_proj", "output"),
+    ],
+)
+def test_adapters_have_the_names_of_peft(module, name):
+    shapes = jax.eval_shape(Decoder(config=decoder_config("deepseek_v3")).init, jax.random.key(0))
+    lora = LoRA(rank=2, targets=(module,))
+    adapters = jax.eval_shape(lambda: lora.init(jax.random.key(0), shapes))
+    assert adapters["layers"].keys() == {"latent"}
+    assert adapters["layers"]["latent"].keys() == {name}
