@@ -193,11 +193,9 @@ def read_adapter(folder: Path) -> Adapter:
                 f"{MERGE}."
             )
         if end:
-            module = own.removesuffix(end)
-            parts.setdefault(plain_name(module) or module, {})[MATRICES[end]] = tensor
+            parts.setdefault(own.removesuffix(end), {})[MATRICES[end]] = tensor
         else:
-            own = own.replace(".base_layer.", ".")
-            whole[plain_name(own) or own] = tensor
+            whole[own.replace(".base_layer.", ".")] = tensor
     return Adapter(
         folder=folder,
         base=f"{name}@{revision}" if revision and on_the_hub(name) else name,

@@ -33,6 +33,20 @@ def test_an_export_is_read_back_merged(exported_adapter, tmp_path):
     assert np.abs(logits(policy, params) - logits(*build("rl4p/tiny"))).max() > 0.1
 
 
+@pytest.mark.parametrize("start", ["model.language_model.", "language_model.model."])
+def test_the_names_of_a_model_of_several_modalities_are_those_of_its_text_model(
+    adapter_folder, start
+):
+    before = read(adapter_folder)
+
+    def renamed(tensors):
+        for name in list(tensors):
+            tensors[name.replace(".model.model.", f".model.{start}")] = tensors.pop(name)
+
+    edit_tensors(adapter_folder, renamed)
+    jax.tree.map(np.testing.assert_array_equal, read(adapter_folder), before)
+
+
 @pytest.mark.parametrize("dtype", [None, "bfloat16"])
 def test_a_merged_parameter_is_rounded_once(exported_adapter, dtype):
     folder, _ = exported_adapter

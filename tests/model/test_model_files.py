@@ -47,3 +47,13 @@ def test_an_address_of_a_base_needs_a_word(adapter_folder, monkeypatch):
     monkeypatch.setenv("RL4P_ALLOW", "memory://somewhere")
     with pytest.raises(InputError, match="which cannot be read: memory://somewhere/base does not"):
         read(adapter_folder)
+
+
+def test_the_end_tokens_are_those_of_the_adapter_or_of_its_base(adapter_folder):
+    path = adapter_folder / "generation_config.json"
+    path.write_text('{"eos_token_id": [256, 258], "temperature": 0.5}')
+    policy, _ = build(adapter_folder)
+    assert policy.end_ids == (256, 258)
+    assert policy.kept[path.name]["temperature"] == 0.5
+    path.unlink()
+    assert build(adapter_folder)[0].end_ids == build("rl4p/tiny")[0].end_ids
