@@ -151,7 +151,7 @@ KEYS = {
 }
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, "lfm2", "nemotron_h", "granite_hybrid"])
 def test_every_key_does_what_transformers_does_with_it_or_is_refused(family, tmp_path, caplog):
     """Changes one key of config.json after the weights were written, and loads both."""
     import torch
