@@ -17,6 +17,7 @@ from tests.support.random_models import random_model
 pytestmark = [
     pytest.mark.parity,
     pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning"),  # from PEFT
+    pytest.mark.filterwarnings("ignore::UserWarning:peft"),
     pytest.mark.filterwarnings("ignore:The following .*_pattern keys:RuntimeWarning"),
 ]
 MERGED = LoRA()
