@@ -20,6 +20,7 @@ from rl4p.model.pattern import places
 from tests.golden import forward
 from tests.golden.cases import CASES, decoder_config, make_tensors, sequences, to_tensors
 from tests.golden.cases import to_params as assembled
+from tests.golden.table import table
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 ROWS, WIDTH = sequences(), 64
@@ -91,6 +92,11 @@ def test_decoding_with_a_cache_changes_nothing(case, plain):
         parts.append(part)
     logits = np.concatenate(parts, axis=1)[0, padding:]
     np.testing.assert_allclose(logits, plain[-1], atol=5e-5)
+
+
+def test_the_guide_says_what_works_with_which_layers():
+    guide = GOLDEN.parents[1] / "docs" / "model_and_data.md"
+    assert table() in guide.read_text(encoding="utf-8")
 
 
 def test_a_configuration_comes_back_whole(case):
