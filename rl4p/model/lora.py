@@ -15,6 +15,7 @@ from rl4p.base.types import Array, Params
 from rl4p.configuration.bounds import AboveZero, Natural
 
 PROJECTIONS = ("query", "key", "value", "output", "gate", "up", "down")
+STACKS = ("full", "shares", "full_shares")
 # From Hugging Face's modules, some of which hold several projections, to a regular expression of
 # the paths of these, with a dot before each name.
 MODULES = {
@@ -116,8 +117,11 @@ class LoRA:
 
 
 def spellings(path: tuple[str, ...]) -> tuple[str, str, str]:
-    """Returns what a target may call a projection: by its name, its path, or as `MODULES` do."""
-    dotted = ".".join(path)
+    """Returns what a target may call a projection: by its name, its path, or as `MODULES` do.
+
+    The name of a stack of layers (`LayerKind.stack`) is no part of the path: q_proj is in each.
+    """
+    dotted = ".".join(path[1:] if path[0] in STACKS else path)
     return path[-1], dotted, f".{dotted}"
 
 

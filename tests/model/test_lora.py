@@ -170,6 +170,7 @@ def test_the_targets_are_a_pattern(folder):
             {("delta", x) for x in ("gate", "strength", "step")},
         ),
         ("qwen3_5_moe", "gate_proj", {("shared", "gate")}),
+        ("gemma4", "q_proj", {("query",), ("full", "query")}),
     ],
 )
 def test_modules_of_other_mixers_have_their_own_names(case, targets, expected):
