@@ -11,7 +11,7 @@ import numpy as np
 
 from rl4p.model.decoder import Decoder, DecoderConfig
 from rl4p.model.families import FAMILIES, family_of
-from rl4p.model.families.keys import Keys
+from rl4p.model.families.keys import Config, Keys
 
 SHAPE = {
     "vocab_size": 64,
@@ -588,6 +588,12 @@ CASES = {
 def decoder_config(case: str) -> DecoderConfig:
     config = CASES[case]
     return family_of(config, case).read_config(Keys(config, case))
+
+
+def changed_config(case: str, **changes: object) -> tuple[DecoderConfig, Config]:
+    """Returns what is read of a case with other keys, and the keys; "absent" leaves one out."""
+    config = Config({key: x for key, x in (CASES[case] | changes).items() if x != "absent"})
+    return family_of(config, case).read_config(Keys(config, case)), config
 
 
 def expected_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:

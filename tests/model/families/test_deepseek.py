@@ -3,14 +3,7 @@
 import pytest
 
 from rl4p.base.errors import InputError
-from rl4p.model.families import family_of
-from rl4p.model.families.keys import Config, Keys
-from tests.golden.cases import CASES
-
-
-def read(case, **changes):
-    config = Config({key: x for key, x in (CASES[case] | changes).items() if x != "absent"})
-    return family_of(config, "here").read_config(Keys(config, "here")), config
+from tests.golden.cases import changed_config
 
 
 @pytest.mark.parametrize(
@@ -27,19 +20,19 @@ def read(case, **changes):
 )
 def test_what_is_not_computed_is_refused(case, changes, words):
     with pytest.raises(InputError) as error:
-        read(case, **changes)
+        changed_config(case, **changes)
     assert words in str(error.value)
 
 
 def test_null_is_no_rank_and_no_factor():
-    assert read("deepseek_v3", q_lora_rank=None)[0].latent.query_rank is None
-    config, _ = read("minicpm3", scale_depth=None, dim_model_base=None)
+    assert changed_config("deepseek_v3", q_lora_rank=None)[0].latent.query_rank is None
+    config, _ = changed_config("minicpm3", scale_depth=None, dim_model_base=None)
     assert (config.residual_multiplier, config.logits_multiplier) == (1.0, 1.0)
-    assert read("minicpm3", v_head_dim=None)[0].latent.value_width == 32 // 4
+    assert changed_config("minicpm3", v_head_dim=None)[0].latent.value_width == 32 // 4
 
 
 def test_groups_have_an_effect_with_their_method_only():
-    assert read("deepseek_v2")[0].router.groups == 4
-    config, keys = read("deepseek_v2", topk_method="greedy")
+    assert changed_config("deepseek_v2")[0].router.groups == 4
+    config, keys = changed_config("deepseek_v2", topk_method="greedy")
     assert config.router.groups == 1
     assert {"n_group", "topk_group"} <= keys.read

@@ -4,8 +4,7 @@ import pytest
 
 from rl4p.base.errors import InputError
 from rl4p.model.families import FAMILIES
-from tests.golden.cases import YARN, decoder_config
-from tests.model.families.test_deepseek import read
+from tests.golden.cases import YARN, changed_config, decoder_config
 
 
 @pytest.mark.parametrize(
@@ -27,12 +26,12 @@ from tests.model.families.test_deepseek import read
 )
 def test_what_is_not_computed_is_refused(case, changes, words):
     with pytest.raises(InputError) as error:
-        read(case, **changes)
+        changed_config(case, **changes)
     assert words in str(error.value)
 
 
 def test_the_growth_of_mistral_is_read_beside_what_others_read():
-    config, keys = read("mistral4")
+    config, keys = changed_config("mistral4")
     assert (config.latent.query_growth, config.latent.score_growth) == (0.3, 1.0)
     assert {"rope_parameters", "rope_scaling", "n_routed_experts"} <= keys.read
 
