@@ -22,7 +22,7 @@ PAD = 3
     params=[
         *("qwen2", "qwen3", "llama", "mistral", "gemma2", "gemma3", "qwen3_moe", "smollm3"),
         *("olmo3", "gpt_oss", "phi3_window", "glm4", "seed_oss", "arcee_biases", "glm", "olmo2"),
-        *("helium", "ministral"),
+        "ministral",
     ],
 )
 def pair(request, tmp_path_factory):
