@@ -405,7 +405,8 @@ class Rows(Prompting, ABC):
             keys = self.chosen_key, self.rejected_key
             optional = [self.question_key, self.tools_key, self.system_key]
         named = [key for key in (*keys, self.reference_key, self.task_key) if key is not None]
-        named += [key for key in (*optional, *SYSTEMS, *MEDIA) if key in names]
+        systems = filter(SYSTEMS.fullmatch, names)
+        named += [key for key in (*optional, *systems, *MEDIA) if key in names]
         return check_columns([*named, *self.metadata_keys, *map(str, self.where)], names, place)
 
 

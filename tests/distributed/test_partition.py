@@ -296,6 +296,9 @@ def test_layers_are_cut_out_in_order():
 def test_the_rules_by_name():
     assert partition.RULES == {
         "width": "fsdp",
+        "per_layer": "fsdp",
+        "query_rank": "fsdp",
+        "rank": "fsdp",
         "vocabulary": "tp",
         "heads": "tp",
         "num_kv_heads": "tp",
