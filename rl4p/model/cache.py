@@ -130,7 +130,7 @@ class NoCache(NamedTuple):
     divided = True
 
 
-def map_cache(function: Callable[[Any, int | None], Any], layers: Any) -> Any:
+def map_cache(function: Callable[[Any, Any], Any], layers: Any) -> Any:
     """Returns function(array, axis of its slots) for each array of the caches in a tree."""
     return jax.tree.map(
         lambda layer: type(layer)(*map(function, layer, layer.slot_axes)),
