@@ -180,7 +180,8 @@ def test_peft_opens_an_adapter_of_kernels_in_one_matrix(tmp_path, case, targets)
         )
     known = "original_max_position_embeddings", "is falling back to its reference"
     assert not [text for text in said if not any(part in text for part in known)]
-    np.testing.assert_allclose(adapted, merged, atol=1e-4)
+    limit = 5e-4 if decoder.config.delta else 1e-4  # memories amplify rounding
+    np.testing.assert_allclose(adapted, merged, atol=limit)
     ours = forward.logits(decoder, merge_trees(params, adapters), *forward.rows(tokens, 30))
-    np.testing.assert_allclose(ours, merged, atol=1e-4)
+    np.testing.assert_allclose(ours, merged, atol=limit)
     assert np.abs(base - merged).max() > 0.1

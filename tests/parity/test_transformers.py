@@ -49,7 +49,7 @@ def test_logits(pair):
         worst = max(worst, np.max(np.abs(row[: len(tokens)] - theirs)))
     print(f"{case}: largest difference of logits {worst:.1e}, of {np.max(np.abs(ours)):.1f}")
     # Angles of late positions differ in float32; those here are as near to float64.
-    rough = case in ("gpt_oss", "solar_open", "ernie4_5_moe")
+    rough = case in ("gpt_oss", "solar_open", "ernie4_5_moe", "ministral3")
     # Memories of random keys amplify rounding: after 300 tokens, the logits of transformers in
     # float32 are 8e-4 from those in float64, and ours 3e-3 (`qwen3_5_whole`).
     assert worst <= (5e-3 if decoder.config.delta else (2e-4 if rough else 1e-4))
@@ -70,7 +70,7 @@ def test_gradients(pair):
     print(f"{case}: largest relative difference of gradients {max(worst.values()):.1e}")
     assert len(worst) >= 0.8 * len(ours)
     # These memories amplify rounding: see `test_logits`.
-    limit = 2e-3 if decoder.config.delta else 2e-5
+    limit = 2e-3 if decoder.config.delta else 5e-5 if decoder.config.mamba else 2e-5
     assert max(worst.values()) <= limit, max(worst, key=worst.get)
 
 
@@ -99,4 +99,5 @@ def test_what_we_write_transformers_reads(pair, tmp_path):
     tokens = torch.from_numpy(sequences(decoder.config)[3])[None]
     with torch.no_grad():
         difference = again.eval()(tokens).logits - model(tokens).logits
-    assert difference.abs().max() < 1e-5
+    # The sums of torch differ between two calls, which memories amplify (`test_logits`).
+    assert difference.abs().max() < (1e-4 if decoder.config.delta else 1e-5)
