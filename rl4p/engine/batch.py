@@ -210,7 +210,7 @@ class Batch:
                 for _, row, context in part:
                     begin, length = layout.padding(context), len(context)
                     tokens_PT[row, begin : begin + length] = context
-                    # The first decode step reads the last token.
+                    # Without the last token, which the first decode step reads.
                     padding_P[row], lengths_P[row] = begin, length - 1
                 arrays: Any = tokens_PT, padding_P, lengths_P
                 if self.mesh.size > 1:

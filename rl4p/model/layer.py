@@ -278,7 +278,7 @@ class Layer(nn.Module):
 def with_cache(
     k_BKhS: Array, v_BKSh: Array, cache: KeysValues | None, write: Writer | None
 ) -> KeysValues:
-    """Returns the keys and values of a cache, if there is one, with new ones."""
+    """Returns new keys and values, behind those of a cache or written to it if there is one."""
     if cache is not None and write is None:
         k_BKhS = jnp.concatenate([cache[0], k_BKhS], axis=3)
         v_BKSh = jnp.concatenate([cache[1], v_BKSh], axis=2)

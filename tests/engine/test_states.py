@@ -16,6 +16,7 @@ from rl4p.model.decoder_config import ConvolutionConfig, MambaConfig
 from rl4p.protocols.engine import Request
 from rl4p.rollout.continuous import Continuous
 from rl4p.rollout.naive_sampler import NaiveSampler
+from tests.support.requests import keys, mixed_requests
 
 R = 40
 
@@ -47,19 +48,9 @@ def ending(stateful):
     return stateful
 
 
-def keys(*seeds):
-    return np.stack([jax.random.key_data(jax.random.key(seed)) for seed in seeds])
-
-
 @pytest.fixture(scope="module")
 def requests():
-    random = np.random.default_rng(0)
-    contexts = [random.integers(0, 256, n).tolist() for n in (3, 16, 9, 1, 12)]
-    limits, seeds = (R, 5, 30, R, 1), ((0,), (1,), (2, 3, 4), (5,), (6, 7))
-    return [
-        Request(tokens=tokens, keys_N=keys(*several), max_tokens=limit)
-        for tokens, limit, several in zip(contexts, limits, seeds, strict=True)
-    ]
+    return mixed_requests(R)
 
 
 def assert_same(ours, theirs):

@@ -41,18 +41,21 @@ def test_logits(pair):
     case, model, decoder, params = pair
     rows = sequences(decoder.config)
     ours = forward.logits(decoder, params, *forward.rows(rows, max(LENGTHS)))
-    worst = 0.0
+    worst = {}
     for row, tokens in zip(np.asarray(ours), rows, strict=True):
         with torch.no_grad():
             theirs = model(torch.from_numpy(tokens)[None]).logits[0].numpy()
         assert np.std(theirs) > (0.1 if decoder.config.delta else 0.3)
-        worst = max(worst, np.max(np.abs(row[: len(tokens)] - theirs)))
-    print(f"{case}: largest difference of logits {worst:.1e}, of {np.max(np.abs(ours)):.1f}")
+        worst[len(tokens)] = np.max(np.abs(row[: len(tokens)] - theirs))
+    print(f"{case}: largest difference of logits {worst}, of {np.max(np.abs(ours)):.1f}")
     # Angles of late positions differ in float32; those here are as near to float64.
     rough = case in ("gpt_oss", "solar_open", "ernie4_5_moe", "ministral3")
-    # Memories of random keys amplify rounding: after 300 tokens, the logits of transformers in
-    # float32 are 8e-4 from those in float64, and ours 3e-3 (`qwen3_5_whole`).
-    assert worst <= (5e-3 if decoder.config.delta else (2e-4 if rough else 1e-4))
+    limit = 2e-4 if rough else 1e-4
+    # Memories of random keys amplify rounding with each token: after 300, the logits of
+    # transformers in float32 are 8e-4 from those in float64, and ours 3e-3 (`qwen3_5_whole`).
+    late = 5e-3 if decoder.config.delta else limit
+    assert max(x for length, x in worst.items() if length < 64) <= limit
+    assert max(worst.values()) <= late
 
 
 def test_gradients(pair):

@@ -48,7 +48,7 @@ class GatedConvolution(nn.Module):
     def __call__(
         self, x_BTD: Array, segments_BT: Array, state: ConvolutionState | None = None
     ) -> tuple[Array, ConvolutionState]:
-        """Returns the output, and the inputs of the last tokens (`causal_convolution`)."""
+        """Returns the output, and the last inputs, which the next token's window begins with."""
         inputs_BTD = self.input_gate(x_BTD) * self.value(x_BTD)
         y_BTD, inputs_BDk = causal_convolution(
             inputs_BTD,
