@@ -254,6 +254,44 @@ def test_eight_devices_equal_one(case, on_devices):
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+# Two devices divide the columns of a row.
+COLUMNS = """
+import sys
+import jax, numpy as np
+from rl4p.distributed import collectives, partition
+from rl4p.distributed.mesh import Mesh
+from rl4p.distributed.placement import param_shardings
+from rl4p.model.decoder import Decoder
+from tests.golden.cases import decoder_config, make_tensors, to_params
+
+config = decoder_config(sys.argv[1])
+params, decoder = to_params(config, make_tensors(config)), Decoder(config=config)
+rows = np.random.default_rng(0).integers(0, 64, (4, 24)).astype(np.int32)
+places, ones = np.broadcast_to(np.arange(24, dtype=np.int32), (4, 24)), np.ones((4, 24), np.int32)
+expected = np.asarray(jax.jit(decoder.hidden)(params, rows, places, ones))
+
+def hidden(params, rows):
+    return collectives.whole(decoder.hidden(partition.gather(params, "float32"), *rows))
+
+for mesh in (Mesh(dp=1, cp=2), Mesh(dp=1, cp=2, tp=2)):
+    run = jax.jit(lambda params, rows, mesh=mesh: collectives.on_rows(
+        mesh, hidden, params, rows, results=collectives.REPLICATED
+    ))
+    ours = run(jax.device_put(params, param_shardings(mesh, params)), (rows, places, ones))
+    np.testing.assert_allclose(ours, expected, atol=4e-5)
+assert np.abs(expected).max() > 1
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["gemma4", "gemma4_shared", "exaone4"])
+def test_devices_that_divide_columns_equal_one(case, on_devices):
+    done = subprocess.run(
+        [sys.executable, "-c", COLUMNS, case], env=on_devices(4), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 @pytest.mark.parametrize(
     ("model_type", "nearest"),
     [
