@@ -173,11 +173,7 @@ def call(
 
 @contextmanager
 def errors_of_hydra() -> Iterator[None]:
-    """Turns the errors of Hydra and of the run folder into errors of one sentence.
-
-    Raises:
-      InputError: there was one. Errors of a job never get here.
-    """
+    """Turns the errors of Hydra and of the run folder into errors of one sentence."""
     try:
         yield
     except HydraException as error:
@@ -294,11 +290,7 @@ def marked(groups: str, conf: Path) -> str:
 def with_resume(
     composer: Composer, lines: list[str], overrides: list[Override]
 ) -> tuple[list[str], list[Override]]:
-    """Replaces `resume=auto` by the folder in `hydra.run.dir`, or by nothing if it has no run.
-
-    Raises:
-      InputError: the command line has no `hydra.run.dir`.
-    """
+    """Replaces `resume=auto` by the folder in `hydra.run.dir`, or by nothing if it has no run."""
     given = {each.key_or_group: each.value() for each in overrides}
     if given.get("resume") != AUTO:
         return lines, overrides

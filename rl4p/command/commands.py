@@ -199,11 +199,7 @@ def run_command(
 
 
 def read(arguments: Sequence[str], command: Grammar[Options]) -> CommandLine[Options]:
-    """Reads the arguments of a command.
-
-    Raises:
-      InputError: a word is wrong, missing, or given twice.
-    """
+    """Reads the arguments of a command."""
     hints = type_hints(command.kind)
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     keys = {old: new for old, new in INSTEAD.items() if new.partition(".")[0] in hints}
@@ -218,11 +214,7 @@ def read(arguments: Sequence[str], command: Grammar[Options]) -> CommandLine[Opt
 
 
 def options_of(words: Sequence[str], command: Grammar[Options]) -> tuple[Options, list[str]]:
-    """Returns the options among some words, and the other words.
-
-    Raises:
-      InputError: as in `read`.
-    """
+    """Returns the options among some words, and the other words."""
     owner, sections, hints = f"rl4p.{command.name}", command.sections, type_hints(command.kind)
     tree: dict[str, Any] = {}
     others = []
@@ -260,9 +252,6 @@ def with_keys(words: Sequence[str], hints: Mapping[str, Any], *, composes: bool)
     """Returns the words with the key of each path that has none: `file` of a file, or else `run`.
 
     Several paths become one value if the command takes several runs.
-
-    Raises:
-      InputError: a word is neither KEY=VALUE nor a path, and the command takes no overrides.
     """
     paths = [word for word in words if is_path(word, hints)]
     if len(paths) > 1 and hints.get("run") == SEVERAL:
@@ -329,9 +318,6 @@ def build(tree: Mapping[str, Any], kind: type[Options], key: str, owner: str) ->
     Args:
       key: the key of the tree, for error messages; "" for the root.
       owner: what takes the options, for error messages.
-
-    Raises:
-      InputError: a name is unknown or missing, or a value has a wrong type.
     """
     required: list[str] = [
         field.name
@@ -359,9 +345,6 @@ def refuse_without_effect(
       keys: the keys that act; of the root, each with all keys below it.
       command: the command; its words are for a hint.
       instead: what to write instead of a key.
-
-    Raises:
-      InputError: an override does not act.
     """
     for line in lines:
         group, _, package = line.partition("=")[0].lstrip("+~").partition("@")

@@ -46,10 +46,6 @@ def shell_completion(
       own: the words of the command, such as run=.
       flags: its flags.
       keys: whether it takes overrides of the configuration.
-
-    Raises:
-      InputError: the arguments are different, or the program does not run as an installed script.
-        A shell completes the name of a command, and `python -m` has none of its own.
     """
     action, _, shell = arguments[0].partition("=") if len(arguments) == 1 else ("", "", "")
     if action not in ("install", "uninstall", "query") or shell not in SHELLS:

@@ -101,9 +101,6 @@ def read(arguments: Sequence[str], *, conf: Path = CONF) -> tuple[EvaluationRequ
     Args:
       arguments: the arguments of the command.
       conf: the folder of the YAML files of the package.
-
-    Raises:
-      InputError: a word is wrong, or would have no effect on an evaluation.
     """
     line = commands.read(arguments, EVALUATE)
     options, lines = line.options, line.overrides
@@ -146,11 +143,7 @@ def read(arguments: Sequence[str], *, conf: Path = CONF) -> tuple[EvaluationRequ
 
 
 def refuse_what_cannot_act(overrides: Sequence[Override], request: EvaluationRequest) -> None:
-    """Checks that each override acts on an evaluation.
-
-    Raises:
-      InputError: one does not, or it has several values.
-    """
+    """Checks that each override acts on an evaluation."""
     may = (*MAY_SET, *(MODEL_KEYS if request.run is None else CHECKPOINT_KEYS))
     for override in overrides:
         key = place(override)
@@ -167,11 +160,7 @@ def refuse_what_cannot_act(overrides: Sequence[Override], request: EvaluationReq
 
 
 def refuse_what_is_not_used(overrides: Sequence[Override], config: DictConfig) -> None:
-    """Checks that each override acts in this configuration.
-
-    Raises:
-      InputError: a part is not used, or an option acts only on samples and there are none.
-    """
+    """Checks that each override acts in this configuration."""
     evaluation = config.evaluation
     own = evaluation.rollout is not None
     sampler = "evaluation.rollout" if own else "rollout"

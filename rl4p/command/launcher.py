@@ -229,9 +229,6 @@ def own_failures(config: DictConfig) -> Iterator[None]:
     An exception and `sys.exit` become the cause of a `RunError`, which names the part and the last
     line in its file. `os._exit` still ends the process, but prints such a sentence and uses exit
     code 1, because the job has not finished.
-
-    Raises:
-      RunError: code of the user raised an exception, or some code called `sys.exit`.
     """
     parts = own_parts(OmegaConf.to_container(config))
     leave, process = os._exit, os.getpid()

@@ -161,11 +161,7 @@ def with_config_dir(error: InputError, folder: Path, composer: Composer) -> Inpu
 
 
 def refuse_links(given: str, folder: Path) -> None:
-    """Refuses a folder with links to files, because a run appends to its files.
-
-    Raises:
-      InputError: a file is a link.
-    """
+    """Refuses a folder with links to files, because a run appends to its files."""
     files = (file for pattern in ("*", ".*/*", "plots/*") for file in folder.glob(pattern))
     link = next((file for file in files if file.is_symlink() and not file.is_dir()), None)
     if link is not None:
@@ -218,9 +214,6 @@ def as_started(composer: Composer, key: str, given: str) -> tuple[list[str], Dic
 
     Args:
       key: the key of the command line that names the folder, for error messages.
-
-    Raises:
-      InputError: it is not the folder of a run.
     """
     hydra = run_folder(given, key=key) / ".hydra"
     try:
@@ -277,9 +270,6 @@ def broken_run(key: str, given: str) -> Iterator[None]:
     Args:
       key: the key of the command line that names the folder.
       given: the folder, as it was given.
-
-    Raises:
-      InputError: a value cannot be resolved.
     """
     try:
         yield
@@ -341,10 +331,6 @@ def config_of_run(
     Args:
       given: the value of ``run=``, the folder of a run or of one job of a sweep.
       parts: the keys of the root that the job takes over from the run.
-
-    Raises:
-      InputError: it is not the folder of a run, or the configuration of the package has changed
-        since the run in a part that the command line changes.
     """
     lines, saved = as_started(composer, "run", given)
     if not set(parts) <= set(saved):
@@ -374,11 +360,7 @@ def config_of_run(
 
 
 def refuse_other_defaults(given: str, key: str, saved: DictConfig, then: DictConfig) -> None:
-    """Refuses to change a part of a run that its command line no longer gives.
-
-    Raises:
-      InputError: the run has other values in this part than the same command line gives now.
-    """
+    """Refuses to change a part of a run that its command line no longer gives."""
     before, now = (
         dict(leaves(resolved(config, complete=False)[key], key, lists=False))
         for config in (saved, without_hydra(then))
@@ -400,12 +382,7 @@ KEYS = ("resume", "checkpoint.mirror", "hydra.run.dir")
 
 
 def with_local_folder(words: Sequence[str]) -> list[str]:
-    """Returns the words of a command line, with a local folder for a run that a mirror has.
-
-    Raises:
-      InputError: there is no run at the address.
-      RunError: the store cannot be read.
-    """
+    """Returns the words of a command line, with a local folder for a run that a mirror has."""
     given: dict[str, str] = {}
     for word in words:
         if (key := word.partition("=")[0]) in KEYS:

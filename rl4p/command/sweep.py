@@ -50,9 +50,6 @@ def new_sweep(
       base: the configuration of the sweep.
       targets: as in `schema.check`.
       resumable: whether the jobs keep records, so that the sweep can be resumed.
-
-    Raises:
-      InputError: jobs are wrong; the message names the values that they come from.
     """
     params = OmegaConf.select(base, "hydra.sweeper.params") or {}
     axes = composer.parse([f"{key}={values}" for key, values in params.items()])
@@ -115,9 +112,6 @@ def jobs_of(
       config: the configuration of the sweep.
       overrides: its overrides, without the overrides of Hydra.
       for_hydra: the overrides of Hydra.
-
-    Raises:
-      InputError: two jobs would have the same folder.
     """
     (lists,) = BasicSweeper.split_arguments(list(overrides), None)
     unresolved: Any = OmegaConf.to_container(config.hydra.sweep)

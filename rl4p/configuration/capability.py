@@ -148,9 +148,6 @@ def refuse_ungiven(
       conf: the folder of the package's own YAML files, whose values are trusted.
       config_dir: the folder with further YAML files, whose own files may be read.
       own: the same folder, if no other file of somebody gives values; its recipes may be trusted.
-
-    Raises:
-      InputError: names the values, and the word that allows them.
     """
     allowed = (*allowed, *os.environ.get(ALLOW_VARIABLE, "").split())
     typed = {(use.value, use.capability) for use in listed if use.key.partition("[")[0] in keys}
@@ -235,11 +232,7 @@ def is_data(use: Use) -> bool:
 
 
 def refuse_mistyped(listed: Sequence[Use]) -> None:
-    """Refuses paths and addresses that are empty, a shell's variable, or HOST:PORT alone.
-
-    Raises:
-      InputError: names the key.
-    """
+    """Refuses paths and addresses that are empty, a shell's variable, or HOST:PORT alone."""
     for key, value, capability in listed:
         if capability not in (Capability.READ, Capability.ADDRESS, Capability.HOST):
             continue
@@ -264,9 +257,6 @@ def refuse_of_file(
     Args:
       listed: the capabilities of the file.
       allowed, keys: the values that the command line allows, and the keys that it gives.
-
-    Raises:
-      InputError: as in `refuse_ungiven`.
     """
     if not is_own(path):
         refuse_ungiven(listed, keys, allowed, conf=CONF, config_dir=None)
@@ -296,11 +286,7 @@ def harmless(value: str, config_dir: str | None) -> bool:
 
 
 def refuse_secrets(words: Sequence[str], tree: Any = None) -> None:
-    """Refuses an address with a secret: a word of a command line, or a value of a configuration.
-
-    Raises:
-      InputError: names the key alone.
-    """
+    """Refuses an address with a secret: a word of a command line, or a value of a configuration."""
     keys = []
     for word in words:
         if "//" in word and holds_secret(word):

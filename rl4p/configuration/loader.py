@@ -264,12 +264,7 @@ class Loader(ConfigLoaderImpl):
 
     @bounded_interpolations()
     def check(self, config: DictConfig) -> None:
-        """Checks what the command line alone may give, and all that Hydra builds.
-
-        Raises:
-          InputError: something else gives trust, or names code that is not trusted, or the
-            interpolations expand to too much.
-        """
+        """Checks what the command line alone may give, and all that Hydra builds."""
         check_hydra(config.hydra, self.trusted)
         root = without_hydra(config)
         try:
@@ -300,9 +295,6 @@ class Loader(ConfigLoaderImpl):
           config: a configuration whose targets are trusted.
           parts: the keys of the root to check, of which `hydra` are the places that Hydra writes
             to; none checks all but these.
-
-        Raises:
-          InputError: a file gives one.
         """
         if parts == ("hydra",):
             node: Any = OmegaConf.to_container(config.hydra, resolve=False)

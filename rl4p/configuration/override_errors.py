@@ -311,11 +311,7 @@ def without_spaces(lines: Sequence[str], index: int) -> list[str] | None:
 
 
 def refuse_several_options(override: Override, groups: Collection[str]) -> None:
-    """Refuses a list of options for a group that takes one.
-
-    Raises:
-      InputError: the error names the sweep over the options.
-    """
+    """Refuses a list of options for a group that takes one."""
     if override.key_or_group in groups and override.package is None:
         options = override.value()
         if isinstance(options, list):

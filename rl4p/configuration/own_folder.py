@@ -57,9 +57,6 @@ class OwnFolder:
 
         Args:
           named: by text, what the user is shown.
-
-        Raises:
-          InputError: it cannot be written.
         """
         if (own := self.code(ITSELF)) is None:
             write(f"trust=true holds for this start alone: {key_file()} is no key.", sys.stderr)

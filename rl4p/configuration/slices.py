@@ -132,11 +132,7 @@ class Slice:
         return chips_in(self.wiring) * self.chip.devices
 
     def check(self, kinds: list[str], topology: str) -> None:
-        """Checks that the devices have the kind and the number of this slice.
-
-        Raises:
-          InputError: the kind or the number differs.
-        """
+        """Checks that the devices have the kind and the number of this slice."""
         kind = kinds[0]
         if chip_of(kind) is not self.chip or len(kinds) != self.count:
             raise InputError(
@@ -168,11 +164,7 @@ def chips_in(wiring: str) -> int:
 
 
 def slice_of(topology: str) -> Slice:
-    """Returns the slice that a topology such as v5e:4x4 stands for.
-
-    Raises:
-      InputError: the chip is unknown, or the wiring is not numbers joined by x.
-    """
+    """Returns the slice that a topology such as v5e:4x4 stands for."""
     name, _, wiring = topology.partition(":")
     if name not in CHIPS or not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", wiring):
         raise InputError(
@@ -227,9 +219,6 @@ def refuse_sizes_beside_a_shape(config: DictConfig, given: Mapping[str, Any]) ->
     """Checks that the command line gives no size of an axis that `mesh.shape` replaces.
 
     The sizes of a preset, such as mesh=v5p_8, are replaced without a word.
-
-    Raises:
-      InputError: the command line gives such a size.
     """
     shape = OmegaConf.select(config, "mesh.shape", default=None)
     for key in ("mesh.dp", "mesh.fsdp", "mesh.tp"):

@@ -133,11 +133,7 @@ def refuse_unsaid(
     trusted: Collection[str],
     allowed: Collection[str] = (),
 ) -> None:
-    """Refuses values that are trusted only as words of a command line.
-
-    Raises:
-      InputError: a file gives such a value.
-    """
+    """Refuses values that are trusted only as words of a command line."""
     for key, given in (("trusted_targets", trusted), ("allow", allowed)):
         if others := [str(name) for name in names_in(tree.get(key)) if name not in given]:
             raise InputError(
@@ -177,9 +173,6 @@ def check_hydra(hydra: DictConfig, trusted: Collection[str]) -> None:
     """Refuses code that is not trusted, and files outside the run folder.
 
     Resolves the nodes that Hydra builds in place, so that Hydra builds what was checked.
-
-    Raises:
-      InputError: the node names such code or such a file.
     """
     for name in BUILT:
         try:

@@ -224,10 +224,6 @@ def encode_demonstrations(
     all that precedes the last message of the row; it is dropped if it is longer than
     `max_prompt_tokens`. A `solution` answers a conversation that ends with another role.
     `encode_prompts` encodes questions without messages.
-
-    Raises:
-      InputError: no prompt is short enough, or the template does not fit a conversation; names the
-        template, the conversation and the message, counted from 1.
     """
     if all(question.messages is None for question in questions):
         return encode_prompts(
@@ -261,12 +257,7 @@ def encode_demonstrations(
 
 
 def with_training(questions: Sequence[Question]) -> list[Question]:
-    """Returns the questions without the conversations that exclude all of their answers.
-
-    Raises:
-      InputError: a message has a weight that cannot act, or no conversation remains; names the
-        conversation, the message and the key.
-    """
+    """Returns the questions without the conversations that exclude all of their answers."""
     excluded, others = set(), 0
     for row in {id(row): row for row in questions}.values():
         try:

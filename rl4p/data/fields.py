@@ -99,11 +99,7 @@ def without_exponent(value: Any) -> str | None:
 
 
 def check_columns(keys: Sequence[str], columns: Sequence[str], place: str) -> list[str]:
-    """Returns the columns of a table that keys name.
-
-    Raises:
-      InputError: there is no such column; names the place.
-    """
+    """Returns the columns of a table that keys name."""
     named: list[str] = []
     for key in keys:
         column = key if key in columns else key.split(".")[0]

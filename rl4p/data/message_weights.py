@@ -23,12 +23,7 @@ def is_trained(message: Mapping[str, Any]) -> bool:
 
 
 def check_weights(messages: Sequence[Mapping[str, Any]]) -> int:
-    """Returns the number of messages that are to be trained although no assistant wrote them.
-
-    Raises:
-      InputError: a weight is neither 0 nor 1, two keys of a message contradict each other, or a
-        part of a message is to be trained; names the message, counted from 1, and the key.
-    """
+    """Returns the number of messages that are to be trained although no assistant wrote them."""
     others = 0
     for number, message in enumerate(messages, 1):
         weights = {key: message[key] for key in KEYS if message.get(key) is not None}

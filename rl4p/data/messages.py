@@ -35,9 +35,6 @@ def conversation(
       place: the row and its field, for error messages.
       strip_tags: whether user messages lose their think and answer tags.
       table: whether the value comes from a table with columns (`without_nulls`).
-
-    Raises:
-      InputError: the value is no conversation with a message of the user; names the place.
     """
     value = given(value, table, f"{place}: the text is not a list of messages in JSON.")
     if not isinstance(value, list | tuple) or not value:
@@ -81,11 +78,7 @@ def completion_of(value: Any, prompt: Any) -> list[Any] | None:
 def continued(
     prompt: Sequence[Message], completion: Sequence[Any], place: str, **options: bool
 ) -> tuple[Message, ...]:
-    """Returns a conversation and the messages that go on with it, which alone are trained.
-
-    Raises:
-      InputError: they are no messages, or the last one is not of the assistant; names the place.
-    """
+    """Returns a conversation and the messages that go on with it, which alone are trained."""
     whole = conversation([*prompt, *completion], place, **options)
     if whole[-1]["role"] != "assistant":
         raise InputError(f"{place}: the last message must be of the assistant.")
@@ -101,11 +94,7 @@ def continued(
 def with_system(
     messages: tuple[Mapping[str, Any], ...], text: Any, place: str
 ) -> tuple[Mapping[str, Any], ...]:
-    """Returns a conversation that begins with the system message beside it, if it has none.
-
-    Raises:
-      InputError: the message is no text; names the place.
-    """
+    """Returns a conversation that begins with the system message beside it, if it has none."""
     if not is_filled(text):
         return messages
     if not isinstance(text, str):
@@ -127,11 +116,7 @@ def warn_once(message: str) -> None:
 
 
 def tools_of(value: Any, place: str, *, table: bool = False) -> tuple[Message, ...] | None:
-    """Returns the tools of a row, as chat templates take them, or None if it has none.
-
-    Raises:
-      InputError: the value is no list of mappings; names the place.
-    """
+    """Returns the tools of a row, as chat templates take them, or None if it has none."""
     value = given(value, table, f"{place}: the text is not a list of tools in JSON.")
     if value is MISSING or value is None:
         return None
@@ -155,9 +140,6 @@ def message_of(value: Any, place: str) -> Message:
 
     A field of the message that is null counts as absent. A content becomes one text, and the
     arguments of a tool call become an object, in which nulls stay.
-
-    Raises:
-      InputError: the value is no message; names the place.
     """
     if not isinstance(value, Mapping):
         raise InputError(f"{place}: a mapping is expected, not {described(value)}.")

@@ -57,9 +57,6 @@ def pair_of(
       prompt_key: the field with the prompt, which a row may lack.
       keys: the fields with the preferred and the rejected response.
       strip_tags, table: as in `messages.conversation`.
-
-    Raises:
-      InputError: the responses are no pair; names the place of the row.
     """
     equal = f'"{keys[0]}" and "{keys[1]}" are equal, so neither is better.'
     values = [value_of(row, key) for key in keys]
@@ -153,13 +150,7 @@ def encode_preferences(
     end_ids: Sequence[int],
     template: Mapping[str, Any] | None = None,
 ) -> tuple[list[Prompt], int]:
-    """Returns the prompts of pairs with their `responses`, and the number dropped for their length.
-
-    Raises:
-      InputError: a question is no pair, the chat template does not fit a conversation, responses
-        have the same tokens, no prompt is short enough, or a system prompt would have no effect;
-        names the question.
-    """
+    """Returns the prompts of pairs with their `responses`, and the number dropped as too long."""
     distinct = {id(row): row for row in questions}  # a mixture repeats questions
     for row in distinct.values():
         if row.pair is None:

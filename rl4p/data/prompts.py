@@ -102,9 +102,6 @@ def prompted(data: Any, questions: Sequence[Question], key: str = "data") -> lis
 
     Args:
       key: the configuration key of the data set, for error messages.
-
-    Raises:
-      InputError: the template lacks the question or has another field, or an example is wrong.
     """
     template = QuestionTemplate.of(data, key)
     if not template:
@@ -136,10 +133,6 @@ def encode_prompts(
     have their own. Only the template adds special tokens, never the tokenizer. `template` holds
     arguments of the chat template. A prompt over `max_prompt_tokens` is dropped and not cut,
     because half a question teaches the wrong thing.
-
-    Raises:
-      InputError: no prompt is short enough, a conversation has no message of the user, or the
-        template refuses one.
     """
     if not questions:
         raise InputError("The data set has no questions: check the settings of data.")
@@ -208,11 +201,7 @@ def misfit(tokenizer: "PreTrainedTokenizerFast", row: Question, reason: object) 
 
 
 def short_enough(encoded: Sequence[Prompt], most: int) -> tuple[list[Prompt], int]:
-    """Returns the prompts of at most `most` tokens, and the number of the others.
-
-    Raises:
-      InputError: all prompts are longer.
-    """
+    """Returns the prompts of at most `most` tokens, and the number of the others."""
     prompts = [prompt for prompt in encoded if len(prompt.tokens) <= most]
     if not prompts:
         raise InputError(

@@ -142,9 +142,6 @@ def rollout_batches(
 
     `next` goes on with the same weights, and `send(state)` with the state after an update, whose
     `step` the caller has advanced.
-
-    Raises:
-      RunError: as `rollout_batch`.
     """
     while True:
         rollout = rollout_batch(loop, state)

@@ -39,12 +39,7 @@ class SuccessCache:
     term: str | None = "correct"
 
     def open(self, phases: CollectorPhases) -> "OpenSuccessCache":
-        """Returns the live cache.
-
-        Raises:
-          InputError: a phase reads log-probabilities of a sampling policy, which a stored solution
-            lacks, or the rollout has episodes of many turns.
-        """
+        """Returns the live cache."""
         if RolloutTraits.read(phases.rollout).many_turns:
             raise InputError(EPISODES)
         if phases.kl.active and phases.kl.placement == "in_reward":
@@ -88,9 +83,6 @@ class OpenSuccessCache:
         """Returns the group, with a solution if it has none, and whether a sample was replaced.
 
         Also stores the shortest right sample of the group.
-
-        Raises:
-          InputError: the reward has no such term, or a sample is not a prompt and one response.
         """
         if any(episode.turns for episode in group.episodes):
             raise InputError(EPISODES)

@@ -130,9 +130,6 @@ class Evaluation:
         """Refuses prompts of a task that differ from the saved run's; there is no other state.
 
         A resumed run may have other tasks.
-
-        Raises:
-          InputError: the prompts of a task differ.
         """
         for task, saved in state.get("prompts", {}).items():  # older checkpoints have none
             if (own := self.digests.get(task)) is not None:
@@ -176,11 +173,7 @@ class Evaluation:
         return state.average if self.of_average else state.params
 
     def judged(self, rewards: Rewards) -> tuple[list[bool], list[bool]]:
-        """Returns for each row whether the answer is correct and whether the term graded it.
-
-        Raises:
-          InputError: the reward lacks the term that decides.
-        """
+        """Returns for each row whether the answer is correct and whether the term graded it."""
         if self.term not in rewards.terms:
             raise InputError(
                 f"evaluation.term={self.term} is not a term of the reward; its terms are "
@@ -195,9 +188,6 @@ class Evaluation:
 
         Args:
           begin: the number of chunks to leave out at the start.
-
-        Raises:
-          RunError: the buffers of the state were donated.
         """
         state.check_not_donated()
         params = self.evaluated(state)

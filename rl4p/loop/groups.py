@@ -27,9 +27,6 @@ def check_filters(
 
     Args:
       key: the configuration key of the filters.
-
-    Raises:
-      InputError: one compares samples, of which a group has too few, or one is not callable.
     """
     for name, keeps in filters.items():
         require(keeps, Filter, f"{key}.{name}")

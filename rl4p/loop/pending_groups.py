@@ -110,9 +110,6 @@ def limits_of(
     Args:
       options: the options of the collector (`Asynchronous`).
       sync_every: the steps between two changes of the weights that sample.
-
-    Raises:
-      InputError: `max_staleness` is less than the age of tokens between two syncs.
     """
     extra = ceil(options.over_sampling * groups) - groups
     oldest = options.ahead + sync_every - 1

@@ -13,11 +13,7 @@ from rl4p.protocols.collection import REPLAYED, OpenSource, Repeats
 
 
 def property_of(prompt: Prompt, name: str) -> Any:
-    """Returns the task or the id of a prompt, or another property from its metadata.
-
-    Raises:
-      InputError: its metadata has no such field.
-    """
+    """Returns the task or the id of a prompt, or another property from its metadata."""
     if name in ("task", "id"):
         return getattr(prompt, name)
     if name not in prompt.metadata:

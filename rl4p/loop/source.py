@@ -89,11 +89,7 @@ class PromptStream:
         return {"epoch": self.epoch, "offset": self.offset, "prompts": self.digest}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restores the position in the stream.
-
-        Raises:
-          InputError: the prompts differ from the prompts of the saved run.
-        """
+        """Restores the position in the stream."""
         check_digest(state["prompts"], self.digest)
         self.epoch, self.offset = state["epoch"], state["offset"]
         self.order = self.order_of(self.epoch)
@@ -106,9 +102,6 @@ def open_source(
 
     Args:
       key: the configuration key of the options.
-
-    Raises:
-      InputError: the options or the live source lack a member of their protocol.
     """
     require(source, Source, key)
     live = source.open(prompts, seed=seed)
@@ -129,11 +122,7 @@ def digest_of(prompts: Sequence[Question]) -> str:
 
 
 def check_digest(saved: str, own: str, what: str = "prompts") -> None:
-    """Refuses to continue a run with changed prompts.
-
-    Raises:
-      InputError: the digests differ.
-    """
+    """Refuses to continue a run with changed prompts."""
     if saved != own:
         raise InputError(
             f"The {what} are not those that the run started with: questions, answers or "
@@ -401,11 +390,7 @@ class OpenCurriculum(OpenMixture):
         return super().state() | {"prompts": self.digest, "rates": self.rates.copy()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restores the pass rates and the position in each level.
-
-        Raises:
-          InputError: the prompts differ from the prompts of the saved run.
-        """
+        """Restores the pass rates and the position in each level."""
         check_digest(state["prompts"], self.digest)
         self.takes = state["takes"]
         self.rates = np.array(state["rates"])

@@ -87,11 +87,7 @@ class Best:
 
 
 def best_of(config: DictConfig, evaluation: "Evaluation") -> Best | None:
-    """Returns the hook that `checkpoint.best` configures, or None.
-
-    Raises:
-      InputError: the evaluations of the run have no such metric, or an option cannot act.
-    """
+    """Returns the hook that `checkpoint.best` configures, or None."""
     options, names = config.checkpoint, evaluation.names()
     metric, mode = options.get("best"), options.get("mode", "max")
     if metric is None:
@@ -115,11 +111,7 @@ def best_of(config: DictConfig, evaluation: "Evaluation") -> Best | None:
 
 
 def best_checkpoint(folder: Path, steps: Collection[int]) -> int:
-    """Returns the step of the best checkpoint of a run, among its complete ones.
-
-    Raises:
-      InputError: the run had no `checkpoint.best`, or has no evaluated checkpoint.
-    """
+    """Returns the step of the best checkpoint of a run, among its complete ones."""
     try:
         options: Any = OmegaConf.select(load_yaml(folder / ".hydra" / "config.yaml"), "checkpoint")
         metric, mode = options.get("best"), options.get("mode")

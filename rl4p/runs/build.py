@@ -285,11 +285,7 @@ def training_encoder(config: DictConfig, policy: Policy, phases: Phases, data: D
 
 
 def build_phases(config: DictConfig) -> Phases:
-    """Returns the phases of a run, which are compatible.
-
-    Raises:
-      InputError: a phase would have no effect.
-    """
+    """Returns the phases of a run, which are compatible."""
     phases = instantiate_phases(config)
     refuse_what_cannot_act(phases)
     refuse_idle_roots(config, phases)
@@ -297,11 +293,7 @@ def build_phases(config: DictConfig) -> Phases:
 
 
 def instantiate_phases(config: DictConfig) -> Phases:
-    """Returns the phases, which are not checked against one another.
-
-    Raises:
-      InputError: a phase lacks a member of its protocol; names the class and the member.
-    """
+    """Returns the phases, which are not checked against one another."""
     phases = Phases(
         rollout=instantiate(config.rollout),
         reward=instantiate(config.reward),

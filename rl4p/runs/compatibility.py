@@ -32,11 +32,7 @@ from rl4p.rollout.sampler import Sampler
 
 
 def refuse_what_cannot_act(phases: Phases) -> None:
-    """Checks every rule about two phases.
-
-    Raises:
-      InputError: a rule is broken; the message is the sentence of the first one.
-    """
+    """Checks every rule about two phases."""
     for rule in (
         samples_that_train_nothing,
         advantages_that_the_update_does_not_use,
@@ -50,11 +46,7 @@ def refuse_what_cannot_act(phases: Phases) -> None:
 
 
 def refuse_a_gap_that_is_never_measured(rollout: Any, collector: Any) -> None:
-    """Refuses a limit of the sampler's gap if no token has the weights of its step.
-
-    Raises:
-      InputError: the limit would be checked in the first step alone.
-    """
+    """Refuses a limit of the sampler's gap if no token has the weights of its step."""
     limit = RolloutTraits.read(rollout).max_logprob_gap
     if limit is not None and not CollectorTraits.read(collector).fresh:
         raise InputError(
@@ -66,11 +58,7 @@ def refuse_a_gap_that_is_never_measured(rollout: Any, collector: Any) -> None:
 
 
 def refuse_offloading_on_a_cpu(config: DictConfig, mesh: Mesh, optimizer: Optimizer) -> None:
-    """Refuses to keep arrays in the memory of the host if the devices have no other.
-
-    Raises:
-      InputError: an option would have no effect.
-    """
+    """Refuses to keep arrays in the memory of the host if the devices have no other."""
     of_optimizer = OptimizerTraits.read(optimizer).offload
     options = {"optimizer": of_optimizer, "reference": config.reference.offload}
     for name, offload in options.items():
@@ -257,12 +245,7 @@ def idle_options(phases: Phases) -> list[str]:
 
 
 def refuse_idle_roots(config: DictConfig, phases: Phases) -> None:
-    """Refuses keys of the root that a phase or the optimizer leaves without effect.
-
-    Raises:
-      InputError: a group has one sample that an advantage compares with the others, or the last
-        step of a learning rate is given that does not fall.
-    """
+    """Refuses keys of the root that a phase or the optimizer leaves without effect."""
     if config.group_size == 1 and AdvantageTraits.read(phases.advantage).compares_group:
         raise InputError(
             f"{choice('advantage', phases.advantage)} compares the samples of a prompt, so with "

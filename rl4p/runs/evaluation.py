@@ -43,9 +43,6 @@ def held_out_questions(config: DictConfig, data: Any) -> list[HeldOut]:
     """Returns the held-out questions of `data` and of each of `evaluation.tasks`.
 
     The questions of `evaluation.tasks.NAME` get the task NAME.
-
-    Raises:
-      InputError: there is no task, or two data sets have a task of the same name.
     """
     data_sets = []
     if config.evaluation.held_out:
@@ -88,9 +85,6 @@ def build_evaluation(
     Args:
       phases: with the rollout of the evaluation (`evaluation_sampler`).
       rows: the number of sequences of a training step.
-
-    Raises:
-      InputError: options cannot act or do not fit; names the configuration key.
     """
     options, sets, dropped = config.evaluation, [], 0
     for each in held_out:
@@ -142,9 +136,6 @@ def build_loss(
 
     Args:
       encode: the encoder of the questions to train on.
-
-    Raises:
-      InputError: the rollout takes no given responses, or nothing of `data` is held out.
     """
     if RolloutTraits.read(phases.rollout).samples:
         raise InputError(
@@ -215,11 +206,7 @@ def check_tasks(phases: Phases, *sets: Sequence[Question]) -> None:
 
 
 def check_references(phases: Phases, questions: Sequence[Question]) -> None:
-    """Checks that each question to train on has the reference answer that its reward compares with.
-
-    Raises:
-      InputError: one has none, and the empty answer would be the right one.
-    """
+    """Checks that questions to train on have the reference answer that their reward reads."""
     tasks = RewardTraits.read(phases.reward).tasks
     rewards = {"": phases.reward} if tasks is None else tasks
     comparing = {

@@ -83,9 +83,6 @@ def saved_config(
       keys: the keys of the root that are used, and must be present.
       trusted_targets: the packages that it may name; the list in the folder itself is ignored.
       allow: the capabilities that it may have, if this user's own commands did not write it.
-
-    Raises:
-      InputError: it is not the folder of a run, or a value that is used is not allowed.
     """
     path = folder / ".hydra" / "config.yaml"
     try:
@@ -125,10 +122,6 @@ def run_folder(given: str, *, key: str = "run") -> Path:
 
     Args:
       key: the key of the command line that has the value, for error messages.
-
-    Raises:
-      InputError: there is no run under `outputs/runs`, or at the address.
-      RunError: the object store cannot be read.
     """
     if is_address(given):
         folder = copy_for_reading(given)

@@ -121,9 +121,6 @@ def text_reward(reward: Any, *, otherwise: str = "") -> TextReward:
 
     Args:
       otherwise: what else the user may do, to end the error message.
-
-    Raises:
-      InputError: it needs arrays, or it has a memory.
     """
     if not isinstance(reward, TextReward) or isinstance(reward, Remembers):
         raise InputError(
@@ -136,11 +133,7 @@ def text_reward(reward: Any, *, otherwise: str = "") -> TextReward:
 def graded(
     samples: Sequence[Sample], prompts: Sequence[Prompt], reward: TextReward
 ) -> list[Sample]:
-    """Returns samples with the grades of a reward; prompts of equal task and id are a group.
-
-    Raises:
-      RunError: more samples are invalid than the reward allows.
-    """
+    """Returns samples with the grades of a reward; prompts of equal task and id are a group."""
     episodes = [
         Episode(
             prompt=prompt,

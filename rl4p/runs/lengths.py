@@ -16,9 +16,6 @@ def check_lengths(config: DictConfig, policy: Policy, *response_limits: int) -> 
 
     Args:
       response_limits: the limits of the rollouts, which are those of the run.
-
-    Raises:
-      InputError: a prompt and a response have no room, or a rollout has a limit of its own.
     """
     if set(response_limits) != {config.max_response_tokens}:
         raise InputError(

@@ -83,11 +83,7 @@ class EarlyStop:
 
 
 def early_stop(config: DictConfig, best: Best | None) -> EarlyStop:
-    """Returns the rules that `stop` configures.
-
-    Raises:
-      InputError: an option is wrong, or cannot act without `checkpoint.best`.
-    """
+    """Returns the rules that `stop` configures."""
     stop = config.stop
     for name in ("patience", "target"):
         if stop[name] is not None and best is None:

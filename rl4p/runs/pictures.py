@@ -107,11 +107,7 @@ def plain(text: str) -> str:
 
 
 def save(figure: "Figure", path: Path) -> None:
-    """Writes a figure as a PNG file, atomically.
-
-    Raises:
-      RunError: the file cannot be written.
-    """
+    """Writes a figure as a PNG file, atomically."""
     content = BytesIO()
     figure.savefig(content, dpi=150)
     try:

@@ -41,9 +41,6 @@ def load_policy(
 
     Returns:
       The policy, its parameters, and the step of the checkpoint (None without a run).
-
-    Raises:
-      InputError: the model cannot be built, or there is no such checkpoint.
     """
     mesh = instantiate(config.mesh)
     key = jax.random.fold_in(mesh.key(config.seed), 0)
@@ -60,9 +57,6 @@ def run_sampler(config: DictConfig) -> Any:
     """Returns `rollout`, or `evaluation.rollout` if the rollout of the run samples nothing.
 
     Its temperature does not change with the step of a checkpoint.
-
-    Raises:
-      InputError: neither is a sampler with an engine.
     """
     rollouts: list[Any] = [instantiate(config.rollout)]
     if config.evaluation.rollout is not None:
@@ -132,9 +126,6 @@ def build_reference(
     A reference that is reset is part of the state of training: the second value has its parameters,
     which are {} otherwise. Without a model of its own, the reference is the initial policy of the
     run: the base model of adapters (with those that it began with, if they were read), or a copy.
-
-    Raises:
-      InputError: an option of `reference` cannot act, or its model does not fit.
     """
     refuse_options_of_reference(config, policy, needs)
     if "reference_logprobs" not in needs:
@@ -157,11 +148,7 @@ def build_reference(
 
 
 def refuse_options_of_reference(config: DictConfig, policy: Policy, needs: Collection[str]) -> None:
-    """Refuses options of `reference` that cannot act.
-
-    Raises:
-      InputError: an option would have no effect.
-    """
+    """Refuses options of `reference` that cannot act."""
     options = config.reference
     if "reference_logprobs" not in needs:
         given = {

@@ -59,11 +59,7 @@ class RunMirror:
     slowest: float = field(default=0.0, init=False)
 
     def open(self, folder: Path) -> "RunMirror":
-        """Starts a thread that mirrors the folder.
-
-        Raises:
-          RunError: the store cannot be written.
-        """
+        """Starts a thread that mirrors the folder."""
         store = ObjectStore(self.url)
         start = uuid.uuid4().hex
         store.write(START, start.encode())
@@ -99,10 +95,6 @@ def run_mirror(config: DictConfig, folder: Path) -> RunMirror | None:
     """Returns the mirror that `checkpoint.mirror` configures, or None.
 
     A job of a sweep gets its own address, which its folder records.
-
-    Raises:
-      InputError: the store has another run at the address, or a later state of this one.
-      RunError: the store cannot be read.
     """
     url = config.checkpoint.get("mirror")
     if url is None:

@@ -214,9 +214,6 @@ def read_samples(path: Path, *, unfinished: bool = False) -> Iterator[tuple[Samp
 
     Args:
       unfinished: whether a last line without a line feed counts.
-
-    Raises:
-      InputError: the file cannot be read, or a line is not a sample.
     """
     try:
         for number, (line, end) in enumerate(read_lines(path, unfinished=unfinished), 1):
@@ -233,11 +230,7 @@ def read_samples(path: Path, *, unfinished: bool = False) -> Iterator[tuple[Samp
 
 
 def recorded_samples(path: Path) -> list[Sample]:
-    """Returns the samples of a file; none if there is no file.
-
-    Raises:
-      InputError: the file cannot be read, or a line is not a sample.
-    """
+    """Returns the samples of a file; none if there is no file."""
     return [sample for sample, _, _ in read_samples(path)] if path.exists() else []
 
 
@@ -253,10 +246,6 @@ class SampleFile:
 
         Args:
           out: the value of `out=`, for error messages.
-
-        Raises:
-          InputError: the file cannot be written, another process uses it, or a line is not a
-            sample.
         """
         self.path, self.settings_path, self.out = path, settings_path, out
         try:
@@ -278,11 +267,7 @@ class SampleFile:
             raise
 
     def check(self, settings: Mapping[str, Any]) -> None:
-        """Saves the settings; if there are samples, compares them with the saved ones instead.
-
-        Raises:
-          InputError: they differ; the message names the keys.
-        """
+        """Saves the settings; if there are samples, compares them with the saved ones instead."""
         if not self.samples:
             replace_file(self.settings_path, json.dumps(settings, indent=2) + "\n")
             return
@@ -300,11 +285,7 @@ class SampleFile:
         del self.samples[count:]
 
     def append(self, samples: Iterable[Sample]) -> None:
-        """Appends samples in one write.
-
-        Raises:
-          RunError: the file cannot be written.
-        """
+        """Appends samples in one write."""
         new = list(samples)
         append_lines(self.path, [sample.to_dict() for sample in new])
         self.samples += new

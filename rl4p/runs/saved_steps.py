@@ -103,9 +103,6 @@ def chosen_step(folder: Path, step: Choice = None) -> int:
     Args:
       folder: the folder `checkpoints` of a run.
       step: a step, or `best` for the best of them; None for the newest.
-
-    Raises:
-      InputError: there is no such step, or it is damaged.
     """
     steps = steps_of(folder)
     if not steps:

@@ -114,12 +114,7 @@ def write_jobs(folder: Path, jobs: Sequence[SweepJob]) -> None:
 
 
 def read_jobs(folder: Path) -> list[SweepJob]:
-    """Returns the jobs in jobs.yaml.
-
-    Raises:
-      InputError: the file is absent, broken or too large, the sweep is a search, or a job has a
-        folder outside of it.
-    """
+    """Returns the jobs in jobs.yaml."""
     try:
         saved = read_yaml(folder / JOBS, times=MOST_JOBS)
         jobs = named([(job["folder"], job["overrides"]) for job in saved])

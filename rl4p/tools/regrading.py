@@ -39,12 +39,7 @@ UNNAMED = {"numbers": "gsm8k", "texts": "weighted"}
 
 
 def regrade(arguments: Sequence[str]) -> None:
-    """Carries out a command line, and prints a summary.
-
-    Raises:
-      InputError: an argument or a line is wrong, or the reward cannot grade texts.
-      RunError: too many responses cannot be graded, if `max_invalid` is given.
-    """
+    """Carries out a command line, and prints a summary."""
     line = commands.read(arguments, REGRADE)
     options = line.options
     commands.refuse_without_effect(line.overrides, MAY_SET, REGRADE)
@@ -94,11 +89,7 @@ def regrade(arguments: Sequence[str]) -> None:
 
 
 def source_of(options: RegradeOptions) -> Path:
-    """Returns the file with the responses.
-
-    Raises:
-      InputError: there is no such run, or it has no samples.
-    """
+    """Returns the file with the responses."""
     if options.run is None:
         return local_copy(str(options.file)).expanduser()
     as_started(Composer(), "run", options.run)  # refuses what is not the folder of a run
@@ -127,9 +118,6 @@ def prompt_of(
     Args:
       where: the place of the line, for error messages.
       prompts: the prompts so far by task and content, so that the samples of a prompt are a group.
-
-    Raises:
-      InputError: the line has no reference answer.
     """
     if sample.answer is None:
         raise InputError(f"{where}: a sample to grade needs an answer.")
@@ -178,9 +166,6 @@ def rewards_of(
     """Returns the name of the reward of each task, and the rewards by name.
 
     The name is "" if the command line or the run determines the reward.
-
-    Raises:
-      InputError: an override has no effect on grades, or the configuration is wrong.
     """
     words = line.overrides
     composer = Composer(config_dir=line.config_dir, words=words)
@@ -210,10 +195,6 @@ def names_by_task(composer: Composer, given: str | None, tasks: Sequence[str]) -
 
     Args:
       given: the task of lines that name none; None if it is not given.
-
-    Raises:
-      InputError: `given` is the name of neither a reward nor a data set, or a task differs from
-        the name of a reward only in case or sign.
     """
     named = sorted(name for name in composer.loader.get_group_options("reward") if name != "router")
     known = {*named, *composer.loader.get_group_options("data")}

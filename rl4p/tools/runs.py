@@ -84,9 +84,6 @@ def read_folders(folders: Iterable[Path]) -> tuple[list[Run], list[LeftOut]]:
 
     Args:
       folders: folders of runs, of sweeps, or of several sweeps; patterns such as outputs/runs/*.
-
-    Raises:
-      InputError: a folder does not exist or has no run.
     """
     runs, left_out = [], []
     for folder in dict.fromkeys(run for given in folders for run in find(given)):
@@ -98,11 +95,7 @@ def read_folders(folders: Iterable[Path]) -> tuple[list[Run], list[LeftOut]]:
 
 
 def find(folder: Path) -> list[Path]:
-    """Returns the folders of all runs in `folder`, which may be a run itself.
-
-    Raises:
-      InputError: it has none.
-    """
+    """Returns the folders of all runs in `folder`, which may be a run itself."""
     folder = folder.expanduser()
     pattern = str(folder.relative_to(folder.anchor))
     matches = [folder] if folder.exists() else list(Path(folder.anchor).glob(pattern))
@@ -229,10 +222,6 @@ def read_experiment(
       uri: the store, as `tracker.uri`; None is MLFLOW_TRACKING_URI.
       names: the metrics to read, beside pass@1 of every task.
       metric: a further metric to read, which a run must have.
-
-    Raises:
-      InputError: the store has no such experiment, or no run in it.
-      RunError: the store cannot be read.
     """
     store = MLflow(uri=uri)  # refuses a wrong one
     uri = str(store.uri)
@@ -348,11 +337,7 @@ def as_recorded(value: float) -> float:
 
 
 def refuse_unrecorded(name: str, recorded: Collection[str]) -> None:
-    """Refuses a metric that no run has recorded.
-
-    Raises:
-      InputError: names the metric, and those with similar names.
-    """
+    """Refuses a metric that no run has recorded."""
     if name in recorded:
         return
     problem = f"metric={name} is in none of the runs"

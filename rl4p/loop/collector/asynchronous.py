@@ -393,12 +393,7 @@ class OpenAsynchronous(OpenSynchronous):
 
 
 def open_engine(on_new_weights: str, phases: CollectorPhases, policy: Policy) -> Engine:
-    """Returns the engine of a rollout, if it can sample while an update runs.
-
-    Raises:
-      InputError: the rollout has no engine, it or the reward keeps a memory, there are several
-        processes, or new weights would interrupt what cannot be interrupted.
-    """
+    """Returns the engine of a rollout, if it can sample while an update runs."""
     rollout = phases.rollout
     if not isinstance(rollout, OpensEngine | HoldsEpisodes):
         needed = "needs a rollout with an engine: choose rollout=continuous, or"

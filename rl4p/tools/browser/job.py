@@ -45,11 +45,7 @@ SAMPLES = Grammar(name="samples", kind=SamplesOptions)
 
 
 def browse(arguments: Sequence[str]) -> None:
-    """Shows or writes the samples that the arguments choose.
-
-    Raises:
-      InputError: an argument is wrong, no sample is chosen, or `out` is a file of something else.
-    """
+    """Shows or writes the samples that the arguments choose."""
     options = commands.read(arguments, SAMPLES).options
     if len(options.run) > 1:
         browse_side_by_side(options)
@@ -74,11 +70,7 @@ def browse(arguments: Sequence[str]) -> None:
 
 
 def browse_side_by_side(options: SamplesOptions) -> None:
-    """Shows or writes the samples of several folders for the same prompts.
-
-    Raises:
-      InputError: they have no prompt in common, or none of these is chosen.
-    """
+    """Shows or writes the samples of several folders for the same prompts."""
     places = [run_folder(name) for name in options.run]
     if len(set(places)) < len(places):
         raise InputError("run names a folder twice: give each folder once.")
@@ -103,11 +95,7 @@ def browse_side_by_side(options: SamplesOptions) -> None:
 
 
 def write_page(name: str, html: str, note: str) -> None:
-    """Writes a page.
-
-    Raises:
-      InputError: its folder cannot be created, or it is a file of something else.
-    """
+    """Writes a page."""
     out = Path(name).expanduser()
     refuse_other_file(out, "samples", is_page_of("samples"))
     try:

@@ -115,9 +115,6 @@ def samples_in(path: Path, term: str | None) -> tuple[list[Sample], str]:
     Args:
       path: the folder of a run or of an evaluation, or a file of samples.
       term: the reward term that decides; None takes the `evaluation.term` of the folder.
-
-    Raises:
-      InputError: there are no samples, or a line is broken, or no sample has the term.
     """
     files = [path / name for name in ("responses.jsonl", "samples.jsonl")]
     source = next((each for each in files if each.is_file()), path)

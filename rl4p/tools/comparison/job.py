@@ -68,10 +68,6 @@ def read(options: CompareOptions) -> tuple[list[Run], list[LeftOut], Path]:
 
     The folder is `compare` in `out`, or else in the folder of the sweep, or else in a new folder
     below outputs/comparisons.
-
-    Raises:
-      InputError: there are no such runs.
-      RunError: MLflow cannot be read.
     """
     now = datetime.now()
     out = Path("outputs", "comparisons", f"{now:%Y-%m-%d}", f"{now:%H-%M-%S}")

@@ -119,9 +119,6 @@ def chosen_metric(runs: Sequence[Run], name: str | None, value: Value = LAST) ->
     """Returns the metric with this name; None is pass@1 of the tasks that all runs have.
 
     A run without any task does not count: the comparison leaves it out.
-
-    Raises:
-      InputError: no run has recorded it, or the runs have no task in common.
     """
     recorded = [{key for row in run.rows for key in row} - {"step"} for run in runs]
     everything = sorted(set().union(*recorded))

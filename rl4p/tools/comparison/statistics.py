@@ -281,9 +281,6 @@ def analysed(
       runs: finished runs; an equal run that comes later replaces an earlier one.
       left_out: other runs, which the comparison names.
       metric: the name of the metric; higher values count as better. None is pass@1.
-
-    Raises:
-      InputError: no run has finished, or none has recorded the metric.
     """
     if not runs:
         named = "; ".join(f"{run.name}: {run.reason}" for run in left_out[:5])

@@ -66,11 +66,7 @@ class Evaluated:
 
 
 def build_evaluated(config: DictConfig, request: EvaluationRequest) -> Evaluated:
-    """Builds the evaluation and loads the parameters.
-
-    Raises:
-      InputError: parts are incompatible, or data, checkpoint or weights are wrong.
-    """
+    """Builds the evaluation and loads the parameters."""
     phases = instantiate_phases(config)
     check_term(config, phases)
     data = instantiate(config.data) if config.evaluation.held_out else None
@@ -200,11 +196,7 @@ def evaluate(config: DictConfig, request: EvaluationRequest) -> dict[str, Any]:
 
 @contextmanager
 def responses_in(folder: Path) -> Iterator[SampleFile]:
-    """Yields the file of responses, in a temporary folder in processes but the first.
-
-    Raises:
-      InputError: the folder holds something else, or another evaluation uses it.
-    """
+    """Yields the file of responses, in a temporary folder in processes but the first."""
     request, made = folder / REQUEST, is_document_with("evaluated", "prompts_sha256")
     with ExitStack() as stack:
         if not first():
@@ -241,11 +233,7 @@ def used(config: DictConfig) -> dict[str, Any]:
 
 
 def finished(responses: SampleFile, chunks: Sequence[PromptChunk]) -> int:
-    """Returns the number of chunks in the file, after it has removed an incomplete one.
-
-    Raises:
-      InputError: a sample does not belong to this evaluation.
-    """
+    """Returns the number of chunks in the file, after it has removed an incomplete one."""
     present = [(sample.task, sample.id, sample.sample) for sample in responses.samples]
     done = count = 0
     for chunk in chunks:

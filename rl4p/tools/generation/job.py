@@ -141,12 +141,7 @@ def of_policy(
     questions: Sequence[Question],
     system_prompt: str | None,
 ) -> QuestionSource:
-    """Returns the policy of a run, or of `model`, as a source.
-
-    Raises:
-      InputError: the run has no such checkpoint, or the model, the mesh and the lengths do not go
-        together.
-    """
+    """Returns the policy of a run, or of `model`, as a source."""
     if {config.mesh.coordinator, config.mesh.processes, config.mesh.process} != {None}:
         raise InputError(
             "rl4p.generate runs in one process: leave mesh.coordinator, mesh.processes and "
@@ -193,11 +188,7 @@ def of_server(
     questions: Sequence[Question],
     system_prompt: str | None,
 ) -> QuestionSource:
-    """Returns a server as a source.
-
-    Raises:
-      InputError: a sampling option is not part of the protocol, or there is no API key.
-    """
+    """Returns a server as a source."""
     server, sampler = options.server, run_sampler(config)
     sampling, stop = sampler.sampling, getattr(sampler, "stop", ())
     if getattr(sampler, "tasks", None):

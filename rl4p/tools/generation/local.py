@@ -39,9 +39,6 @@ def sample_locally(
       stopped: called before each chunk; if true, the function returns.
       seed: with the id of the prompt and the number of the sample, it gives the random key.
       samples: the number of responses to each prompt.
-
-    Raises:
-      InputError: the samples of a prompt would all be equal.
     """
     if sampler.temperature == 0 and samples > 1:
         raise InputError(

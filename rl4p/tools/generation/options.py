@@ -76,11 +76,7 @@ GENERATE = Grammar(
 
 
 def read_options(arguments: Sequence[str]) -> CommandLine[GenerateOptions]:
-    """Returns the options of a command line, and its overrides of the configuration.
-
-    Raises:
-      InputError: an option is unknown, missing or wrong, or two do not go together.
-    """
+    """Returns the options of a command line, and its overrides of the configuration."""
     line = read(arguments, GENERATE)
     options = line.options
     may = OF_BOTH if options.server is not None else (*OF_BOTH, *OF_POLICY)

@@ -15,9 +15,6 @@ class ResponseSet:
       file: the file of the responses.
       questions: all questions; their ids differ.
       show: called with the number of responses when it changes.
-
-    Raises:
-      InputError: a sample in the file is no response to a question, or stands there twice.
     """
 
     def __init__(

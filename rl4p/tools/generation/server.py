@@ -150,10 +150,6 @@ class Client:
 
         Args:
           stopped: called all the time; if true, open requests are dropped and the call returns.
-
-        Raises:
-          InputError: the address or the key is wrong.
-          RunError: the server is down.
         """
 
         async def complete_one(missing: tuple[Question, int]) -> None:
@@ -179,12 +175,7 @@ class Client:
         asyncio.run(complete_all())
 
     async def response(self, question: Question, sample: int) -> Sample | None:
-        """Returns one response, after as many attempts as it takes, or None if all fail.
-
-        Raises:
-          InputError: the address or the key is wrong.
-          RunError: the server is down, or asks to wait for long.
-        """
+        """Returns one response, after as many attempts as it takes, or None if all fail."""
         try:
             return await self.http.retry(
                 "POST",

@@ -219,11 +219,7 @@ def abstract_run(config: DictConfig, mesh: Mesh) -> AbstractRun:
 
 
 def prompt_tokens_of_data(config: DictConfig, policy: Policy, phases: Phases) -> int:
-    """Returns the `max_prompt_tokens` that a run of this configuration chooses from its data.
-
-    Raises:
-      InputError: the data cannot be read.
-    """
+    """Returns the `max_prompt_tokens` that a run of this configuration chooses from its data."""
     try:
         data: DataSet = instantiate(config.data)
         encode = training_encoder(config, policy, phases, data)
@@ -249,11 +245,7 @@ def compilable(policy: Policy, mesh: Mesh) -> Policy:
 def reference_of(
     config: DictConfig, policy: Policy, params: Params, needs: Collection[str]
 ) -> tuple[tuple[Decoder, Params] | None, Params]:
-    """Returns what `build_reference` would, with shapes, and a reference that is reset in both.
-
-    Raises:
-      InputError: an option of `reference` cannot act.
-    """
+    """Returns what `build_reference` would, with shapes, and a reference that is reset in both."""
     refuse_options_of_reference(config, policy, needs)
     if "reference_logprobs" not in needs:
         return None, {}

@@ -130,11 +130,7 @@ def with_rates(chip: Chip, mesh: Mesh, dtype: Any) -> Chip:
 
 
 def estimate(config: DictConfig) -> dict[str, Any]:
-    """Returns the content of plan.json for an estimate.
-
-    Raises:
-      InputError: an option acts only on compiled plans, or parts of the run are incompatible.
-    """
+    """Returns the content of plan.json for an estimate."""
     for option in ("search", "all_widths"):
         if config.plan[option]:
             raise InputError(f"plan.{option} compiles programs: leave it or estimate=true out.")

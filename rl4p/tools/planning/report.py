@@ -105,13 +105,7 @@ log = logging.getLogger(__name__)
 
 
 def plan(config: DictConfig) -> dict[str, Any]:
-    """Plans a run and returns the content of plan.json.
-
-    Raises:
-      InputError: the devices cannot be planned for, parts of the run are incompatible, or plan.json
-        is a file of something else.
-      RunError: the run does not fit into memory.
-    """
+    """Plans a run and returns the content of plan.json."""
     folder = Path(HydraConfig.get().runtime.output_dir)
     made = is_document_with("verdict", "fits")
     refuse_other_file(folder, "plan", made, file=folder / "plan.json")
@@ -144,9 +138,6 @@ def refuse_what_does_not_fit(config: DictConfig) -> None:
     """Checks that a run fits on its devices, unless their memory is neither reported nor set.
 
     The check compiles all programs of the run, which then finds them in the cache.
-
-    Raises:
-      InputError: the run does not fit.
     """
     mesh = instantiate(config.mesh)
     if config.plan.memory_gib is None and not reports_memory(mesh):
@@ -159,12 +150,7 @@ def refuse_what_does_not_fit(config: DictConfig) -> None:
 
 
 def described(config: DictConfig, mesh: Mesh) -> tuple[AbstractRun, Chip, float]:
-    """Returns the run, its chip, and the bytes of a chip that programs may use.
-
-    Raises:
-      InputError: absent GPUs would keep arrays in the memory of the host, which JAX does not
-        describe.
-    """
+    """Returns the run, its chip, and the bytes of a chip that programs may use."""
     run = abstract_run(config, mesh)
     chip, memory = memory_of(mesh)
     offloads = OptimizerTraits.read(run.optimizer).offload or config.reference.offload

@@ -200,11 +200,7 @@ def without_accelerators() -> None:
 
 
 def planned(mesh: Mesh) -> Mesh:
-    """Returns the mesh to plan for. Call it before JAX initializes its devices.
-
-    Raises:
-      InputError: the chips of the mesh cannot be described on this machine.
-    """
+    """Returns the mesh to plan for. Call it before JAX initializes its devices."""
     if mesh.topology is None:
         return mesh
     return DescribedMesh(**{field.name: getattr(mesh, field.name) for field in fields(Mesh)})

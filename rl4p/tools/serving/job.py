@@ -38,11 +38,7 @@ SWITCH_SECONDS = 0.0005
 
 
 def serve(lines: Sequence[str]) -> None:
-    """Serves the model of a command line until SIGTERM or Ctrl-C, which end the process.
-
-    Raises:
-      InputError: an argument is wrong, or the port is in use.
-    """
+    """Serves the model of a command line until SIGTERM or Ctrl-C, which end the process."""
     line = read_options(lines)
     options = line.options
     token = options.token()
@@ -113,9 +109,6 @@ def prompting_of(config: DictConfig) -> Callable[[Messages], Messages]:
     """Returns a function that puts the prompts of a data set around the messages of a chat.
 
     The system prompt comes first unless the chat has one; each message of the user is a question.
-
-    Raises:
-      InputError: the data set has no prompts, or they are wrong.
     """
     data = instantiate(config.data)
     template, system = QuestionTemplate.of(data), getattr(data, "system_prompt", None)
@@ -141,11 +134,7 @@ def name_of(options: ServeOptions, config: DictConfig) -> str:
 
 
 def warm_up(scheduler: Scheduler, token: int) -> None:
-    """Generates the first tokens, so that no client waits for their compilation.
-
-    Raises:
-      RunError: they cannot be generated.
-    """
+    """Generates the first tokens, so that no client waits for their compilation."""
     ended: Future[None] = Future()
 
     def deliver(chunks: list[Chunk]) -> None:

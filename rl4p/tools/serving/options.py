@@ -54,11 +54,7 @@ class ServeOptions(Checkpoint):
             )
 
     def token(self) -> str | None:
-        """Returns the token that requests must have, or None.
-
-        Raises:
-          InputError: the environment variable is not set.
-        """
+        """Returns the token that requests must have, or None."""
         if self.key_variable is None:
             return None
         token = os.environ.get(self.key_variable, "").strip()
@@ -79,11 +75,7 @@ SERVE = Grammar(name="serve", kind=ServeOptions, composes=True)
 
 
 def read_options(arguments: Sequence[str]) -> CommandLine[ServeOptions]:
-    """Returns the options of a command line, and its overrides of the configuration.
-
-    Raises:
-      InputError: an option is unknown or wrong, or two do not go together.
-    """
+    """Returns the options of a command line, and its overrides of the configuration."""
     line = read(arguments, SERVE)
     keys = TAKEN if line.options.run is not None else TAKEN + WITHOUT_RUN
     if line.options.prompting:
