@@ -81,17 +81,11 @@ class Checkpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """The words of a command that composes the configuration of a run anew, such as rl4p.plan.
+    """The words of a command that composes the configuration of a run anew, such as rl4p.plan."""
 
-    Attributes:
-      run: the folder of a run.
-      out: the folder for the result.
-      estimate: whether to estimate in place of compiling; short for `plan.estimate`.
-    """
-
-    run: str | None = None
-    out: str | None = None
-    estimate: bool = False
+    run: str | None = None  # the folder of a run
+    out: str | None = None  # the folder for the result
+    estimate: bool = False  # whether to estimate in place of compiling; short for `plan.estimate`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,19 +106,14 @@ class RegradeOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Grammar(Generic[Options]):
-    """The grammar of a command.
+    """The grammar of a command."""
 
-    Attributes:
-      name: its name, such as export.
-      kind: the dataclass of its words.
-      sections: dataclasses by word. `server.model=NAME` sets a field of the section `server`, and
-        `server=URL` sets its first field.
-      composes: whether other words are overrides of the configuration; otherwise they are refused.
-    """
-
-    name: str
-    kind: type[Options]
+    name: str  # its name, such as export
+    kind: type[Options]  # the dataclass of its words
+    # dataclasses by word. `server.model=NAME` sets a field of the section `server`, and
+    # `server=URL` sets its first field.
     sections: Mapping[str, type] = field(default_factory=dict)
+    # whether other words are overrides of the configuration; otherwise they are refused
     composes: bool = False
 
     def words(self) -> list[str]:
@@ -142,17 +131,11 @@ REGRADE = Grammar(name="regrade", kind=RegradeOptions, composes=True)
 
 @dataclass(frozen=True, kw_only=True)
 class CommandLine(Generic[Options]):
-    """A command line that was read.
+    """A command line that was read."""
 
-    Attributes:
-      options: the words of the command.
-      overrides: the other words, which change the configuration.
-      config_dir: the folder with further YAML files, if there is one.
-    """
-
-    options: Options
-    overrides: list[str]
-    config_dir: str | None = None
+    options: Options  # the words of the command
+    overrides: list[str]  # the other words, which change the configuration
+    config_dir: str | None = None  # the folder with further YAML files, if there is one
 
 
 def run_command(

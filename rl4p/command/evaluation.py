@@ -76,23 +76,15 @@ EVALUATE = Grammar(name="evaluate", kind=EvaluateOptions, composes=True)
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationRequest:
-    """The policy to evaluate, and the folder for the results.
+    """The policy to evaluate, and the folder for the results."""
 
-    Attributes:
-      out: the folder for the results.
-      run: the folder of a run; None evaluates `model`.
-      step: the step of the run's checkpoint, or `best`; None selects the newest.
-      average: whether to evaluate the moving average of the run's parameters.
-      lm_eval: whether to write the results in the format of lm-evaluation-harness too.
-      command: the command line, for the record.
-    """
-
-    out: Path
-    run: Path | None = None
+    out: Path  # the folder for the results
+    run: Path | None = None  # the folder of a run; None evaluates `model`
+    # the step of the run's checkpoint, or `best`; None selects the newest
     step: int | Literal["best"] | None = None
-    average: bool = False
-    lm_eval: bool = False
-    command: str = field(default="", compare=False)
+    average: bool = False  # whether to evaluate the moving average of the run's parameters
+    lm_eval: bool = False  # whether to write the results in the format of lm-evaluation-harness too
+    command: str = field(default="", compare=False)  # the command line, for the record
 
 
 def read(arguments: Sequence[str], *, conf: Path = CONF) -> tuple[EvaluationRequest, DictConfig]:

@@ -211,15 +211,10 @@ Frames = Iterable[tuple[FrameType, int]]  # each with the number of its line, th
 
 
 class Place(NamedTuple):
-    """The place of a failure in the code of a user.
+    """The place of a failure in the code of a user."""
 
-    Attributes:
-      part: the key and the target of the class.
-      line: the innermost line of the stack in the file of the class.
-    """
-
-    part: str
-    line: str
+    part: str  # the key and the target of the class
+    line: str  # the innermost line of the stack in the file of the class
 
 
 @contextmanager

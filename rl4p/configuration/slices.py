@@ -19,32 +19,22 @@ HOST = 8  # GPUs that are linked with one another
 
 @dataclass(frozen=True, kw_only=True)
 class Chip:
-    """A kind of device.
+    """A kind of device."""
 
-    Attributes:
-      platform: cpu, gpu or tpu.
-      kind: a prefix of the `device_kind` that JAX reports.
-      memory: the size in bytes, of a TPU without what its programs cannot use; 0 if unknown.
-      flops: bfloat16 operations per second in matrix products; 0 if unknown.
-      bandwidth: memory bandwidth in bytes per second; 0 if unknown.
-      network: the bytes per second that it sends along one axis of a slice; 0 if unknown.
-      latency: the least seconds until a neighbour in a slice has what it sends; 0 if unknown.
-      wirings: the wirings of its slices, the smallest first.
-      devices: the number of JAX's devices in a chip; the other figures are of one device.
-      described_as: libtpu's name for the chip in a description of a slice that is not attached.
-      description: more options of such a description.
-    """
-
-    platform: str
-    kind: str
+    platform: str  # cpu, gpu or tpu
+    kind: str  # a prefix of the `device_kind` that JAX reports
+    # the size in bytes, of a TPU without what its programs cannot use; 0 if unknown
     memory: float = 0
-    flops: float = 0
-    bandwidth: float = 0
-    network: float = 0
+    flops: float = 0  # bfloat16 operations per second in matrix products; 0 if unknown
+    bandwidth: float = 0  # memory bandwidth in bytes per second; 0 if unknown
+    network: float = 0  # the bytes per second that it sends along one axis of a slice; 0 if unknown
+    # the least seconds until a neighbour in a slice has what it sends; 0 if unknown
     latency: float = 0
-    wirings: Sequence[str] = ()
-    devices: int = 1
+    wirings: Sequence[str] = ()  # the wirings of its slices, the smallest first
+    devices: int = 1  # the number of JAX's devices in a chip; the other figures are of one device
+    # libtpu's name for the chip in a description of a slice that is not attached
     described_as: str | None = None
+    # more options of such a description
     description: dict[str, Any] = field(default_factory=dict, hash=False)
 
     @property

@@ -36,30 +36,22 @@ FENCE = "```"
 
 
 class Span(NamedTuple):
-    """A piece of a message, which is content or makes calls.
-
-    Attributes:
-      thoughts: whether it turns out that all before its end is thoughts.
-    """
+    """A piece of a message, which is content or makes calls."""
 
     text: str
     calls: Sequence[Call] = ()
-    thoughts: bool = False
+    thoughts: bool = False  # whether it turns out that all before its end is thoughts
 
 
 @dataclass(frozen=True, kw_only=True)
 class CallReader:
-    """Reads the calls of messages.
+    """Reads the calls of messages."""
 
-    Attributes:
-      functions: the functions of the tools by name, with schemas in `parameters`; None if the tools
-        are not known.
-      marks: the marks of calls that the chat template has.
-      generation_prompt: what the chat template wrote before a message; None if not known.
-    """
-
+    # the functions of the tools by name, with schemas in `parameters`; None if the tools are not
+    # known
     functions: Functions | None = None
-    marks: tuple[str, ...] = MARKS
+    marks: tuple[str, ...] = MARKS  # the marks of calls that the chat template has
+    # what the chat template wrote before a message; None if not known
     generation_prompt: str | None = None
 
     def calls(self, text: str) -> list[Call]:

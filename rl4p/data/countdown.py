@@ -30,15 +30,10 @@ PRECEDENCE = {"": 2, "*": 1, "/": 1, "+": 0, "-": 0}  # "": a number
 
 @dataclass(frozen=True, kw_only=True)
 class Expression:
-    """An expression of whole numbers with + - * / and parentheses.
+    """An expression of whole numbers with + - * / and parentheses."""
 
-    Attributes:
-      numbers: the numbers as they stand from left to right.
-      value: the exact value.
-    """
-
-    numbers: tuple[int, ...]
-    value: Fraction
+    numbers: tuple[int, ...]  # the numbers as they stand from left to right
+    value: Fraction  # the exact value
 
 
 def parse(text: str) -> Expression | None:

@@ -164,17 +164,11 @@ def with_joined_roles(messages: Sequence[Message]) -> list[Message]:
 
 
 class Habits(NamedTuple):
-    """What a chat template reads in other forms than most do, without a word if it is not so.
+    """What a chat template reads in other forms than most do, without a word if it is not so."""
 
-    Attributes:
-      thoughts: the field with the thoughts of the assistant; None if there is none.
-      results_of_calls: whether it writes the result of a tool after `tool_calls` alone.
-      parts: whether it writes a content that is a list of parts alone.
-    """
-
-    thoughts: str | None
-    results_of_calls: bool
-    parts: bool
+    thoughts: str | None  # the field with the thoughts of the assistant; None if there is none
+    results_of_calls: bool  # whether it writes the result of a tool after `tool_calls` alone
+    parts: bool  # whether it writes a content that is a list of parts alone
 
 
 def as_read(
@@ -239,17 +233,11 @@ def with_parts(messages: Sequence[Message]) -> list[Message]:
 
 
 class ConversationPart(NamedTuple):
-    """A part of a conversation.
+    """A part of a conversation."""
 
-    Attributes:
-      message: the message, counted from 1; 0 for the tools.
-      role: its role.
-      field: the field with the part.
-    """
-
-    message: int
-    role: str
-    field: str
+    message: int  # the message, counted from 1; 0 for the tools
+    role: str  # its role
+    field: str  # the field with the part
 
 
 def mark(number: int) -> str:

@@ -115,16 +115,11 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Board:
-    """A position of the pieces.
-
-    Attributes:
-      pieces: the pieces in the order of their names, A first.
-      walls: the cells with a wall, as row x N + column.
-    """
+    """A position of the pieces."""
 
     size: int
-    pieces: tuple[Piece, ...]
-    walls: frozenset[int] = frozenset()
+    pieces: tuple[Piece, ...]  # the pieces in the order of their names, A first
+    walls: frozenset[int] = frozenset()  # the cells with a wall, as row x N + column
 
     def __str__(self) -> str:
         cells = [EMPTY] * self.size**2

@@ -16,22 +16,14 @@ COUNTS: list["Count"] = []  # of the phases that go on, in all threads; the newe
 
 @dataclass(eq=False)  # two calls with equal counts are not the same
 class Count:
-    """How much of one call of a phase is done.
+    """How much of one call of a phase is done."""
 
-    Attributes:
-      phase: the name of the phase, such as "rollout".
-      unit: what is counted, in the plural, such as "sequences".
-      total: how many of them the call has; 0 if that is unknown.
-      done: how many of them are done.
-      tokens: the number of tokens that were drawn.
-      began: when the call began, in the seconds of `time.perf_counter`.
-    """
-
-    phase: str
-    unit: str
-    total: int
-    done: int = 0
-    tokens: int = 0
+    phase: str  # the name of the phase, such as "rollout"
+    unit: str  # what is counted, in the plural, such as "sequences"
+    total: int  # how many of them the call has; 0 if that is unknown
+    done: int = 0  # how many of them are done
+    tokens: int = 0  # the number of tokens that were drawn
+    # when the call began, in the seconds of `time.perf_counter`
     began: float = field(default_factory=time.perf_counter)
 
     def add(self, done: int = 0, *, tokens: int = 0, total: int = 0) -> None:

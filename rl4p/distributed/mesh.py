@@ -250,14 +250,12 @@ class SamplingMesh(Mesh):
 
     `tp` divides heads, feed-forward (or experts) and vocabulary. So does `fsdp`, except KV heads:
     the devices along `fsdp` have the same KV heads, and each has its own rows of the cache.
-
-    Attributes:
-      divides_heads: whether `fsdp` divides the query heads too. If `tp` x `fsdp` does not divide
-        their number, it is false, and the devices along `fsdp` have the same query heads.
     """
 
     product_axes: ClassVar = ("tp", "fsdp")
     training: Mesh
+    # whether `fsdp` divides the query heads too. If `tp` x `fsdp` does not divide their number, it
+    # is false, and the devices along `fsdp` have the same query heads.
     divides_heads: bool
 
     @property

@@ -47,22 +47,15 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """The accuracies of one task.
+    """The accuracies of one task."""
 
-    Attributes:
-      prompts, samples: the numbers of prompts, and of samples of each.
-      invalid: the number of responses that could not be graded; they count as wrong.
-      pass_at_1: of the greedy responses.
-      average: avg@samples, the mean accuracy of the samples; None without samples.
-      pass_at_k: pass@k for some k from 2 to `samples`.
-    """
-
+    # prompts, samples: the numbers of prompts, and of samples of each
     prompts: int
     samples: int
-    invalid: int
-    pass_at_1: Estimate
-    average: Estimate | None
-    pass_at_k: dict[int, Estimate]
+    invalid: int  # the number of responses that could not be graded; they count as wrong
+    pass_at_1: Estimate  # of the greedy responses
+    average: Estimate | None  # avg@samples, the mean accuracy of the samples; None without samples
+    pass_at_k: dict[int, Estimate]  # pass@k for some k from 2 to `samples`
 
     def metrics(self) -> dict[str, float]:
         """Returns the values by the names of metrics; `invalid` only if there are any."""

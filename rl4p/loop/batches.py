@@ -20,18 +20,7 @@ from rl4p.protocols.phases import Optimizer
 
 @dataclass(frozen=True, kw_only=True)
 class Loop:
-    """The parts of a run, except its state.
-
-    Attributes:
-      steps: the total number of steps of the run.
-      scoring: the computation of the scores that phases request.
-      reset_reference_every: the number of steps after which the policy becomes the reference; 0
-        never.
-      average_decay: the decay of the moving average of the parameters; 0 keeps none.
-      max_skipped: the most consecutive steps that may skip an update with a non-finite gradient.
-      term: the reward term that decides whether a response is right, for pass@1 by task.
-      transforms: changes of the graded groups by name, in their order.
-    """
+    """The parts of a run, except its state."""
 
     policy: Policy
     phases: Phases
@@ -39,12 +28,17 @@ class Loop:
     collector: OpenCollector
     optimizer: Optimizer
     group_size: int
-    steps: int
+    steps: int  # the total number of steps of the run
+    # the computation of the scores that phases request
     scoring: Scoring = field(default_factory=Scoring)
+    # the number of steps after which the policy becomes the reference; 0 never
     reset_reference_every: int = 0
-    average_decay: float = 0.0
+    average_decay: float = 0.0  # the decay of the moving average of the parameters; 0 keeps none
+    # the most consecutive steps that may skip an update with a non-finite gradient
     max_skipped: int = 5
+    # the reward term that decides whether a response is right, for pass@1 by task
     term: str | None = None
+    # changes of the graded groups by name, in their order
     transforms: Mapping[str, Transform] = field(default_factory=dict)
 
     @property
@@ -55,24 +49,18 @@ class Loop:
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutBatch:
-    """The training batch of a step, and what else a step needs.
+    """The training batch of a step, and what else a step needs."""
 
-    Attributes:
-      batch: the input of the update.
-      coefficients: the coefficients of the loss, for `gradient_step` or `forward_backward`.
-      episodes, rewards: of the rows of the batch.
-      memory: the memory of the phases after the advantage phase.
-      metrics: the metrics of the collection and the batch, with the times of the phases.
-      penalty: the metrics of a KL penalty in the reward, on the devices.
-    """
-
-    batch: TrainingBatch
+    batch: TrainingBatch  # the input of the update
+    # the coefficients of the loss, for `gradient_step` or `forward_backward`
     coefficients: dict[str, Array]
+    # episodes, rewards: of the rows of the batch
     episodes: Sequence[Episode]
     rewards: Rewards
-    memory: Memory
+    memory: Memory  # the memory of the phases after the advantage phase
+    # the metrics of the collection and the batch, with the times of the phases
     metrics: dict[str, float]
-    penalty: Metrics
+    penalty: Metrics  # the metrics of a KL penalty in the reward, on the devices
 
     def skipped(self, state: TrainState) -> TrainState:
         """Returns the state of the next step with the same weights, without an update."""

@@ -56,18 +56,12 @@ class SuccessCache:
 
 
 class Solution(NamedTuple):
-    """A right sample.
+    """A right sample."""
 
-    Attributes:
-      tokens: int32 ids of the response, the end token included.
-      response: its text.
-      finish: the reason why it ended.
-      total, terms: its grades.
-    """
-
-    tokens: np.ndarray
-    response: str
-    finish: int
+    tokens: np.ndarray  # int32 ids of the response, the end token included
+    response: str  # its text
+    finish: int  # the reason why it ended
+    # total, terms: its grades
     total: float
     terms: dict[str, float]
 

@@ -32,17 +32,12 @@ from rl4p.rollout.sampler import answers, requests_of, response_keys
 
 @dataclass(frozen=True, kw_only=True)
 class PromptChunk:
-    """Responses that are sampled together.
+    """Responses that are sampled together."""
 
-    Attributes:
-      prompts: the prompts; each has `together` consecutive rows.
-      first: the number of the first sample of each prompt; empty for greedy responses.
-      together: the number of samples of each prompt in this chunk.
-    """
-
-    prompts: Sequence[Prompt]
+    prompts: Sequence[Prompt]  # the prompts; each has `together` consecutive rows
+    # the number of the first sample of each prompt; empty for greedy responses
     first: Sequence[int] = ()
-    together: int = 1
+    together: int = 1  # the number of samples of each prompt in this chunk
 
     def rows(self) -> list[tuple[Prompt, int | None]]:
         """Returns the prompt and the number of the sample of each row; None for greedy."""
@@ -67,32 +62,21 @@ class Answered:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """A hook that measures pass@1, and with samples pass@k and avg@n, on held-out prompts.
+    """A hook that measures pass@1, and with samples pass@k and avg@n, on held-out prompts."""
 
-    Attributes:
-      every: the number of steps between evaluations.
-      phases: the phases of the run, possibly with another rollout.
-      sets: the prompts of each data set; no chunk has prompts of two.
-      term: the reward term that decides whether an answer is correct; never the weighted sum.
-      rows: the number of sequences sampled at a time. By default it is the number of a training
-        step, so that both use the same compiled sampler.
-      of_average: whether to evaluate the moving average of the parameters.
-      samples: the number of samples of each prompt, in addition to the greedy response.
-      pass_at_k: the values of k for pass@k, from 2 to `samples`.
-      seed: the seed of the samples.
-      loss: measures the loss of given responses to the held-out prompts; None without.
-    """
-
-    every: int
-    phases: Phases
+    every: int  # the number of steps between evaluations
+    phases: Phases  # the phases of the run, possibly with another rollout
     policy: Policy
-    sets: Sequence[Sequence[Prompt]]
-    term: str
+    sets: Sequence[Sequence[Prompt]]  # the prompts of each data set; no chunk has prompts of two
+    term: str  # the reward term that decides whether an answer is correct; never the weighted sum
+    # the number of sequences sampled at a time. By default it is the number of a training step, so
+    # that both use the same compiled sampler.
     rows: int
-    of_average: bool = False
-    samples: int = 0
-    pass_at_k: Sequence[int] = field(default=())
-    seed: int = 0
+    of_average: bool = False  # whether to evaluate the moving average of the parameters
+    samples: int = 0  # the number of samples of each prompt, in addition to the greedy response
+    pass_at_k: Sequence[int] = field(default=())  # the values of k for pass@k, from 2 to `samples`
+    seed: int = 0  # the seed of the samples
+    # measures the loss of given responses to the held-out prompts; None without
     loss: HeldOutLoss | None = None
 
     @property

@@ -30,20 +30,14 @@ class HeldOutLoss:
 
     For preference pairs (`rollout=preferences`) the loss of the update, its margin and its accuracy
     are means over pairs.
-
-    Attributes:
-      phases: the phases of the run, whose rollout takes the responses from the prompts.
-      prompts: the held-out prompts with their responses.
-      rows: the number of sequences in a forward pass.
-      group_size: the number of responses to a prompt.
-      reference: a decoder and its parameters (`Scoring.reference`); None if the update needs none.
     """
 
-    phases: Phases
+    phases: Phases  # the phases of the run, whose rollout takes the responses from the prompts
     policy: Policy
-    prompts: Sequence[Prompt]
-    rows: int
-    group_size: int
+    prompts: Sequence[Prompt]  # the held-out prompts with their responses
+    rows: int  # the number of sequences in a forward pass
+    group_size: int  # the number of responses to a prompt
+    # a decoder and its parameters (`Scoring.reference`); None if the update needs none
     reference: tuple[Decoder, Params] | None = None
 
     def __call__(self, params: Params, reset: Params | None = None) -> dict[str, float]:

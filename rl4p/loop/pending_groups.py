@@ -24,32 +24,20 @@ from rl4p.protocols.engine import Completion, Request
 
 @dataclass(kw_only=True, eq=False)
 class PendingGroup:
-    """A group on its way from the source to the trainer.
+    """A group on its way from the source to the trainer."""
 
-    Attributes:
-      number: its place in the order of the prompts, counted from 0 over the whole run.
-      prompt: the prompt.
-      completions: what has been sampled so far, by sample; None before the first token. A
-        completion with `Finish.ABORT` is unfinished.
-      restarts: how often its tokens were thrown away; the random keys depend on it.
-      failures: how often in a row the engine has ended a response with nothing new.
-      sampling: whether an engine works on it.
-      version: the weight version of the engine when it started to do so.
-      original: the graded group.
-      group: the group to train on, in which a cache may have replaced a sample.
-      order: its place in the order of finishing.
-    """
-
-    number: int
-    prompt: Prompt
+    number: int  # its place in the order of the prompts, counted from 0 over the whole run
+    prompt: Prompt  # the prompt
+    # what has been sampled so far, by sample; None before the first token. A completion with
+    # `Finish.ABORT` is unfinished.
     completions: list[Completion | None]
-    restarts: int = 0
-    failures: int = 0
-    sampling: bool = False
-    version: int = -1
-    original: Group | None = None
-    group: Group | None = None
-    order: int = -1
+    restarts: int = 0  # how often its tokens were thrown away; the random keys depend on it
+    failures: int = 0  # how often in a row the engine has ended a response with nothing new
+    sampling: bool = False  # whether an engine works on it
+    version: int = -1  # the weight version of the engine when it started to do so
+    original: Group | None = None  # the graded group
+    group: Group | None = None  # the group to train on, in which a cache may have replaced a sample
+    order: int = -1  # its place in the order of finishing
 
     @property
     def complete(self) -> bool:
@@ -71,34 +59,23 @@ class PendingGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class PendingLimits:
-    """The rules of a `PendingGroups`.
+    """The rules of a `PendingGroups`."""
 
-    Attributes:
-      groups: P, the groups of a step.
-      samples: G, the samples of a group.
-      ahead: the number of steps that sampling may run ahead of training.
-      extra: pending groups beyond (ahead + 1) P.
-      max_staleness: s; a token of version v may be trained in steps v to v + s.
-      wait: whether a step waits for groups that would be too old in the next step.
-      keep_tokens: whether an interrupted group keeps its tokens and goes on (`continue`), and not
-        starts again (`abort`).
-      max_restarts: after this many restarts, a group keeps its tokens at an interruption, and the
-        step waits for it before it becomes too old.
-      max_failures: an engine may end a response with nothing new so often in a row.
-      repeated: the most groups of a step whose prompts are repeated (`REPLAYED`).
-      repeated_pending: the most pending groups of this kind. The others suffice for a step.
-    """
-
-    groups: int
-    samples: int
-    ahead: int
-    extra: int
-    max_staleness: int
-    wait: bool
+    groups: int  # P, the groups of a step
+    samples: int  # G, the samples of a group
+    ahead: int  # the number of steps that sampling may run ahead of training
+    extra: int  # pending groups beyond (ahead + 1) P
+    max_staleness: int  # s; a token of version v may be trained in steps v to v + s
+    wait: bool  # whether a step waits for groups that would be too old in the next step
+    # whether an interrupted group keeps its tokens and goes on (`continue`), and not starts again
+    # (`abort`)
     keep_tokens: bool
+    # after this many restarts, a group keeps its tokens at an interruption, and the step waits for
+    # it before it becomes too old
     max_restarts: int
-    max_failures: int
-    repeated: float = inf
+    max_failures: int  # an engine may end a response with nothing new so often in a row
+    repeated: float = inf  # the most groups of a step whose prompts are repeated (`REPLAYED`)
+    # the most pending groups of this kind. The others suffice for a step.
     repeated_pending: float = inf
 
 

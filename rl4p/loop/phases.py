@@ -52,17 +52,13 @@ log = logging.getLogger(__name__)
 
 
 class AdvantageEstimate(NamedTuple):
-    """The result of the advantage phase, from which the update learns.
-
-    Attributes:
-      loss_mask_BT: the response mask without invalid samples and truncated samples dropped here.
-      returns_BT: the targets of the critic; None without a critic.
-      metrics: `update/kl`, the mean penalty per token, if the KL penalty is in the reward.
-    """
+    """The result of the advantage phase, from which the update learns."""
 
     advantages_BT: Array
+    # the response mask without invalid samples and truncated samples dropped here
     loss_mask_BT: Array
-    returns_BT: Array | None
+    returns_BT: Array | None  # the targets of the critic; None without a critic
+    # `update/kl`, the mean penalty per token, if the KL penalty is in the reward
     metrics: dict[str, Array]
 
     def for_update(self, scores: dict[str, Array]) -> dict[str, Array]:
@@ -150,14 +146,7 @@ KEEP_MEMORY = ("rollout", "reward", "advantage", "kl", "entropy")
 
 @dataclass(frozen=True, kw_only=True)
 class Phases:
-    """The phases of a run: rollout, reward, advantage, update and the other parts of the loss.
-
-    Attributes:
-      scores: user-defined scores by name (`protocols.UserScore`), which phases may request.
-      checks: functions by phase name, called with the result and the arguments of the phase. The
-        check of an update is called with its batch (`debug.check_batches`).
-      grading: the lock that a call of the reward holds.
-    """
+    """The phases of a run: rollout, reward, advantage, update and the other parts of the loss."""
 
     rollout: Rollout
     reward: Reward
@@ -167,8 +156,12 @@ class Phases:
     kl: KL
     entropy: Entropy
     critic: Critic
+    # user-defined scores by name (`protocols.UserScore`), which phases may request
     scores: dict[str, UserScore] = field(default_factory=dict)
+    # functions by phase name, called with the result and the arguments of the phase. The check of
+    # an update is called with its batch (`debug.check_batches`).
     checks: dict[str, Callable[..., None]] = field(default_factory=dict)
+    # the lock that a call of the reward holds
     grading: Any = field(default_factory=Lock, repr=False, compare=False)
 
     @property

@@ -24,19 +24,12 @@ SPACES = re.compile(r"\s+")
 
 @dataclass(kw_only=True)
 class Entry:
-    """A prompt in the buffer, with the mean and variance of its rewards by Welford's method.
+    """A prompt in the buffer, with the mean and variance of its rewards by Welford's method."""
 
-    Attributes:
-      id: the id of the prompt.
-      count: n, the number of rewards.
-      mean: their mean.
-      squares: the sum of their squared differences from the mean.
-    """
-
-    id: str
-    count: int = 0
-    mean: float = 0.0
-    squares: float = 0.0
+    id: str  # the id of the prompt
+    count: int = 0  # n, the number of rewards
+    mean: float = 0.0  # their mean
+    squares: float = 0.0  # the sum of their squared differences from the mean
 
     def add(self, reward: float) -> None:
         """Adds a reward; one that is not finite counts as 0."""

@@ -31,20 +31,15 @@ OF_POLICY = {
 
 @dataclass(frozen=True, kw_only=True)
 class Scoring:
-    """The computation of scores, and the models that it uses beside the policy.
+    """The computation of scores, and the models that it uses beside the policy."""
 
-    Attributes:
-      reference: a decoder and the parameters of the reference; None if no phase requests their
-        scores, or if they are in the state (`TrainState.reference`).
-      teacher: a decoder with the vocabulary of the policy, and its parameters; None without one.
-      tasks: the names of the tasks in the training data, sorted.
-      term: the reward term whose extraction finds the answers of `answer_clusters`.
-    """
-
+    # a decoder and the parameters of the reference; None if no phase requests their scores, or if
+    # they are in the state (`TrainState.reference`)
     reference: tuple[Decoder, Params] | None = None
+    # a decoder with the vocabulary of the policy, and its parameters; None without one
     teacher: tuple[Decoder, Params] | None = None
-    tasks: tuple[str, ...] = ()
-    term: str = "correct"
+    tasks: tuple[str, ...] = ()  # the names of the tasks in the training data, sorted
+    term: str = "correct"  # the reward term whose extraction finds the answers of `answer_clusters`
 
     def __call__(
         self, phases: Phases, policy: Policy, state: TrainState, collected: Collected

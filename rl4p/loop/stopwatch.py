@@ -20,17 +20,12 @@ from rl4p.base.storage import cache_folder
 
 @dataclass(kw_only=True)
 class Compilation:
-    """Counters of compilation in this process.
+    """Counters of compilation in this process."""
 
-    Attributes:
-      seconds: the time spent on tracing, lowering and compiling, or on reading from the cache.
-      programs: the number of programs compiled or read from the cache.
-      from_cache: the number read from the cache. It shows whether the cache works.
-    """
-
+    # the time spent on tracing, lowering and compiling, or on reading from the cache
     seconds: float = 0.0
-    programs: int = 0
-    from_cache: int = 0
+    programs: int = 0  # the number of programs compiled or read from the cache
+    from_cache: int = 0  # the number read from the cache. It shows whether the cache works.
 
     def since(self, before: "Compilation") -> "Compilation":
         return Compilation(

@@ -31,13 +31,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Ungradable:
-    """A response without a grade.
+    """A response without a grade."""
 
-    Attributes:
-      reason: why, to continue the words "the first because".
-    """
-
-    reason: str
+    reason: str  # why, to continue the words "the first because"
 
 
 def with_nan(grades: Sequence[float | Ungradable | None], verb: str) -> list[float | None]:

@@ -51,21 +51,13 @@ class NoAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """An address that answers POST requests of JSON.
+    """An address that answers POST requests of JSON."""
 
-    Attributes:
-      url: the address.
-      key_variable: the environment variable with the API key; None sends no key.
-      timeout_seconds: the deadline of one attempt, from its connection to its last byte.
-      attempts: how often a request is sent before it has failed.
-      concurrency: the number of requests at a time.
-    """
-
-    url: str
-    key_variable: str | None
-    timeout_seconds: float
-    attempts: int
-    concurrency: int
+    url: str  # the address
+    key_variable: str | None  # the environment variable with the API key; None sends no key
+    timeout_seconds: float  # the deadline of one attempt, from its connection to its last byte
+    attempts: int  # how often a request is sent before it has failed
+    concurrency: int  # the number of requests at a time
 
     def __post_init__(self) -> None:
         check_address(self.url, "url", example="http://HOST:PORT/PATH")

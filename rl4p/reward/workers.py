@@ -42,13 +42,9 @@ PROGRAM = (
 
 @dataclass(frozen=True, kw_only=True)
 class Failed:
-    """The result of an item that could not be graded.
+    """The result of an item that could not be graded."""
 
-    Attributes:
-      reason: what happened, as the end of a sentence: "it took longer than 5 seconds".
-    """
-
-    reason: str
+    reason: str  # what happened, as the end of a sentence: "it took longer than 5 seconds"
 
 
 @dataclass(kw_only=True, eq=False)

@@ -27,19 +27,12 @@ PATIENCE = 100  # steps, and half of the run, before a flat reward is reported w
 
 @dataclass(frozen=True)
 class Symptom:
-    """One symptom, without its name and step.
+    """One symptom, without its name and step."""
 
-    Attributes:
-      metric: the metric that shows it.
-      value: the value of the metric, usually the median of the last steps.
-      meaning: what it usually means, as a sentence.
-      remedy: the override to try.
-    """
-
-    metric: str
-    value: float
-    meaning: str
-    remedy: str
+    metric: str  # the metric that shows it
+    value: float  # the value of the metric, usually the median of the last steps
+    meaning: str  # what it usually means, as a sentence
+    remedy: str  # the override to try
 
 
 def lower_rate(history: History, factor: float = 10.0) -> str:
@@ -314,18 +307,13 @@ def diagnose(rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> li
 
 @dataclass(kw_only=True)
 class Diagnosis:
-    """A hook that logs each finding once, when it is found, and again at the end if it lasts.
-
-    Attributes:
-      quiet: whether to log nothing, as in all processes but the first.
-      every: 1, because the hook reads the metrics of every step.
-      seen: by name, the first step of a finding, and the newest finding.
-    """
+    """A hook that logs each finding once, when it is found, and again at the end if it lasts."""
 
     config: Mapping[str, Any]
-    quiet: bool = False
-    every: int = 1
+    quiet: bool = False  # whether to log nothing, as in all processes but the first
+    every: int = 1  # 1, because the hook reads the metrics of every step
     rows: list[dict[str, Any]] = field(default_factory=list)
+    # by name, the first step of a finding, and the newest finding
     seen: dict[str, tuple[int, Finding]] = field(default_factory=dict)
 
     def __call__(self, info: StepInfo) -> None:

@@ -87,17 +87,12 @@ FINISH = {status: finish for finish, status in STATUS.items()}
 
 @dataclass(frozen=True, kw_only=True)
 class Grades:
-    """The grades of one response, which are fields of its `Sample`.
+    """The grades of one response, which are fields of its `Sample`."""
 
-    Attributes:
-      reward: the weighted sum of the terms; None if the response could not be graded.
-      terms: the unweighted grades by name; None where a term does not apply.
-      valid: false if a grader failed, or no term applies.
-    """
-
-    reward: float | None
+    reward: float | None  # the weighted sum of the terms; None if the response could not be graded
+    # the unweighted grades by name; None where a term does not apply
     terms: dict[str, float | None]
-    valid: bool
+    valid: bool  # false if a grader failed, or no term applies
 
 
 def grades_of(rewards: Rewards) -> list[Grades]:

@@ -30,23 +30,18 @@ BYTES_PER_SECOND = 100e6  # of a save, until one has been measured
 
 @dataclass(kw_only=True)
 class EarlyStop:
-    """The rules that end a run before its last step.
+    """The rules that end a run before its last step."""
 
-    Attributes:
-      best: the evaluations that `patience` and `target` read.
-      patience: the run ends after so many evaluations without a new best one; None for no such end.
-      target: the run ends once an evaluation is at least as good as this; None for no such end.
-      seconds: the age of the process at which the run must have ended and saved; None for any.
-      steps: the seconds of the steps of this start, their hooks included.
-      mirror: the mirror that gets the last checkpoint too.
-    """
-
-    best: Best | None
+    best: Best | None  # the evaluations that `patience` and `target` read
+    # the run ends after so many evaluations without a new best one; None for no such end
     patience: int | None = None
+    # the run ends once an evaluation is at least as good as this; None for no such end
     target: float | None = None
+    # the age of the process at which the run must have ended and saved; None for any
     seconds: float | None = None
+    # the seconds of the steps of this start, their hooks included
     steps: list[float] = field(default_factory=list)
-    mirror: RunMirror | None = None
+    mirror: RunMirror | None = None  # the mirror that gets the last checkpoint too
 
     def reason(self, checkpoints: Checkpoints, state: TrainState) -> str | None:
         """Returns the option that ends the run now, or None; all processes must call this.

@@ -47,15 +47,12 @@ SENDING = ".sending"  # hard links to the files of a checkpoint while it is sent
 
 @dataclass(kw_only=True)
 class RunMirror:
-    """A `Tracker` that mirrors a run folder in an object store.
-
-    Attributes:
-      sent: whether the store has the whole folder, once the run has ended.
-      slowest: the seconds of the slowest checkpoint that was sent.
-    """
+    """A `Tracker` that mirrors a run folder in an object store."""
 
     url: str
+    # whether the store has the whole folder, once the run has ended
     sent: bool = field(default=False, init=False)
+    # the seconds of the slowest checkpoint that was sent
     slowest: float = field(default=0.0, init=False)
 
     def open(self, folder: Path) -> "RunMirror":

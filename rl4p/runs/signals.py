@@ -202,12 +202,9 @@ class Tolerance:
 
     An `InputError` or a `RunError` is raised: the user can correct the first, and the second says
     that the record of the run could not be written.
-
-    Attributes:
-      failed: the names of the parts that failed.
     """
 
-    failed: set[str] = field(default_factory=set)
+    failed: set[str] = field(default_factory=set)  # the names of the parts that failed
 
     @contextmanager
     def of(self, name: str) -> Iterator[None]:

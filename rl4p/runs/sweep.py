@@ -44,36 +44,24 @@ class State(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class SweepJob:
-    """A job of a sweep.
+    """A job of a sweep."""
 
-    Attributes:
-      folder: its folder inside the folder of the sweep.
-      overrides: its overrides, without the overrides of Hydra.
-      own: the overrides that not all jobs share.
-    """
-
-    folder: str
-    overrides: tuple[str, ...]
-    own: str
+    folder: str  # its folder inside the folder of the sweep
+    overrides: tuple[str, ...]  # its overrides, without the overrides of Hydra
+    own: str  # the overrides that not all jobs share
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """A new or a resumed sweep.
-
-    Attributes:
-      jobs: all its jobs; empty for a search, which chooses its jobs while it runs.
-      given: the overrides of the command line.
-      left: the overrides of the jobs to run by their folders, if the sweep is resumed; None runs
-        all jobs.
-      command: the command that resumes the sweep; empty if it cannot be resumed.
-    """
+    """A new or a resumed sweep."""
 
     folder: Path
+    # all its jobs; empty for a search, which chooses its jobs while it runs
     jobs: tuple[SweepJob, ...]
-    given: tuple[str, ...]
+    given: tuple[str, ...]  # the overrides of the command line
+    # the overrides of the jobs to run by their folders, if the sweep is resumed; None runs all jobs
     left: Mapping[str, Sequence[str]] | None
-    command: str
+    command: str  # the command that resumes the sweep; empty if it cannot be resumed
 
     def introduction(self) -> str:
         """Returns the line that introduces the sweep: how many jobs it runs, and where."""

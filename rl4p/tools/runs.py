@@ -42,29 +42,18 @@ DEFAULT_TERM = "correct"
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A finished run.
+    """A finished run."""
 
-    Attributes:
-      name: the folder of the run, or its name and id in MLflow.
-      seed: the seed of the run; runs of equal seeds are paired.
-      config: the resolved configuration.
-      choices: the option of each configuration group, as far as it is known.
-      overrides: the overrides on the command line.
-      rows: the metrics of each step, with the key "step".
-      samples: the samples in samples.jsonl, each with its verdict.
-      changes: what resuming changed, as `changes.jsonl` has it.
-      devices: the number of devices that the run used.
-    """
-
-    name: str
-    seed: int
-    config: Mapping[str, Any]
+    name: str  # the folder of the run, or its name and id in MLflow
+    seed: int  # the seed of the run; runs of equal seeds are paired
+    config: Mapping[str, Any]  # the resolved configuration
+    # the option of each configuration group, as far as it is known
     choices: Mapping[str, str] = field(default_factory=dict)
-    overrides: Sequence[str] = ()
-    rows: Sequence[Mapping[str, float]]
-    samples: Sequence[Sample] = ()
-    changes: Sequence[Mapping[str, Any]] = ()
-    devices: int = 1
+    overrides: Sequence[str] = ()  # the overrides on the command line
+    rows: Sequence[Mapping[str, float]]  # the metrics of each step, with the key "step"
+    samples: Sequence[Sample] = ()  # the samples in samples.jsonl, each with its verdict
+    changes: Sequence[Mapping[str, Any]] = ()  # what resuming changed, as `changes.jsonl` has it
+    devices: int = 1  # the number of devices that the run used
 
 
 @dataclass(frozen=True, kw_only=True)

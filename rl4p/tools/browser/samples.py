@@ -31,17 +31,11 @@ def visible(text: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Shade:
-    """A class of tokens.
+    """A class of tokens."""
 
-    Attributes:
-      least: the least probability of its tokens.
-      label: the class in words.
-      terminal: its style for rich, with both colours, so that it can be read on any background.
-    """
-
-    least: float
-    label: str
-    terminal: str
+    least: float  # the least probability of its tokens
+    label: str  # the class in words
+    terminal: str  # its style for rich, with both colours, so that it can be read on any background
 
 
 SHADES = (

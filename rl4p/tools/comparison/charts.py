@@ -49,17 +49,13 @@ LINE = 34  # letters beside an axis
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """The curve of one metric of a group.
+    """The curve of one metric of a group."""
 
-    Attributes:
-      x: the positions of the points on each axis of `AXES`; tokens and seconds are means of the
-        seeds at that step.
-      middle: the interquartile mean of the seeds; nan where no seed has a finite value.
-      low, high: the lowest and the highest seed.
-    """
-
+    # the positions of the points on each axis of `AXES`; tokens and seconds are means of the seeds
+    # at that step
     x: Mapping[str, np.ndarray]
-    middle: np.ndarray
+    middle: np.ndarray  # the interquartile mean of the seeds; nan where no seed has a finite value
+    # low, high: the lowest and the highest seed
     low: np.ndarray
     high: np.ndarray
 
@@ -204,16 +200,12 @@ def figures_for_papers(comparison: Comparison) -> dict[str, bytes]:
 
 @dataclass(frozen=True, kw_only=True)
 class PageFigures:
-    """The figures of the page, as SVG.
+    """The figures of the page, as SVG."""
 
-    Attributes:
-      charts: the curves over each axis of `AXES`, by the title of the chart.
-      swatches: the line of each group in a legend.
-    """
-
+    # the curves over each axis of `AXES`, by the title of the chart
     charts: Mapping[str, Mapping[str, Markup]]
     intervals: Markup
-    swatches: Sequence[Markup]
+    swatches: Sequence[Markup]  # the line of each group in a legend
 
 
 def figures_of_page(comparison: Comparison) -> PageFigures:

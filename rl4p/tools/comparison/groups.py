@@ -32,17 +32,11 @@ Settings = Mapping[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class RunGroup:
-    """Runs of one configuration, each with another seed.
+    """Runs of one configuration, each with another seed."""
 
-    Attributes:
-      overrides: the settings that distinguish the group, as `key=value`.
-      settings: every setting in which any two runs of the comparison differ.
-      runs: the runs in the order of their seeds.
-    """
-
-    overrides: tuple[str, ...]
-    settings: Settings
-    runs: tuple[Run, ...]
+    overrides: tuple[str, ...]  # the settings that distinguish the group, as `key=value`
+    settings: Settings  # every setting in which any two runs of the comparison differ
+    runs: tuple[Run, ...]  # the runs in the order of their seeds
 
     @property
     def name(self) -> str:

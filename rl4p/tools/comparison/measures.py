@@ -63,17 +63,12 @@ LAST, LAST_5, AREA = Value("last"), Value("last_5"), Value("area")
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """The metric that is compared: one metric, or the mean of several tasks.
+    """The metric that is compared: one metric, or the mean of several tasks."""
 
-    Attributes:
-      names: the metrics.
-      others: the metrics of tasks that only some runs have, which are not compared.
-      value: the number of a run that counts.
-    """
-
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # the metrics
+    # the metrics of tasks that only some runs have, which are not compared
     others: tuple[str, ...] = ()
-    value: Value = LAST
+    value: Value = LAST  # the number of a run that counts
 
     @property
     def name(self) -> str:
@@ -147,24 +142,16 @@ def chosen_metric(runs: Sequence[Run], name: str | None, value: Value = LAST) ->
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """The costs and the health of a run, or their means over the runs of a group.
+    """The costs and the health of a run, or their means over the runs of a group."""
 
-    Attributes:
-      seconds: the time of all steps, without compilation.
-      compile_seconds: the time of compilation in all steps and evaluations.
-      tokens: the sampled tokens.
-      device_hours, compile_device_hours: these times multiplied by the number of devices.
-      truncated: the mean share of responses that reached the limit.
-      effective: the mean effective sample size, as a share of the samples; 1 is on-policy.
-    """
-
-    seconds: float
-    compile_seconds: float
-    tokens: float
+    seconds: float  # the time of all steps, without compilation
+    compile_seconds: float  # the time of compilation in all steps and evaluations
+    tokens: float  # the sampled tokens
+    # device_hours, compile_device_hours: these times multiplied by the number of devices
     device_hours: float
     compile_device_hours: float
-    truncated: float
-    effective: float
+    truncated: float  # the mean share of responses that reached the limit
+    effective: float  # the mean effective sample size, as a share of the samples; 1 is on-policy
 
 
 def costs(run: Run) -> Costs:

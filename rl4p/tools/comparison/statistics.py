@@ -74,23 +74,17 @@ def interval(
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """The difference between two groups, a - b.
+    """The difference between two groups, a - b."""
 
-    Attributes:
-      estimate: the interquartile mean of the paired differences, or the difference of the
-        interquartile means if the groups are not paired.
-      interval: its interval at level 1 - `ERROR_RATE`, for this comparison alone; None if the
-        seeds give none.
-      p_value: the largest error rate at which the interval contains zero; None without an interval.
-      pairs: the number of equal seeds that were compared; 0 if the groups are not paired.
-      probability: the probability of improvement P(a > b), see `probability_of_improvement`.
-    """
-
+    # the interquartile mean of the paired differences, or the difference of the interquartile means
+    # if the groups are not paired
     estimate: float
+    # its interval at level 1 - `ERROR_RATE`, for this comparison alone; None if the seeds give none
     interval: Interval | None
+    # the largest error rate at which the interval contains zero; None without an interval
     p_value: float | None
-    pairs: int
-    probability: float
+    pairs: int  # the number of equal seeds that were compared; 0 if the groups are not paired
+    probability: float  # the probability of improvement P(a > b), see `probability_of_improvement`
 
     def reversed(self) -> "Difference":
         """Returns the difference b - a."""
@@ -204,57 +198,39 @@ SHARE = (0.0, 1.0)
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """A group with its statistics.
-
-    Attributes:
-      values: the number of the metric of each run, by seed.
-      interval: the confidence interval of `iqm`; None if the seeds give none.
-      area, last_5: the interquartile means of these other numbers; nan if a run has none.
-      costs: the mean costs of a run.
-    """
+    """A group with its statistics."""
 
     group: RunGroup
-    values: dict[int, float]
+    values: dict[int, float]  # the number of the metric of each run, by seed
     mean: float
     iqm: float
-    interval: Interval | None
+    interval: Interval | None  # the confidence interval of `iqm`; None if the seeds give none
+    # area, last_5: the interquartile means of these other numbers; nan if a run has none
     area: float
     last_5: float
-    costs: Costs
+    costs: Costs  # the mean costs of a run
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """A difference between two groups.
+    """A difference between two groups."""
 
-    Attributes:
-      better, worse: indices into `Comparison.results`.
-      difference: better - worse.
-      supported: whether the seeds support the difference, considering all comparisons.
-    """
-
+    # better, worse: indices into `Comparison.results`
     better: int
     worse: int
-    difference: Difference
-    supported: bool
+    difference: Difference  # better - worse
+    supported: bool  # whether the seeds support the difference, considering all comparisons
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """All that is known of some runs.
-
-    Attributes:
-      results: the groups, the one with the highest interquartile mean first.
-      compared: every pair of groups.
-      left_out: the runs that are not compared.
-      folder: the folder of index.html and compare.json.
-    """
+    """All that is known of some runs."""
 
     metric: Metric
-    results: tuple[Result, ...]
-    compared: tuple[Compared, ...]
-    left_out: tuple[LeftOut, ...]
-    folder: Path
+    results: tuple[Result, ...]  # the groups, the one with the highest interquartile mean first
+    compared: tuple[Compared, ...]  # every pair of groups
+    left_out: tuple[LeftOut, ...]  # the runs that are not compared
+    folder: Path  # the folder of index.html and compare.json
 
     def to_best(self, index: int) -> tuple[Difference, bool] | None:
         """Returns the difference of a group to the first one, and whether it is supported.

@@ -52,17 +52,12 @@ LINK = "rl4p.evaluates"  # tag: the identity of the evaluated run, of its tracke
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluated:
-    """The evaluation, the state that it evaluates, and where this comes from.
-
-    Attributes:
-      source: {"run", "step", "average"}, or {"model"}; values of JSON.
-      dropped: the number of prompts that were too long.
-    """
+    """The evaluation, the state that it evaluates, and where this comes from."""
 
     evaluation: Evaluation
     state: TrainState
-    source: dict[str, Any]
-    dropped: int
+    source: dict[str, Any]  # {"run", "step", "average"}, or {"model"}; values of JSON
+    dropped: int  # the number of prompts that were too long
 
 
 def build_evaluated(config: DictConfig, request: EvaluationRequest) -> Evaluated:

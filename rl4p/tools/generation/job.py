@@ -117,22 +117,16 @@ def refusal(sample: Sample, options: GenerateOptions) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class QuestionSource:
-    """A source of responses.
+    """A source of responses."""
 
-    Attributes:
-      questions: the questions, in the form that the source takes.
-      settings: what the responses depend on, as JSON values.
-      complete: adds the missing responses to a file. It returns early if its last argument, a
-        function without arguments, returns true.
-      failures: the reasons of the responses that could not be had; `complete` adds them.
-      description: the source in words.
-    """
-
-    questions: Sequence[Question]
-    settings: Mapping[str, Any]
+    questions: Sequence[Question]  # the questions, in the form that the source takes
+    settings: Mapping[str, Any]  # what the responses depend on, as JSON values
+    # adds the missing responses to a file. It returns early if its last argument, a function
+    # without arguments, returns true.
     complete: Callable[[ResponseSet, Callable[[], bool]], None]
+    # the reasons of the responses that could not be had; `complete` adds them
     failures: Sequence[str] = field(default_factory=list)
-    description: str
+    description: str  # the source in words
 
 
 def of_policy(

@@ -46,24 +46,16 @@ SECONDS_BETWEEN_LOOKS = 0.1  # for a signal
 
 @dataclass(frozen=True, kw_only=True)
 class Chat:
-    """What the requests for all responses have in common.
+    """What the requests for all responses have in common."""
 
-    Attributes:
-      model: the name of the model.
-      sampling: temperature, top-p and the presence penalty.
-      stop: the stop strings.
-      max_tokens: the longest response.
-      seed: the run's seed.
-      system_prompt: the first message, unless a question has its own; None for none.
-      changes: more fields, or other values; None leaves a field out.
-    """
-
-    model: str
-    sampling: Sampling
-    max_tokens: int
-    seed: int
-    stop: tuple[str, ...] = ()
+    model: str  # the name of the model
+    sampling: Sampling  # temperature, top-p and the presence penalty
+    max_tokens: int  # the longest response
+    seed: int  # the run's seed
+    stop: tuple[str, ...] = ()  # the stop strings
+    # the first message, unless a question has its own; None for none
     system_prompt: str | None = None
+    # more fields, or other values; None leaves a field out
     changes: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -115,17 +107,14 @@ def read_answer(content: bytes, question: Question, sample: int) -> Sample:
 
 @dataclass(kw_only=True)
 class Client:
-    """A client of one server.
-
-    Attributes:
-      failures: the reasons of the responses that failed for good.
-      since_success: what failed since the last success. The samples of a question that the server
-        refuses count once, because it refuses all of them.
-    """
+    """A client of one server."""
 
     server: Server
     chat: Chat
+    # the reasons of the responses that failed for good
     failures: list[str] = field(default_factory=list)
+    # what failed since the last success. The samples of a question that the server refuses count
+    # once, because it refuses all of them.
     since_success: set[tuple[str, int | None]] = field(default_factory=set)
 
     def __post_init__(self) -> None:

@@ -39,29 +39,25 @@ OF_ROWS = {"greedy_rewards", "answer_clusters", "task_ids"}
 
 @dataclass(frozen=True, kw_only=True)
 class AbstractRun:
-    """The parts of a run as shapes, with every prompt and every response at its maximum length.
-
-    Attributes:
-      prompts, group_size, prompt_columns, response_tokens: P, G, and the two parts of T.
-      frozen: the frozen parameters, the reference if it is a copy of the initial policy, and the
-        copies of the parameters that the collector keeps.
-      reference: the decoder and the parameters of the reference; None if nothing needs it.
-      overlaps: whether the collector samples during updates.
-      lacks_cudnn: whether `xla` takes the place of `cudnn`, which only NVIDIA GPUs can compile.
-    """
+    """The parts of a run as shapes, with every prompt and every response at its maximum length."""
 
     mesh: Mesh
     policy: Policy
     phases: Phases
     optimizer: Optimizer
     state: TrainState
+    # the frozen parameters, the reference if it is a copy of the initial policy, and the copies of
+    # the parameters that the collector keeps
     frozen: Params
+    # prompts, group_size, prompt_columns, response_tokens: P, G, and the two parts of T
     prompts: int
     group_size: int
     prompt_columns: int
     response_tokens: int
+    # the decoder and the parameters of the reference; None if nothing needs it
     reference: tuple[Decoder, Params] | None = None
-    overlaps: bool = False
+    overlaps: bool = False  # whether the collector samples during updates
+    # whether `xla` takes the place of `cudnn`, which only NVIDIA GPUs can compile
     lacks_cudnn: bool = False
 
     @property

@@ -33,17 +33,11 @@ def sizes_of(run: AbstractRun, chip: Chip, memory: float) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """The traffic of the collectives of one kind.
+    """The traffic of the collectives of one kind."""
 
-    Attributes:
-      count: the number of times that such a collective runs.
-      bytes: the bytes of the full arrays that are gathered, reduced or exchanged.
-      sent: the least bytes that one device sends (`hlo.Collective.sent`).
-    """
-
-    count: int
-    bytes: int
-    sent: float
+    count: int  # the number of times that such a collective runs
+    bytes: int  # the bytes of the full arrays that are gathered, reduced or exchanged
+    sent: float  # the least bytes that one device sends (`hlo.Collective.sent`)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -91,46 +91,30 @@ Parts = dict[str, float]
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """What one microbatch of a device keeps and computes.
+    """What one microbatch of a device keeps and computes."""
 
-    Attributes:
-      kept: the bytes that the backward pass reads, without parameters.
-      logits: the bytes of the largest array of logits.
-      flops: the operations of the forward pass, on this device.
-    """
-
-    kept: int
-    logits: int
-    flops: float
+    kept: int  # the bytes that the backward pass reads, without parameters
+    logits: int  # the bytes of the largest array of logits
+    flops: float  # the operations of the forward pass, on this device
 
 
 @dataclass(frozen=True, kw_only=True)
 class MicrobatchLayout:
-    """The microbatches of one device.
+    """The microbatches of one device."""
 
-    Attributes:
-      rows, columns: of one microbatch.
-      prompt_columns: the columns of prompts that the rows of a group share.
-      microbatches: their number in a step.
-    """
-
+    # rows, columns: of one microbatch
     rows: int
     columns: int
-    prompt_columns: int
-    microbatches: int
+    prompt_columns: int  # the columns of prompts that the rows of a group share
+    microbatches: int  # their number in a step
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepEstimate:
-    """The estimated memory of a device and the least time of a step, by phase.
+    """The estimated memory of a device and the least time of a step, by phase."""
 
-    Attributes:
-      run: the run as shapes.
-      chip: the device; a figure of it that is 0 is unknown.
-    """
-
-    run: AbstractRun
-    chip: Chip
+    run: AbstractRun  # the run as shapes
+    chip: Chip  # the device; a figure of it that is 0 is unknown
 
     @cached_property
     def memory(self) -> dict[str, Parts]:

@@ -35,15 +35,12 @@ REPETITIONS = 3  # after the first; the fastest counts
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectedTime:
-    """The estimated time of a run, for responses of full length and without compilation.
+    """The estimated time of a run, for responses of full length and without compilation."""
 
-    Attributes:
-      step, evaluation: the seconds of one; those of an evaluation that samples nothing are 0.
-      steps, evaluations: the number of each in the run.
-    """
-
+    # step, evaluation: the seconds of one; those of an evaluation that samples nothing are 0
     step: float
     evaluation: float
+    # steps, evaluations: the number of each in the run
     steps: int
     evaluations: int
 

@@ -28,21 +28,13 @@ BITS = {"pred": 8, "token": 0, "opaque": 0}
 
 @dataclass(frozen=True, kw_only=True)
 class Collective:
-    """A collective instruction.
+    """A collective instruction."""
 
-    Attributes:
-      kind: one of `KINDS`.
-      bytes: the bytes of the full array that n devices gather, reduce or exchange.
-      group: the n devices of the first group, by their index in the mesh.
-      times: the number of times that it runs.
-      name: the name of the original operation, with its scopes.
-    """
-
-    kind: str
-    bytes: int
-    group: tuple[int, ...]
-    times: int
-    name: str
+    kind: str  # one of `KINDS`
+    bytes: int  # the bytes of the full array that n devices gather, reduce or exchange
+    group: tuple[int, ...]  # the n devices of the first group, by their index in the mesh
+    times: int  # the number of times that it runs
+    name: str  # the name of the original operation, with its scopes
 
     @property
     def sent(self) -> float:

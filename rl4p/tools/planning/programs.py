@@ -39,33 +39,21 @@ from rl4p.tools.planning.abstract import AbstractRun, bytes_of_chip
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """A compiled function of a run.
+    """A compiled function of a run."""
 
-    Attributes:
-      phase: the name of the function in the plan.
-      traced: the function, traced by JAX.
-      compiled: the compiled function; None if the compiler found that it cannot fit.
-      refused: the bytes for which the compiler found no room: arguments, outputs and temporaries.
-      arguments: the bytes of the arguments on a device, if it found none.
-      live: the bytes of all arrays on a device while it runs, its arguments included.
-      iterations: the number of iterations of a loop whose trip count is not static.
-      times: how often the program runs in a step.
-      read: the least bytes that each device reads; None if it reads every argument once.
-      seconds: the compilation time.
-      sampled: whether it runs on the sampling mesh.
-    """
-
-    phase: str
-    traced: Any
-    compiled: Any
-    live: int
+    phase: str  # the name of the function in the plan
+    traced: Any  # the function, traced by JAX
+    compiled: Any  # the compiled function; None if the compiler found that it cannot fit
+    live: int  # the bytes of all arrays on a device while it runs, its arguments included
+    # the bytes for which the compiler found no room: arguments, outputs and temporaries
     refused: int = 0
-    arguments: int = 0
-    iterations: int = 1
-    times: int = 1
+    arguments: int = 0  # the bytes of the arguments on a device, if it found none
+    iterations: int = 1  # the number of iterations of a loop whose trip count is not static
+    times: int = 1  # how often the program runs in a step
+    # the least bytes that each device reads; None if it reads every argument once
     read: float | None = None
-    seconds: float = 0.0
-    sampled: bool = False
+    seconds: float = 0.0  # the compilation time
+    sampled: bool = False  # whether it runs on the sampling mesh
 
 
 def program(phase: str, traced: Any, live: Any, **options: Any) -> Program:

@@ -148,12 +148,9 @@ class DescribedMesh(Mesh):
 
 @dataclass(frozen=True, kw_only=True)
 class EstimatedMesh(Mesh):
-    """A mesh of absent chips, which divides shapes; nothing can be compiled for it.
+    """A mesh of absent chips, which divides shapes; nothing can be compiled for it."""
 
-    Attributes:
-      count: the number of chips; None takes all of the slice but `rollout_devices`.
-    """
-
+    # the number of chips; None takes all of the slice but `rollout_devices`
     count: int | None = None
 
     @property

@@ -41,32 +41,22 @@ class OwnerQuery(Body):
 
 @dataclass(frozen=True, kw_only=True)
 class Pause:
-    """A pause of a client.
-
-    Attributes:
-      recompute: whether an update computes the keys and values of running requests again.
-    """
+    """A pause of a client."""
 
     lease: Lease
-    recompute: bool
+    recompute: bool  # whether an update computes the keys and values of running requests again
 
 
 @dataclass(kw_only=True)
 class Transfer:
-    """An update that has begun and not ended, of a protocol with a request for each step.
-
-    Attributes:
-      owner: the name of the client; requests without a name are of the owner "".
-      before: the version of the weights before it.
-      loaded: whether the last folder was loaded; None before the first.
-      contested: whether another request tried to begin an update for the same owner, after which
-        it is not clear whose folders arrive.
-    """
+    """An update that has begun and not ended, of a protocol with a request for each step."""
 
     lease: Lease
-    owner: str
-    before: str
-    loaded: bool | None = None
+    owner: str  # the name of the client; requests without a name are of the owner ""
+    before: str  # the version of the weights before it
+    loaded: bool | None = None  # whether the last folder was loaded; None before the first
+    # whether another request tried to begin an update for the same owner, after which it is not
+    # clear whose folders arrive
     contested: bool = False
 
 

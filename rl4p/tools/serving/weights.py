@@ -186,16 +186,11 @@ def checksums(policy: Policy, params: Params) -> dict[str, str]:
 
 @dataclass
 class Sleep:
-    """Removes the weights of a paused scheduler, and restores them.
-
-    Attributes:
-      shapes: the shapes of the weights while it sleeps; None while it does not.
-      weights: what the host keeps of them; None if they are dropped.
-    """
+    """Removes the weights of a paused scheduler, and restores them."""
 
     scheduler: Scheduler
-    shapes: Any = None
-    weights: Params | None = None
+    shapes: Any = None  # the shapes of the weights while it sleeps; None while it does not
+    weights: Params | None = None  # what the host keeps of them; None if they are dropped
 
     def begin(self, *, keep: bool) -> None:
         """Frees the memory of the weights and of the cache.
