@@ -75,6 +75,11 @@ def total(mesh: Mesh, tree: Any) -> Any:
     return jax.lax.psum(tree, axes) if (axes := row_axes(mesh)) else tree
 
 
+def total_of_columns(tree: Any) -> Any:
+    """Returns the sums over the devices that divide the columns."""
+    return tree if devices() == 1 else jax.lax.psum(tree, "cp")
+
+
 def largest(mesh: Mesh, tree: Any) -> Any:
     return jax.lax.pmax(tree, axes) if (axes := row_axes(mesh)) else tree
 

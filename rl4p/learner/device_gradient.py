@@ -1,5 +1,6 @@
 """The gradient of the rows of one device, over its microbatches.
 
+0. With a loss of the routers, all rows run forward once, which counts the choices of experts.
 1. The prompts of groups run forward once: keys and values [L, P, ...] of P groups.
 2. Each microbatch of b rows runs behind them, forward and backward. This gives a gradient of the
    parameters, and one of the keys and values, which is added up by group.
@@ -17,13 +18,14 @@ import jax.numpy as jnp
 from rl4p.base.types import Array, Params, TrainingBatch, Trajectories
 from rl4p.distributed import collectives
 from rl4p.distributed.partition import gather
-from rl4p.learner.logprobs import ForwardRows
+from rl4p.learner.logprobs import ForwardRows, trunk_and_load
 from rl4p.learner.masking import masked_sum
 from rl4p.learner.microbatches import MicrobatchRows, fold
 from rl4p.learner.objective import Objective, token_loss
 from rl4p.learner.packing import Packing
 from rl4p.learner.shared_prompts import Caches, SharedPrompts, add_groups, take_groups
 from rl4p.model.lora import merge_trees
+from rl4p.model.router import RouterLoad, balance_loss
 from rl4p.protocols.traits import UpdateTraits
 
 
@@ -81,7 +83,10 @@ def device_gradient(
         trajectories = packing.pack_trajectories(trajectories)
 
     # 2. The microbatches, of b rows of the trunk.
-    loss = partial(microbatch_loss, objective, prompts, merge, coefficients)
+    load = None
+    if objective.router_loss:
+        load = router_load(objective, merge(params), trajectories)
+    loss = partial(microbatch_loss, objective, prompts, merge, coefficients, load)
 
     def add(totals: Totals, forward: Trajectories, at: MicrobatchRows) -> Totals:
         # `at` counts the rows of the trunk, and `own` the sequences in them: the same if no rows
@@ -129,6 +134,29 @@ def device_gradient(
     return collectives.total_gradient(mesh, gradient), sums, gap_max
 
 
+def router_load(objective: Objective, params: Params, trajectories: Trajectories) -> RouterLoad:
+    """Returns what the routers do with the rows of all devices, without a gradient."""
+    decoder, update = objective.decoder, objective.update
+
+    def of(trajectories: Trajectories) -> RouterLoad:
+        return trunk_and_load(decoder, params, trajectories)[1]
+
+    def add(load: RouterLoad, micro: Trajectories, _: MicrobatchRows) -> RouterLoad:
+        return jax.tree.map(jnp.add, load, of(micro))
+
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(of, trajectories))
+    own = fold(
+        add,
+        zeros,
+        trajectories,
+        trajectories.segment_ids_BT,
+        update.microbatching,
+        together=objective.rows_together,
+        packed=UpdateTraits.read(update).pack,
+    )
+    return collectives.total(objective.mesh, collectives.total_of_columns(own))
+
+
 def no_totals(params: Params, prefixes: Caches, sums: Any, gap_max: Any) -> Totals:
     """Returns totals of 0; the sums and the gap have the shapes of the given ones."""
     sums, gap_max = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (sums, gap_max))
@@ -146,6 +174,7 @@ def microbatch_loss(
     prompts: SharedPrompts,
     merge: Callable[[Params], Params],
     coefficients: dict[str, Array],
+    of_batch: RouterLoad | None,
     params: Params,
     prefix: Caches,
     groups_b: Array,
@@ -159,6 +188,7 @@ def microbatch_loss(
     only have to be added up.
 
     Args:
+      of_batch: what the routers do with all rows, if their loss counts.
       params, prefix: what is differentiated: the trained parameters, and the keys and values of the
         prompts of the rows' groups.
       micro: the rows that the loss reads, one for each sequence, and the weights of their tokens.
@@ -168,10 +198,16 @@ def microbatch_loss(
     batch, weights_BT = micro
     before = prompts.before(prefix, groups_b, packed=places is not None)
     rows = ForwardRows(forward, before, places)
-    loss_BT, per_token = token_loss(objective, merge(params), batch, coefficients, rows)
+    loss_BT, per_token, load = token_loss(objective, merge(params), batch, coefficients, rows)
     mask_BT = batch.loss_mask_BT
     loss = jnp.sum(jnp.where(mask_BT, weights_BT * loss_BT, 0.0))
     sums = {name: masked_sum(x.astype(jnp.float32), mask_BT) for name, x in per_token.items()}
     sums |= {"loss": loss, "tokens": jnp.sum(mask_BT, dtype=jnp.float32)}
+    if load is not None and of_batch is not None:
+        own = balance_loss(load, of_batch)
+        loss = loss + objective.router_loss * own
+        of_columns = collectives.total_of_columns(jax.lax.stop_gradient(own))
+        sums["loss"] += objective.router_loss * of_columns
+        sums["router_loss"] = of_columns
     gap_max = jnp.max(jnp.where(mask_BT, per_token["logprob_gap"], 0.0))
     return loss, jax.lax.stop_gradient((sums, gap_max))

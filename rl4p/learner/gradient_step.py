@@ -298,10 +298,10 @@ def shares_prompts(objective: Objective, trajectories: Trajectories) -> bool:
     """Returns whether the rows of a group share the computation of their prompt.
 
     They do not if there are several minibatches, which may divide a group, if sequences are packed,
-    or if a separate critic runs the rows itself.
+    if a separate critic runs the rows itself, or if the loss of the routers counts each token.
     """
     divides = objective.update.minibatches > 1 or UpdateTraits.read(objective.update).pack
-    if divides or objective.critic.own_trunk:
+    if divides or objective.critic.own_trunk or objective.router_loss:
         return False
     return pays(objective.decoder, trajectories, objective.mesh)
 
@@ -341,8 +341,10 @@ def summarise(sums: dict[str, Array]) -> Metrics:
     used = {
         *("loss", "grad_norm", "skipped", "tokens", "weight", "squared_weight"),
         *("logprob_gap", "logprob_gap_max", "fresh", "mismatch_kl"),
-        *("returns", "squared_returns", "squared_value_errors"),
+        *("returns", "squared_returns", "squared_value_errors", "router_loss"),
     }
+    if "router_loss" in sums:
+        special["update/router_loss"] = jnp.mean(sums["router_loss"])
     if "returns" in sums:
         variance = total["squared_returns"] - jnp.square(total["returns"]) / tokens
         unexplained = total["squared_value_errors"] / jnp.maximum(variance, 1e-9)

@@ -17,6 +17,7 @@ from rl4p.learner.microbatches import MicrobatchRows, fold, rows_of, scattered, 
 from rl4p.learner.packing import Packing
 from rl4p.learner.shared_prompts import SharedPrompts, pays, take_groups
 from rl4p.model.decoder import Decoder, Prefix
+from rl4p.model.router import RouterLoad
 from rl4p.model.sampling import sampling_logprobs
 
 # The float32 logits that exist at a time, recomputed in the backward pass: 64 MiB on a CPU, which
@@ -122,14 +123,27 @@ def trunk(
     last token of the prompt, which predicts the first of R response tokens, there would be R + 1
     columns, which neither blocks of 512 nor even numbers divide.
     """
-    t, ours = trajectories, slice(None)
-    if decoder.attention != "xla" and collectives.devices() == 1:
-        ours = slice(-1)
-    hidden_BTD = decoder.hidden(
-        params, t.tokens_BT[:, ours], t.positions_BT[:, ours], t.segment_ids_BT[:, ours], before
-    )
-    more = 0 if ours == slice(None) else 1
-    return jnp.pad(hidden_BTD, ((0, 0), (0, more), (0, 0)))
+    tokens, more = tokens_to_run(decoder, trajectories)
+    return jnp.pad(decoder.hidden(params, *tokens, before), ((0, 0), (0, more), (0, 0)))
+
+
+def trunk_and_load(
+    decoder: Decoder, params: Params, trajectories: Trajectories, before: Prefix | None = None
+) -> tuple[Array, RouterLoad]:
+    """Returns `trunk`, and what the routers do with its tokens."""
+    tokens, more = tokens_to_run(decoder, trajectories)
+    hidden_BTD, load = decoder.hidden_and_load(params, *tokens, before)
+    return jnp.pad(hidden_BTD, ((0, 0), (0, more), (0, 0))), load
+
+
+def tokens_to_run(
+    decoder: Decoder, trajectories: Trajectories
+) -> tuple[tuple[Array, Array, Array], int]:
+    """Returns the tokens that `trunk` runs, and the number of columns that it does not."""
+    t = trajectories
+    if decoder.attention == "xla" or collectives.devices() > 1:
+        return (t.tokens_BT, t.positions_BT, t.segment_ids_BT), 0
+    return (t.tokens_BT[:, :-1], t.positions_BT[:, :-1], t.segment_ids_BT[:, :-1]), 1
 
 
 class ForwardRows(NamedTuple):

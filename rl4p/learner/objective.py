@@ -7,11 +7,12 @@ import jax.numpy as jnp
 
 from rl4p.base.types import Array, Params, Sampling, TrainingBatch
 from rl4p.distributed.mesh import Mesh
-from rl4p.learner.logprobs import ForwardRows, token_scores, trunk
+from rl4p.learner.logprobs import ForwardRows, token_scores, trunk, trunk_and_load
 from rl4p.learner.phase_results import check_array, check_names, check_pair
 from rl4p.model.decoder import Decoder
+from rl4p.model.router import RouterLoad
 from rl4p.protocols.phases import KL, Correction, Critic, Entropy, Estimator, Update
-from rl4p.protocols.traits import PhaseTraits
+from rl4p.protocols.traits import PhaseTraits, UpdateTraits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +38,11 @@ class Objective:
     mesh: Mesh
     rows_together: int = 1
 
+    @property
+    def router_loss(self) -> float:
+        """The coefficient of the load-balancing loss (`router.balance_loss`)."""
+        return UpdateTraits.read(self.update).router_loss
+
 
 def token_loss(
     objective: Objective,
@@ -44,10 +50,11 @@ def token_loss(
     micro: TrainingBatch,
     coefficients: dict[str, Array],
     rows: ForwardRows | None = None,
-) -> tuple[Array, dict[str, Array]]:
+) -> tuple[Array, dict[str, Array], RouterLoad | None]:
     """Returns the loss of each token of a microbatch, and its metrics: [B, T], valid on the mask.
 
-    The loss is w (policy loss) + beta KL - alpha H + value loss, with w the correction.
+    The loss is w (policy loss) + beta KL - alpha H + value loss, with w the correction. The third
+    result is what the routers do, if their loss counts (`Objective.router_loss`).
 
     Args:
       coefficients: beta as `kl` and alpha as `entropy`; `temperature`, if it changes over the run;
@@ -63,7 +70,11 @@ def token_loss(
         return jnp.where(mask, x_BT, 0.0)
 
     rows = ForwardRows(trajectories) if rows is None else rows
-    hidden_BTD = trunk(decoder, params, rows.trajectories, rows.before)
+    load, inputs = None, (decoder, params, rows.trajectories, rows.before)
+    if objective.router_loss:
+        hidden_BTD, load = trunk_and_load(*inputs)
+    else:
+        hidden_BTD = trunk(*inputs)
     scores = token_scores(
         decoder, params, hidden_BTD, rows.trajectories, objective.sampling, temperature
     )
@@ -111,7 +122,7 @@ def token_loss(
         fresh &= trajectories.policy_version_BT == coefficients["step"]
     log_ratio_BT = constant_BT - proximal_BT
     weight_BT = jnp.exp(jnp.clip(mismatch_BT, -20.0, 20.0))
-    return loss_BT, {
+    metrics = {
         "entropy": tokens.entropy_BT,
         "approx_kl": jnp.expm1(jnp.clip(log_ratio_BT, -20.0, 20.0)) - log_ratio_BT,
         "logprob_gap": jnp.where(fresh, jnp.abs(mismatch_BT), 0.0),
@@ -119,7 +130,8 @@ def token_loss(
         "mismatch_kl": weight_BT - 1 - mismatch_BT,
         "weight": weight_BT,
         "squared_weight": jnp.square(weight_BT),
-    } | extras
+    }
+    return loss_BT, metrics | extras, load
 
 
 def policy_loss(

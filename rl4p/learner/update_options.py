@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 import jax.numpy as jnp
 
 from rl4p.base.types import Array, Microbatching
-from rl4p.configuration.bounds import Positive
+from rl4p.configuration.bounds import NonNegative, Positive
 
 Aggregation = Literal[
     "token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "constant"
@@ -31,6 +31,9 @@ class UpdateOptions:
       microbatch_widths: maximum number of loops that are compiled for rows of different lengths.
         More loops pad less and take longer to compile. Where rows are packed, half of the loops are
         for microbatches of fewer rows.
+      router_loss: the coefficient of the load-balancing loss of a model with experts, over all
+        tokens of the minibatch but padding (`router.balance_loss`). Above 0 there is another
+        forward pass, which counts the choices, and the rows of a group do not share their prompt.
       reads_advantages: whether the loss depends on the advantages (`compatibility.py`).
       ratio_options: the options that act only where the ratio to an older policy is not 1.
       reads: the scores that the update needs however many optimizer updates a step has.
@@ -46,6 +49,7 @@ class UpdateOptions:
     minibatches: Positive = 1
     tokens_per_microbatch: Positive = 2048
     microbatch_widths: Positive = 8
+    router_loss: NonNegative = 0.0
 
     def __post_init__(self) -> None:
         if self.aggregation == "constant" and self.aggregation_length is None:

@@ -5,6 +5,7 @@ that axis or unrolls it. Decoding slices it once, before its loop, and always un
 scan would rewrite the full cache at every decode step.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
@@ -33,6 +34,7 @@ from rl4p.model.pattern import (
 )
 from rl4p.model.per_layer_inputs import fresh_inputs, per_layer_inputs
 from rl4p.model.products import PRODUCT, scaled
+from rl4p.model.router import RouterLoad
 from rl4p.model.vocabulary import Head, head_product, rows_of_table
 
 __all__ = ["Cache", "Decoder", "DecoderConfig", "Prefix", "Remat"]
@@ -171,6 +173,19 @@ class Decoder:
         tokens = tokens_BT, positions_BT, segment_ids_BT
         return self.final_norm(params, self.run_layers(params, *tokens, before=before)[0])
 
+    def hidden_and_load(
+        self,
+        params: Params,
+        tokens_BT: Array,
+        positions_BT: Array,
+        segment_ids_BT: Array,
+        before: Prefix | None = None,
+    ) -> tuple[Array, RouterLoad]:
+        """Returns `hidden`, and what the routers do with these tokens."""
+        tokens = tokens_BT, positions_BT, segment_ids_BT
+        x_BTD, _, loads = self.run_layers(params, *tokens, before=before, load=True)
+        return self.final_norm(params, x_BTD), jax.tree.map(lambda *x: jnp.concatenate(x), *loads)
+
     def caches(
         self, params: Params, tokens_BT: Array, positions_BT: Array, segment_ids_BT: Array
     ) -> Any:
@@ -186,8 +201,14 @@ class Decoder:
         *,
         before: Prefix | None = None,
         keep: bool = False,
-    ) -> tuple[Array, Any]:
-        """Returns activations [B, T, D], and the caches of all layers (`caches`) if `keep`."""
+        load: bool = False,
+    ) -> tuple[Array, Any, Sequence[RouterLoad]]:
+        """Returns activations [B, T, D], and what `keep` and `load` ask for.
+
+        Args:
+          keep: whether to return the caches of all layers (`caches`).
+          load: whether to return the load of the routers, by period and place in it.
+        """
         c, keys = self.config, (positions_BT, segment_ids_BT)
         if before is not None:
             keys = tuple(
@@ -198,20 +219,21 @@ class Decoder:
         at = places(c)
         x_BTD, own_LBTP = self.inputs(params, collectives.own(tokens_BT))
         shared: dict[bool, Any] = {}  # the last keys and values, of full layers and of others
-        caches = []
+        caches, loads = [], []
         for number, period in enumerate(periods([kind.structure for kind in c.kinds])):
             stacked = stack(params["layers"], at, period)
             cached = None if before is None else before.layers[number]
             own = None if own_LBTP is None else period.part(own_LBTP)
-            x_BTD, kept = self.run_period(
-                x_BTD, period, stacked, cached, seen, shared, own, keep=keep
+            x_BTD, (kept, loads_of) = self.run_period(
+                x_BTD, period, stacked, cached, seen, shared, own, keep=keep, load=load
             )
             caches.append(kept)
+            loads += [one for one in loads_of if one is not None]
             for place, cache in enumerate(kept):
                 kind = c.kinds[period.start + place]
                 if c.sharing is not None and not kind.shares:
                     shared[kind.full] = jax.tree.map(lambda x: x[-1], cache)
-        return x_BTD, tuple(caches)
+        return x_BTD, tuple(caches), loads
 
     def run_period(
         self,
@@ -224,8 +246,9 @@ class Decoder:
         own: Array | None,
         *,
         keep: bool,
+        load: bool,
     ) -> tuple[Array, Any]:
-        """Runs all layers of a period, and returns the activations and the caches."""
+        """Runs all layers of a period; returns the activations, and caches and loads by place."""
         saved = jax.checkpoint_policies.save_anything_except_these_names(GATHERED)
         if self.remat != "none":
             saved = PRODUCTS if self.remat == "elementwise" else None
@@ -243,20 +266,22 @@ class Decoder:
 
         def run(x_BTD: Array, scanned: tuple[Params, Any, Any, Any]) -> tuple[Array, Any]:
             stacked, numbers, cached, own = scanned
-            kept = []
+            kept, loads = [], []
             for place, layer in enumerate(unstack(stacked, places(self.config), period)):
                 kind = kinds[place][0]
                 keeps = keep or (self.config.sharing is not None and not kind.shares)
-                run_layer = partial(self.run_layer, kind, views_of[place], keep=keeps)
+                run_layer = partial(self.run_layer, kind, views_of[place], keep=keeps, load=load)
                 if self.remat != "none" or gathered_axes():
                     # A loop keeps the compiler from merging the recomputation with the original.
                     apart = self.unroll or period.repeats == 1
                     run_layer = jax.checkpoint(run_layer, prevent_cse=apart, policy=saved)
                 cache = None if cached is None else cached[place]
                 inputs = shared.get(kind.full), None if own is None else own[place]
-                x_BTD, cache = run_layer(x_BTD, (layer, numbers[place], cache, *inputs))
+                inputs = layer, numbers[place], cache, *inputs
+                x_BTD, cache, of_layer = run_layer(x_BTD, inputs)
                 kept.append(cache)
-            return x_BTD, tuple(kept)
+                loads.append(of_layer)
+            return x_BTD, (tuple(kept), tuple(loads))
 
         return jax.lax.scan(run, x_BTD, (stacked, numbers, cached, own), unroll=self.unroll)
 
@@ -268,15 +293,27 @@ class Decoder:
         scanned: tuple[Params, Any, Any, Any, Any],
         *,
         keep: bool,
-    ) -> tuple[Array, Any]:
+        load: bool,
+    ) -> tuple[Array, Any, RouterLoad | None]:
         """Runs one layer of the structure of `kind`, with one of the views."""
         layer, number, cache, shared, own_BTP = scanned
         layer = gather(own_tree(layer, kind), self.dtype)
         view = traced_view(seen, number)
-        x_BTD, cache = self.layer(kind).apply(
-            {"params": layer}, x_BTD, view, cache, shared=shared, own_BTP=own_BTP
+        result: Any = self.layer(kind).apply(
+            {"params": layer},
+            x_BTD,
+            view,
+            cache,
+            shared=shared,
+            own_BTP=own_BTP,
+            mutable=["routing"] if load else [],
         )
-        return x_BTD, cache if keep else None
+        (x_BTD, cache), variables = result
+        of_layer = None
+        if routing := variables.get("routing"):
+            real_BT = collectives.own(view.segment_ids_BT) != 0
+            of_layer = RouterLoad.of(real_BT=real_BT, **routing["experts"])
+        return x_BTD, cache if keep else None, of_layer
 
     def final_norm(self, params: Params, x_BTD: Array) -> Array:
         return self.norm(params["norm"], x_BTD)

@@ -97,8 +97,13 @@ class Experts(nn.Module):
         routed_BTD = x_BTD if routed_BTD is None else routed_BTD
         product_BTE = jnp.einsum("BTD,DE->BTE", routed_BTD.astype(exact), router_DE)
         inputs = x_BTD, plus(product_BTE, router_bias_E).astype(jnp.float32)
+        of_experts = correction_E, factor_E
+        if self.is_mutable_collection("routing"):  # what `Decoder.run_layer` asks for
+            keep = partial(self.sow, "routing", reduce_fn=lambda _, x: x)
+            keep("chosen", self.choose(inputs[1], of_experts)[1])
+            keep("shares", c.router.shares(inputs[1]))
         run = self.dense if self.dispatch == "dense" else self.grouped
-        return with_own_experts(run, inputs, (correction_E, factor_E), own, mesh)
+        return with_own_experts(run, inputs, of_experts, own, mesh)
 
     def choose(self, scores_BTE: Array, of_experts: OfExperts) -> tuple[Array, Array]:
         """Returns the weights and the numbers of the chosen experts of each token: [B, T, C]."""

@@ -1,7 +1,7 @@
 """The choice of the experts of each token, and their weights."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -82,6 +82,13 @@ class Router:
             weights_BTC = weights_BTC / (sum_BT1 + self.epsilon if self.epsilon else sum_BT1)
         return (weights_BTC if self.factor == 1 else weights_BTC * self.factor), chosen_BTC
 
+    def shares(self, scores_BTE: Array) -> jax.Array:
+        """Returns p of all experts, divided by its sum."""
+        if self.score == "softmax":
+            return jax.nn.softmax(scores_BTE)
+        p_BTE = jax.nn.sigmoid(scores_BTE)
+        return p_BTE / jnp.sum(p_BTE, axis=-1, keepdims=True)
+
     def within_groups(self, rank_BTE: Array) -> Array:
         """Returns the ranks with -inf outside the best groups of each token."""
         if self.groups == 1:
@@ -91,6 +98,53 @@ class Router:
         chosen_BTN = jax.lax.top_k(jnp.sum(best, axis=-1), self.chosen_groups)[1]
         in_BTG = jnp.any(jax.nn.one_hot(chosen_BTN, self.groups, dtype=bool), axis=-2)
         return jnp.where(in_BTG[..., None], rank_BTGe, -jnp.inf).reshape(rank_BTE.shape)
+
+
+class RouterLoad(NamedTuple):
+    """The sums over tokens, without padding, of what the routers of M layers do.
+
+    Attributes:
+      chosen_ME: float32, how many tokens chose each of E experts; a constant in training.
+      shares_ME: float32, the sum of `Router.shares`.
+    """
+
+    chosen_ME: Array
+    shares_ME: Array
+
+    @classmethod
+    def of(cls, chosen: Array, shares: Array, real_BT: Array) -> "RouterLoad":
+        """Returns the load of one layer: [E].
+
+        Args:
+          chosen, shares: the numbers of the chosen experts [B, T, C], and `Router.shares`.
+          real_BT: whether a token is no padding.
+        """
+        of_tokens = jax.nn.one_hot(chosen, shares.shape[-1], dtype=jnp.float32)
+        real_BT1 = real_BT[..., None]
+        chosen_E = jnp.sum(jnp.where(real_BT1, jnp.sum(of_tokens, axis=-2), 0), axis=(0, 1))
+        return cls(chosen_E, jnp.sum(jnp.where(real_BT1, shares, 0), axis=(0, 1)))
+
+
+def balance_loss(load: RouterLoad, of_batch: RouterLoad) -> Array:
+    """Returns the share of some tokens in the load-balancing loss of a batch (2006.16668).
+
+        loss = E sum_e f_e P_e
+
+    f_e is the number of tokens that chose expert e, and P_e the sum of its shares, both over all
+    tokens and all layers, and divided by the number of both. It is the number of experts that a
+    token chooses if the load is equal, and more if not. f is a constant, so the losses of parts of
+    a batch add up to that of the batch. (Models of transformers compute it in the same way from
+    the tokens of a microbatch: 2501.11873 shows that those of a batch need less balance.)
+
+    Args:
+      load: of the tokens.
+      of_batch: of all tokens of the batch.
+    """
+    experts = load.shares_ME.shape[-1]
+    # Shares sum to 1 for each token in each layer.
+    tokens = jnp.maximum(jnp.sum(of_batch.shares_ME), 1)
+    f_E = jax.lax.stop_gradient(jnp.sum(of_batch.chosen_ME, axis=0) / tokens)
+    return experts * jnp.sum(f_E * jnp.sum(load.shares_ME, axis=0)) / jax.lax.stop_gradient(tokens)
 
 
 PLAIN = Router()

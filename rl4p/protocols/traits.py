@@ -129,12 +129,14 @@ class UpdateTraits(PhaseTraits):
       whole_groups: whether the loss compares the samples of a group, which is then never divided.
       pack: whether several sequences share a row.
       old_policy: `behaviour` if the ratio of the loss is the whole importance weight.
+      router_loss: the coefficient of the load-balancing loss of experts.
     """
 
     reads_advantages: bool = True
     whole_groups: bool = False
     pack: bool = False
     old_policy: str | None = None
+    router_loss: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

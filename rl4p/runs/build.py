@@ -49,6 +49,7 @@ from rl4p.runs.compatibility import (
     choice,
     idle_options,
     refuse_a_gap_that_is_never_measured,
+    refuse_a_router_loss_without_experts,
     refuse_idle_roots,
     refuse_offloading_on_a_cpu,
     refuse_what_cannot_act,
@@ -132,6 +133,7 @@ def build(config: DictConfig) -> Experiment:
     if RolloutTraits.read(phases.rollout).samples and reads_total:
         check_references(phases, questions)
     policy, params = model.build(mesh, jax.random.fold_in(key, 0))
+    refuse_a_router_loss_without_experts(phases, policy.decoder.config)
     _ = policy.sampling_mesh  # which checks that the mesh of the sampler divides the policy
     recorded = model.recorded() if isinstance(model, Records) else {}
     if policy.date is not None and "date" in config.model:

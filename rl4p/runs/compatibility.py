@@ -16,6 +16,7 @@ from rl4p.advantage.gdpo import GDPO
 from rl4p.base.errors import InputError
 from rl4p.distributed.mesh import Mesh
 from rl4p.loop.phases import Phases
+from rl4p.model.decoder_config import DecoderConfig
 from rl4p.protocols.phases import NamesIdleOptions, Optimizer
 from rl4p.protocols.traits import (
     AdvantageTraits,
@@ -67,6 +68,20 @@ def refuse_offloading_on_a_cpu(config: DictConfig, mesh: Mesh, optimizer: Optimi
                 f"{name}.offload=true has no effect on a CPU, whose devices use the memory of the "
                 "host: leave it out."
             )
+
+
+def refuse_a_router_loss_without_experts(phases: Phases, config: DecoderConfig) -> None:
+    """Refuses a loss of routers that the model does not have.
+
+    Raises:
+      InputError: the loss would have no effect.
+    """
+    coefficient = UpdateTraits.read(phases.update).router_loss
+    if coefficient and not config.experts:
+        raise InputError(
+            f"update.router_loss={coefficient:g} has no effect, because the model has no experts: "
+            "leave it out."
+        )
 
 
 def choice(group: str, phase: Any) -> str:

@@ -335,6 +335,8 @@ def results(mesh, tokens):
     update = GSPO(tokens_per_microbatch=tokens, clip_high=10.0, clip_low=0.9)
     if name == "packed":
         update = SFT(tokens_per_microbatch=tokens, pack=True)
+    if name == "experts":
+        update = replace(update, router_loss=0.3)
     model = {"decoder": decoder, "sampling": Sampling(temperature=0.8), "mesh": mesh}
     terms = {"correction": correction.NONE(), "kl": kl.NONE()}
     objective = Objective(

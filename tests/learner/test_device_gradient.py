@@ -13,12 +13,17 @@ from rl4p.learner.critic import Shared
 from rl4p.learner.entropy import TopTokens
 from rl4p.learner.gradient_step import forward_backward
 from rl4p.learner.kl import Fixed
+from rl4p.learner.logprobs import trunk_and_load
 from rl4p.learner.optimizer import SGD
 from rl4p.learner.packing import Packing
+from rl4p.model.decoder import Decoder
+from rl4p.model.router import balance_loss
 from rl4p.rollout.sampler import answers
 from rl4p.update.dpo import DPO
 from rl4p.update.gspo import GSPO
 from rl4p.update.ppo import PPO
+from rl4p.update.reinforce import Reinforce
+from rl4p.update.sft import SFT
 
 PROMPTS, R = (64, 17, 40), 128
 LENGTHS = {4: (128, 1, 91, 9, 62, 37, 20, 0, 5, 26, 31, 8), 2: (5, 30, 9, 9, 128, 1)}
@@ -142,3 +147,59 @@ def test_a_critic_has_rows_of_one_sequence(policy, params, make_batch, gradient)
     critic = Shared()
     params = params | {"critic": critic.init(policy.decoder, params)}
     assert gradient(make_batch(4), PPO(), 4, params=params, critic=critic)[1] == []
+
+
+@pytest.fixture(scope="module")
+def mixture(policy):
+    """Returns a decoder with experts, of which the first layer has none, and its parameters."""
+    config = dataclasses.replace(
+        policy.decoder.config,
+        experts=4,
+        chosen_experts=2,
+        expert_width=24,
+        layers=3,
+        feed_forwards=("gated", "experts", "experts"),
+    )
+    decoder = Decoder(config=config)
+    return decoder, jax.tree.map(lambda x: 3 * x, decoder.init(jax.random.key(0)))
+
+
+@pytest.mark.parametrize("pack", [False, True])
+def test_the_loss_of_the_routers_is_that_of_all_tokens_of_a_minibatch(
+    mixture, make_trajectories, make_objective, make_state, pack
+):
+    """Whatever the microbatches are, and the padding."""
+    decoder, params = mixture
+
+    def step(coefficient, tokens, right=0):
+        trajectories = make_trajectories(right=right)
+        mask = trajectories.response_mask_BT
+        options = {"tokens_per_microbatch": tokens, "router_loss": coefficient}
+        update = SFT(pack=True, **options) if pack else Reinforce(**options)
+        batch = TrainingBatch(
+            trajectories=trajectories,
+            advantages_BT=jnp.where(mask, 1.0, 0.0),
+            loss_mask_BT=mask,
+            scores={},
+        )
+        objective = make_objective(update, decoder=decoder)
+        return forward_backward(objective, {}, make_state(params, SGD()), batch, {})
+
+    def balance(params):
+        load = trunk_and_load(decoder, params, make_trajectories())[1]
+        assert load.chosen_ME.shape == (2, 4)
+        return balance_loss(load, jax.lax.stop_gradient(load))
+
+    expected, of_balance = jax.jit(jax.value_and_grad(balance))(params)
+    assert 2.05 < expected < 4
+    policy_only = step(0.0, 64)
+    assert "router_loss" not in policy_only.sums
+    for tokens, right in ((1000, 0), (16, 0), (40, 5)):
+        both = step(0.5, tokens, right)
+        np.testing.assert_allclose(both.sums["router_loss"], expected, rtol=1e-5)
+        whole = policy_only.sums["loss"] + 0.5 * expected
+        np.testing.assert_allclose(both.sums["loss"], whole, rtol=1e-5)
+        ours = jax.tree.map(jnp.subtract, both.params, policy_only.params)
+        for x, y in zip(*map(jax.tree.leaves, (ours, of_balance)), strict=True):
+            np.testing.assert_allclose(x, 0.5 * y, atol=2e-6)
+    assert jnp.abs(of_balance["layers"]["experts"]["router"]).max() > 1e-3

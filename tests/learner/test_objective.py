@@ -56,7 +56,7 @@ def joined(policy, params, batch, make_objective, score_all):
         objective = make_objective(Reinforce(), sampling=SAMPLING, **phases)
 
         def run(trained, micro):
-            return token_loss(objective, trained, micro, coefficients)
+            return token_loss(objective, trained, micro, coefficients)[:2]
 
         found = jax.jit(run)(trained, micro)
         return jax.tree.map(lambda x: np.where(mask, x, 0), jax.device_get(found))
@@ -144,7 +144,7 @@ def test_a_loss_reads_zeros_where_there_is_none(policy, params, batch, make_obje
     objective = make_objective(Reporting(), sampling=SAMPLING)
 
     def run(params, micro):
-        return token_loss(objective, params, micro, {})
+        return token_loss(objective, params, micro, {})[:2]
 
     _, seen = jax.jit(run)(params, dataclasses.replace(batch, scores=scores))
     for name in ("logprobs", "proximal"):

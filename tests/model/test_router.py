@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl4p.model.router import Router
+from rl4p.model.router import Router, RouterLoad, balance_loss
 
 E, C = 12, 4
 ROUTERS = {
@@ -101,3 +101,37 @@ def test_a_correction_has_no_gradient_and_the_scores_have_that_of_the_weights(sc
 def test_impossible_groups_are_refused(changes, chosen, words):
     with pytest.raises(ValueError, match=words):
         dataclasses.replace(Router(), **changes).check(E, chosen)
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+def test_the_balance_loss_is_the_formula_and_skips_padding(scores, name):
+    """Two layers of the same tokens, of which some are padding."""
+    router, (scores_BTE, correction_E) = ROUTERS[name], scores
+    real_BT = np.arange(20) < np.array([[20], [7], [0]])
+    layers, counts, sums = [], np.zeros(E), np.zeros(E)
+    for x in (scores_BTE, scores_BTE[..., ::-1] * 2):
+        _, chosen = choose(router, x, correction_E, normalized=True)
+        layers.append((chosen, router.shares(jnp.asarray(x))))
+        for own, row in zip(np.float64(x)[real_BT], chosen[real_BT], strict=True):
+            p = np.exp(own) if router.score == "softmax" else 1 / (1 + np.exp(-own))
+            sums += p / p.sum()
+            counts[np.asarray(row)] += 1
+    tokens = 2 * real_BT.sum()
+    expected = E * np.sum(counts / tokens * (sums / tokens))
+
+    def load(rows):
+        loads = [RouterLoad.of(*(x[rows] for x in layer), real_BT[rows]) for layer in layers]
+        return jax.tree.map(lambda *x: jnp.stack(x), *loads)
+
+    whole = load(slice(None))
+    np.testing.assert_allclose(balance_loss(whole, whole), expected, rtol=1e-5)
+    parts = [balance_loss(load(slice(row, row + 1)), whole) for row in range(3)]
+    np.testing.assert_allclose(sum(parts), expected, rtol=1e-5)
+    assert parts[2] == 0
+
+
+def test_the_balance_loss_of_an_equal_load_is_the_number_of_chosen_experts():
+    equal = RouterLoad(jnp.full((3, E), 5.0), jnp.full((3, E), 5.0 / C))
+    np.testing.assert_allclose(balance_loss(equal, equal), C, rtol=1e-6)
+    one = jnp.zeros((3, E)).at[:, 2].set(15.0)
+    np.testing.assert_allclose(balance_loss(RouterLoad(one, one), RouterLoad(one, one)), E)

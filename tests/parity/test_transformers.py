@@ -9,6 +9,7 @@ import pytest
 from rl4p.model.decoder import Decoder
 from rl4p.model.families import FAMILIES
 from rl4p.model.huggingface import read_config, read_params, write_model
+from rl4p.model.router import balance_loss
 from tests.golden import forward, make
 from tests.golden.cases import CASES, to_tensors
 from tests.support.random_models import random_model
@@ -104,3 +105,21 @@ def test_what_we_write_transformers_reads(pair, tmp_path):
         difference = again.eval()(tokens).logits - model(tokens).logits
     # The sums of torch differ between two calls, which memories amplify (`test_logits`).
     assert difference.abs().max() < (1e-4 if decoder.config.delta else 1e-5)
+
+
+@pytest.mark.parametrize("case", ["mixtral", "qwen3_moe", "gpt_oss"])
+def test_the_loss_of_the_routers_is_that_of_transformers(case, tmp_path):
+    import torch
+
+    model = random_model(case, "AutoModelForCausalLM")
+    model.save_pretrained(tmp_path)
+    decoder = Decoder(config=read_config(tmp_path))
+    params = read_params(tmp_path, decoder, "float32")
+    tokens, places, real = forward.rows(sequences(decoder.config)[2:4], 64)
+    with torch.no_grad():
+        options = {"attention_mask": torch.from_numpy(np.array(real)).long()}
+        inputs = torch.from_numpy(np.array(tokens)).long()
+        theirs = model(inputs, output_router_logits=True, **options).aux_loss.item()
+    load = jax.jit(decoder.hidden_and_load)(params, tokens, places, real)[1]
+    assert theirs > 1.005 * decoder.config.chosen_experts
+    np.testing.assert_allclose(balance_loss(load, load), theirs, rtol=1e-5)

@@ -27,7 +27,10 @@ from rl4p.protocols.data_and_model import DataSet, PlannedModel
 from rl4p.protocols.phases import Optimizer
 from rl4p.protocols.traits import CollectorTraits, OptimizerTraits, RolloutTraits
 from rl4p.runs.build import build_phases, check_rows, training_encoder
-from rl4p.runs.compatibility import refuse_offloading_on_a_cpu
+from rl4p.runs.compatibility import (
+    refuse_a_router_loss_without_experts,
+    refuse_offloading_on_a_cpu,
+)
 from rl4p.runs.evaluation import encoder
 from rl4p.runs.lengths import check_lengths, chosen_prompt_tokens, most_prompt_tokens
 from rl4p.runs.policy import refuse_options_of_reference
@@ -166,6 +169,7 @@ def abstract_run(config: DictConfig, mesh: Mesh) -> AbstractRun:
     if (prompt_tokens := config.max_prompt_tokens) is None:
         prompt_tokens = prompt_tokens_of_data(config, policy, phases)
         OmegaConf.update(config, "max_prompt_tokens", prompt_tokens)
+    refuse_a_router_loss_without_experts(phases, policy.decoder.config)
     whole = policy.merged(params)
     frozen = [policy.frozen]
     reference, resettable = reference_of(config, policy, params, needs)

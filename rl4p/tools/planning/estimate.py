@@ -250,7 +250,7 @@ class StepEstimate:
 
         def loss(params: Params, micro: TrainingBatch, before: Prefix | None) -> Any:
             rows = ForwardRows(micro.trajectories, before)
-            loss_BT, _ = token_loss(objective, params, micro, coefficients, rows)
+            loss_BT, *_ = token_loss(objective, params, micro, coefficients, rows)
             weights_BT = jnp.ones(micro.loss_mask_BT.shape, jnp.float32)
             return jnp.sum(jnp.where(micro.loss_mask_BT, weights_BT * loss_BT, 0.0))
 
