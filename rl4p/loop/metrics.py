@@ -194,6 +194,7 @@ def mean_grades(rewards: Rewards) -> dict[str, float]:
 
 
 GAP = "rollout/logprob_gap_mean"
+LARGEST_GAP = 0.05  # rollout.max_logprob_gap=auto
 
 
 def check_gap(
@@ -211,6 +212,7 @@ def check_gap(
       RunError: the gap is larger; names the engines and the version.
     """
     limit = RolloutTraits.read(rollout).max_logprob_gap
+    limit = LARGEST_GAP if limit == "auto" else limit
     if limit is None or GAP not in metrics or metrics[GAP] <= limit:
         return
     engines = sorted({episode.engine for episode in episodes} - {""})

@@ -8,7 +8,7 @@ recognizes.
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Generic, Protocol, Self, runtime_checkable
+from typing import Any, Generic, Literal, Protocol, Self, runtime_checkable
 
 from rl4p.base.errors import InputError
 
@@ -42,7 +42,8 @@ class RolloutTraits(PhaseTraits):
       samples: whether a policy samples the tokens; false for demonstrations.
       pairs: whether a group is the preferred and the rejected response of a preference pair.
       trains: whether it samples from the policy that is trained and returns its log-probabilities.
-      max_logprob_gap: the largest `rollout/logprob_gap_mean` of a step; None for no limit.
+      max_logprob_gap: the largest `rollout/logprob_gap_mean` of a step; None for no limit, and
+        `auto` for 0.05 in steps that have the metric.
       annealing: the change of the temperature over the run; None for none.
       sync_every: the number of steps between two changes of the weights that sample.
       sleep: whether its servers give memory back while an update runs.
@@ -52,7 +53,7 @@ class RolloutTraits(PhaseTraits):
     samples: bool = True
     pairs: bool = False
     trains: bool = True
-    max_logprob_gap: float | None = None
+    max_logprob_gap: float | Literal["auto"] | None = None
     annealing: Any = None
     sync_every: int = 1
     sleep: bool = False

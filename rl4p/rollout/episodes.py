@@ -6,7 +6,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 from zlib import crc32
 
 import jax
@@ -111,7 +111,7 @@ class EpisodeRollout(ABC):
         return RolloutTraits.read(self.engine).trains
 
     @property
-    def max_logprob_gap(self) -> float | None:
+    def max_logprob_gap(self) -> float | Literal["auto"] | None:
         return RolloutTraits.read(self.engine).max_logprob_gap
 
     @property

@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import ClassVar, Literal
 
 import jax
 import numpy as np
@@ -156,10 +157,14 @@ class SyncedSampler(RemoteSampler):
         temporary one of this machine.
       update_seconds: the deadline of a server for new weights.
       max_probe_gap: the largest error of a log-probability of the fixed sequence; servers that
-        compute in bfloat16 need 0.1 or more. None accepts any, unless the old weights fit better.
+        compute in bfloat16 need 0.1 or more. After the first weights of a server it is at most a
+        hundred times the error with these, which is its rounding. None accepts any, unless the old
+        weights fit better.
       max_logprob_gap: the run ends if `rollout/logprob_gap_mean` of a step is larger; None never
-        ends it.
+        ends it. `auto` is 0.05, for the collectors whose tokens have the weights of the step.
     """
+
+    repeats_head: ClassVar[bool] = False  # whether tied embeddings are sent as the head, too
 
     annealing: Linear | None = None
     top_k: Natural = 0
@@ -168,7 +173,7 @@ class SyncedSampler(RemoteSampler):
     weights_folder: WrittenPath | None = None
     update_seconds: AboveZero = 600.0
     max_probe_gap: AboveZero | None = 0.25
-    max_logprob_gap: AboveZero | None = 0.05
+    max_logprob_gap: AboveZero | Literal["auto"] | None = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -185,7 +190,7 @@ class SyncedSampler(RemoteSampler):
     def transfer(self, policy: Policy) -> WeightTransfer:
         parent = Path(self.weights_folder or Path(tempfile.gettempdir(), "rl4p"))
         return WeightTransfer(
-            folder=WeightsFolder(parent),
+            folder=WeightsFolder(parent, repeats_head=self.repeats_head),
             probe=Probe(policy, token_logprobs, limit=self.max_probe_gap),
             seconds=self.update_seconds,
         )

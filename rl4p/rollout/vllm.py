@@ -6,6 +6,7 @@ flags that a server needs.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rl4p.base.http import InvalidResponseError, RefusedError, RequestError
@@ -21,6 +22,7 @@ from rl4p.engine.remote.protocol import (
     only_choice,
     value_at,
 )
+from rl4p.engine.remote.weights import Exported
 from rl4p.protocols.engine import Completion
 from rl4p.rollout.remote_sampler import SyncedSampler
 
@@ -39,6 +41,7 @@ class VLLM(SyncedSampler):
       model: the name of the model at the servers; None for the first that they list.
     """
 
+    repeats_head = True
     model: str | None = None
 
     def protocol(self) -> "VLLMProtocol":
@@ -134,13 +137,7 @@ class VLLMProtocol(WeightsProtocol):
             body = {"weight_version": weights.label}
             await server.send("POST", "/finish_weight_update", body, seconds=deadline.left)
         else:  # the server reloads its model from the folder of the weights
-            kwargs = {"weights_path": str(weights.exported.path)}
-            body = {"method": "reload_weights", "kwargs": kwargs}
-            offered, _ = await server.offered(
-                "POST", "/collective_rpc", body, seconds=deadline.left
-            )
-            if not offered:
-                raise RefusedError(f"it offers no way to load weights ({DEVELOPMENT})", 404)
+            await self.reload(server, weights.exported, deadline)
             body = {"new_version": weights.label}
             await server.offered("POST", "/update_weight_version", body, seconds=deadline.left)
         _, reset = await server.offered("POST", "/reset_prefix_cache", seconds=deadline.left)
@@ -155,6 +152,32 @@ class VLLMProtocol(WeightsProtocol):
         await check_checksums(server, "/weight_checker", weights, deadline)
         await server.send("POST", "/resume", seconds=deadline.left)
         await self.check_logprobs(server, deadline)
+
+    async def reload(self, server: RemoteServer, exported: Exported, deadline: Deadline) -> None:
+        """Makes a server reload its model from a folder, and then the head of tied embeddings.
+
+        vLLM 0.32 multiplies by a packed copy of the head on a CPU. With tied embeddings it packs
+        the embedding anew, but the head only if the files have one.
+        """
+
+        async def from_folder(folder: Path) -> None:
+            body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
+            offered, _ = await server.offered(
+                "POST", "/collective_rpc", body, seconds=deadline.left
+            )
+            if not offered:
+                raise RefusedError(f"it offers no way to load weights ({DEVELOPMENT})", 404)
+
+        await from_folder(exported.path)
+        if exported.head is None or not server.features.get("head", True):
+            return
+        try:
+            await from_folder(exported.head)
+        except RequestError as error:  # a model of vLLM that has no head beside its embedding
+            if not isinstance(error, RefusedError) and "HTTP 5" not in str(error):
+                raise
+            await from_folder(exported.path)
+            server.features["head"] = False
 
     async def sleep(self, server: RemoteServer, deadline: Deadline) -> None:
         try:

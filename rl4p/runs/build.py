@@ -124,6 +124,8 @@ def build(config: DictConfig) -> Experiment:
     check_term(config, phases)
     optimizer: Optimizer = required(config.optimizer, Optimizer, "optimizer")
     refuse_offloading_on_a_cpu(config, mesh, optimizer)
+    options: Collector = required(config.collector, Collector, "collector")
+    refuse_a_gap_that_is_never_measured(phases.rollout, options)
     transforms = build_transforms(config, phases)
     model = required(config.model, Model, "model")
     data: DataSet = required(config.data, DataSet, "data")
@@ -190,8 +192,6 @@ def build(config: DictConfig) -> Experiment:
         reference=resettable,
     )
     source = open_source(instantiate(config.source), prompts, seed=config.seed)
-    options: Collector = required(config.collector, Collector, "collector")
-    refuse_a_gap_that_is_never_measured(phases.rollout, options)
     collector = options.open(
         phases,
         policy,

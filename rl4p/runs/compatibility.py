@@ -49,7 +49,7 @@ def refuse_what_cannot_act(phases: Phases) -> None:
 def refuse_a_gap_that_is_never_measured(rollout: Any, collector: Any) -> None:
     """Refuses a limit of the sampler's gap if no token has the weights of its step."""
     limit = RolloutTraits.read(rollout).max_logprob_gap
-    if limit is not None and not CollectorTraits.read(collector).fresh:
+    if limit not in (None, "auto") and not CollectorTraits.read(collector).fresh:
         raise InputError(
             f"rollout.max_logprob_gap={limit:g} would have no effect after the first step, because "
             f"it compares the tokens that were drawn with the weights of the step, and "

@@ -217,6 +217,7 @@ def episodes(*engines):
     [
         (LIMITED, {GAP: 0.05}),
         (LIMITED, {}),  # no token is of the weights of this step
+        (SimpleNamespace(max_logprob_gap="auto"), {GAP: 0.05}),
         (NaiveSampler(max_response_tokens=8), {GAP: 9.0}),
         (SimpleNamespace(), {GAP: 9.0}),
     ],

@@ -18,6 +18,7 @@ from rl4p.loop.collector.asynchronous import Asynchronous
 from rl4p.loop.collector.lagged import Lagged
 from rl4p.loop.collector.synchronous import Synchronous
 from rl4p.rollout.naive_sampler import NaiveSampler
+from rl4p.rollout.vllm import VLLM
 from rl4p.runs.build import build_phases
 from rl4p.runs.compatibility import (
     choice,
@@ -185,6 +186,9 @@ def test_a_phase_of_the_users_own_is_an_ordinary_one(config):
 def test_a_limit_of_the_gap_is_refused_where_no_token_is_compared(options, name):
     limited = NaiveSampler(max_response_tokens=8, max_logprob_gap=0.05)
     refuse_a_gap_that_is_never_measured(replace(limited, max_logprob_gap=None), options)
+    refuse_a_gap_that_is_never_measured(
+        VLLM(servers=("http://a:1",), max_response_tokens=8), options
+    )
     if name is None:
         refuse_a_gap_that_is_never_measured(limited, options)
         return

@@ -423,7 +423,7 @@ def reset(handler):
     handler.wfile = handler.rfile = open("/dev/null", "r+b")  # noqa: SIM115, PTH123
 
 
-def rescored(policy, params, completions, prompts):
+def rescored(policy, params, completions, prompts, sampling=None):
     """Returns the largest difference of a log-probability from the trainer's."""
     worst = 0.0
     for prompt, completion in zip(prompts, completions, strict=True):
@@ -445,7 +445,7 @@ def rescored(policy, params, completions, prompts):
         )
         options = ScoreOptions(
             decoder=policy.decoder,
-            sampling=Sampling(),
+            sampling=sampling or Sampling(),
             microbatching=Microbatching(tokens=width, widths=1),
             mesh=policy.mesh,
         )

@@ -249,10 +249,31 @@ class RemoteEngine:
             )
         with servers.exclusive():
             self.weights, self.version = weights, version
-            servers.install(weights)
+            try:
+                servers.install(weights)
+            except RunError as error:
+                if transfer is None or not self.old_head(params):
+                    raise
+                raise RunError(
+                    f"{error} Its log-probabilities are those of the new layers below the output "
+                    "head of the weights before: the head did not arrive."
+                ) from None
         if transfer is not None:
             transfer.folder.keep({label})
         self.source = [weakref.ref(leaf) for leaf in leaves]
+
+    def old_head(self, params: Params) -> bool:
+        """Returns whether a server has new weights, but for the output head of those before."""
+        weights, transfer = self.weights, self.transfer
+        assert transfer is not None
+        assert isinstance(weights, NewWeights)
+        held = transfer.folder.held
+        if len(held) < 2 or "embedding" not in params:  # adapters do not change the head
+            return False
+        probed = [server.probed for server in self.opened().pool.servers if server.refusals]
+        found = [np.array(x) for x in probed if len(x) == len(weights.expected) and None not in x]
+        before = held[-2].path
+        return any(transfer.probe.has_old_head(x, params, weights.expected, before) for x in found)
 
     def complete(
         self,

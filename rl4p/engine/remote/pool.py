@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from secrets import token_hex
 
+import numpy as np
+
 from rl4p.base.address import api_key
 from rl4p.base.errors import InputError, RunError
 from rl4p.base.http import (
@@ -38,6 +40,7 @@ from rl4p.protocols.engine import Completion
 log = logging.getLogger(__name__)
 
 FAILURES_IN_A_ROW = 3  # after which a server is taken out
+REFUSALS_IN_A_ROW = 3  # of all servers, after which a run ends: to wait for them would be of no use
 LARGEST_RESPONSE = 256 * 2**20  # bytes
 SECONDS_FOR_HEALTH = 10.0
 SECONDS_FOR_FRAGMENTS = 10.0  # that servers have to return the tokens so far
@@ -136,24 +139,41 @@ class ServerPool:
                         server.asleep = False  # it may have been started again, and is then awake
                         await protocol.wake(server, deadline)
                     await protocol.load(server, weights, deadline)
-                    logprobs = await protocol.score(server, weights.probe.tokens, deadline)
-                    before = None if server.previous is weights.expected else server.previous
-                    if problem := weights.probe.problem(logprobs, weights.expected, before):
-                        raise InvalidResponseError(problem)
-                    server.previous = weights.expected
+                    await self.prove(server, weights, deadline)
         except TimeoutError:
             problem = UnreachableError(f"it did not have the weights within {seconds:g} seconds")
         except RequestError as error:
             problem = error
         else:
-            server.failures, server.healthy = 0, True
+            server.failures = server.refusals = 0
+            server.healthy = True
             if server.announced:
                 log.warning("%s takes part again.", server.url)
                 server.announced = False
             self.notify()
             return None
         server.reason = server.client.without_key(str(problem))
+        lasting = isinstance(problem, RefusedError | InvalidResponseError)
+        server.refusals = server.refusals + 1 if lasting else 0
+        self.notify()
         return problem
+
+    async def prove(self, server: RemoteServer, weights: NewWeights, deadline: Deadline) -> None:
+        """Compares a server's log-probabilities of the probe with those of the weights.
+
+        Raises:
+          InvalidResponseError: they are of other weights.
+          RequestError: it did not return them.
+        """
+        assert isinstance(self.protocol, WeightsProtocol)
+        probe, expected = weights.probe, weights.expected
+        server.probed = await self.protocol.score(server, probe.tokens, deadline)
+        before = None if server.previous is expected else server.previous
+        if problem := probe.problem(server.probed, expected, before, server.rounding):
+            raise InvalidResponseError(problem)
+        if server.rounding is None:
+            server.rounding = float(np.abs(np.array(server.probed) - expected).max())
+        server.previous = expected
 
     async def release_memory(self) -> None:
         """Makes the healthy servers give their memory back, until the next `install`.
@@ -241,7 +261,14 @@ class ServerPool:
                 await changed.wait()
         except TimeoutError:
             pass
-        if deadline is not None and deadline.over:
+        if deadline is None:
+            return
+        if all(server.refusals >= REFUSALS_IN_A_ROW for server in self.servers):
+            raise RunError(
+                "No server of rollout.servers can be used, after "
+                f"{min(server.refusals for server in self.servers)} attempts: {self.reasons()}."
+            )
+        if deadline.over:
             raise RunError(
                 f"No server of rollout.servers could be used for {self.options.patience:g} seconds "
                 f"(rollout.patience): {self.reasons()}."

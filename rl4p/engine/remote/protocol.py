@@ -227,6 +227,9 @@ class RemoteServer:
       failures: the number of failures since the last completion.
       features: facts about this server that its protocol has learned.
       previous: the log-probabilities of the probe under the weights that it had before.
+      rounding: its largest gap of the probe under the first weights that it had.
+      probed: its last log-probabilities of the probe.
+      refusals: how often it could not be let in, one after another, for what no waiting changes.
       asleep: whether it has given its memory back, so that it has no weights.
     """
 
@@ -238,6 +241,9 @@ class RemoteServer:
     failures: int = 0
     features: dict[str, Any] = field(default_factory=dict)
     previous: np.ndarray | None = None
+    rounding: float | None = None
+    probed: Sequence[float | None] = ()
+    refusals: int = 0
     asleep: bool = False
 
     @property

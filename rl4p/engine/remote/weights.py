@@ -4,6 +4,7 @@ import atexit
 import re
 import shutil
 from collections.abc import Callable, Collection, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,10 +16,11 @@ import numpy as np
 from rl4p.base.errors import InputError, RunError
 from rl4p.base.types import Params
 from rl4p.distributed.partition import decoding_dtype
+from rl4p.model.families.wrappers import name_in_files
 from rl4p.model.huggingface import write_configs
-from rl4p.model.model_tensors import model_tensors, other_tensors
+from rl4p.model.model_tensors import EMBEDDING, HEAD, model_tensors, other_tensors
 from rl4p.model.policy import Policy
-from rl4p.model.tensor_files import WrittenFiles, linked, write_tensors
+from rl4p.model.tensor_files import WrittenFiles, linked, stored_tensors, write_tensors
 from rl4p.model.tokenizer import save_tokenizer
 
 SHARD_BYTES = 2**28
@@ -29,6 +31,8 @@ TEXT = "If 38 + 47 = 85, is 6.02 one of 19 (or so) answers that people gave in 1
 LENGTH = 32
 STALE = 0.25  # share of the change to new weights, up to which they did not arrive
 ERRORS = 5  # standard errors that the share must be below 1, since engines round differently
+LARGEST_GROWTH = 100  # of a server's gap over that of the first weights, which is its rounding
+SMALLEST_GAP = 1e-4  # that is more than rounding, whatever the gap of the first weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,11 +43,13 @@ class Exported:
       path: the absolute path of the folder.
       label: the name of the weights, such as the step that they come from.
       checksums: the SHA-256 of each tensor as it is in the files, by the tensor's name.
+      head: a folder with the output head alone, for tied embeddings; None if it is not written.
     """
 
     path: Path
     label: str
     checksums: dict[str, str]
+    head: Path | None = None
 
 
 class WeightsFolder:
@@ -57,14 +63,19 @@ class WeightsFolder:
     A process that is killed leaves its folder behind.
     """
 
-    def __init__(self, parent: Path, *, shard_bytes: int = SHARD_BYTES) -> None:
+    def __init__(
+        self, parent: Path, *, shard_bytes: int = SHARD_BYTES, repeats_head: bool = False
+    ) -> None:
         """Creates the folder, and `parent` if it is not there.
+
+        Args:
+          repeats_head: whether tied embeddings are written a second time, as the output head.
 
         Raises:
           RunError: the folder cannot be created.
         """
         self.path = parent.expanduser().absolute() / f"weights-{token_hex(8)}"
-        self.shard_bytes = shard_bytes
+        self.shard_bytes, self.repeats_head = shard_bytes, repeats_head
         self.count = 0
         self.held: list[Exported] = []
         self.newest: WrittenFiles | None = None
@@ -90,12 +101,20 @@ class WeightsFolder:
         path = self.path / f"{self.count}-{label}"
         unfinished = self.path / f".{path.name}"
         dtype_of = partial(decoding_dtype, dtype=policy.decoder.dtype)
+        wrapper, tied = policy.decoder.config.wrapper, policy.decoder.config.tied_embedding
+        repeats_head = self.repeats_head and tied
         try:
             unfinished.mkdir()
             tensors = model_tensors(policy.decoder, policy.merged(params), dtype_of)
             if policy.wrapper is not None:  # a server may want each tensor that it has
                 tensors += other_tensors(policy.wrapper, policy.decoder.config)
             files = write_tensors(unfinished, tensors, self.shard_bytes, self.newest)
+            if repeats_head:
+                names = [tensor.name for tensor in tensors]
+                head = copy(tensors[names.index(name_in_files(wrapper, EMBEDDING))])
+                head.name = name_in_files(wrapper, HEAD)
+                (unfinished / ".head").mkdir()
+                write_tensors(unfinished / ".head", [head], self.shard_bytes)
             write_configs(
                 unfinished,
                 policy.decoder,
@@ -114,7 +133,12 @@ class WeightsFolder:
             shutil.rmtree(unfinished, ignore_errors=True)
         self.newest = replace(files, folder=path)
         checksums = {name: x for file in files.checksums.values() for name, x in file.items()}
-        exported = Exported(path=path, label=label, checksums=checksums)
+        exported = Exported(
+            path=path,
+            label=label,
+            checksums=checksums,
+            head=path / ".head" if repeats_head else None,
+        )
         self.held.append(exported)
         return exported
 
@@ -179,6 +203,7 @@ class Probe:
         logprobs: Sequence[float | None] | np.ndarray,
         expected: np.ndarray,
         previous: np.ndarray | None,
+        rounding: float | None = None,
     ) -> str | None:
         """Returns what is wrong with a server's log-probabilities, or None.
 
@@ -186,6 +211,7 @@ class Probe:
           logprobs: the server's log-probabilities of tokens 1 to n - 1.
           expected, previous: the same under the weights that it has loaded, and under the weights
             before.
+          rounding: the largest gap of this server under the first weights that it had.
         """
         values = np.array([np.nan if x is None else x for x in logprobs], np.float64)
         if values.shape != expected.shape:
@@ -205,13 +231,40 @@ class Probe:
             )
         gaps = np.abs(values - expected)
         worst = int(np.argmax(gaps))
-        if self.limit is not None and gaps[worst] > self.limit:
+        limit, why = self.limit, ""
+        if limit is not None and rounding is not None:
+            allowed = max(LARGEST_GROWTH * rounding, SMALLEST_GAP)
+            if allowed < limit:
+                limit, why = (
+                    allowed,
+                    f", since the largest was {rounding:.3g} with its first weights",
+                )
+        if limit is not None and gaps[worst] > limit:
             return (
                 f"the log-probability of the probe's token {worst + 1} is {values[worst]:.6g}, "
                 f"but {expected[worst]:.6g} by the new weights: the gap {gaps[worst]:.3g} is above "
-                f"the limit {self.limit:g}"
+                f"the limit {limit:g}{why}"
             )
         return None
+
+    def has_old_head(
+        self, logprobs: np.ndarray, params: Params, expected: np.ndarray, before: Path
+    ) -> bool:
+        """Returns whether a server has the output head of older weights, and otherwise new ones.
+
+        Args:
+          logprobs: the server's log-probabilities of tokens 1 to n - 1.
+          params, expected: the new weights, and the log-probabilities under them.
+          before: the folder of the older weights.
+        """
+        policy, config = self.policy, self.policy.decoder.config
+        name = name_in_files(config.wrapper, EMBEDDING if config.tied_embedding else HEAD)
+        stored = stored_tensors(before)[name]
+        rows = [piece for _, piece in stored.pieces(slice(0, stored.shape[0]))]
+        untied = replace(policy.decoder, config=replace(config, tied_embedding=False))
+        old = params | {"head": np.concatenate(rows).astype(params["embedding"].dtype)}
+        mixed = self.score(replace(policy, decoder=untied), self.tokens, old)
+        return bool(np.abs(logprobs - mixed).mean() < STALE * np.abs(expected - mixed).mean())
 
 
 def change_made(logprobs: np.ndarray, previous: np.ndarray, expected: np.ndarray) -> float | None:

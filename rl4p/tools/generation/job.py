@@ -6,7 +6,7 @@ import shlex
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -159,6 +159,7 @@ def of_policy(
     )
     model = config.model.get("path") or config.model._target_
     of_run = f"{options.run} after step {step}" if run else str(model)
+    given = {each.name for each in fields(sampler) if each.init}  # and not what a call opens
     over = f" ({dropped:,} dropped for being longer than max_prompt_tokens)" if dropped else ""
     return QuestionSource(
         questions=prompts,
@@ -167,7 +168,8 @@ def of_policy(
             "step": step,
             "average": options.average,
             "model": resolved(config.model),
-            "rollout": {"_target_": type(sampler).__qualname__} | asdict(sampler),
+            "rollout": {"_target_": type(sampler).__qualname__}
+            | {name: value for name, value in asdict(sampler).items() if name in given},
             "prompts_per_step": config.prompts_per_step,
         }
         | common(config, prompts),

@@ -190,6 +190,16 @@ def test_weights_that_no_server_takes_are_an_error(opened, params):
             engine.publish(of_step(params, 1), 1)
 
 
+def test_weights_that_servers_stop_to_take_are_an_error_at_once(opened, params):
+    """A run does not wait for what no waiting changes."""
+    with opened(patience=600) as (engine, doubles):
+        engine.publish(of_step(params, 1), 1)
+        for double in doubles:
+            double.fault = lambda path: "stale" if path in UPDATES else None
+        with pytest.raises(RunError, match="can be used, after 3 attempts: http"):
+            engine.publish(of_step(params, 2), 2)
+
+
 def wait_until(holds):
     while not holds():
         time.sleep(0.01)

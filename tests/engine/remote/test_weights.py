@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from copy import copy
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
@@ -20,6 +21,7 @@ from rl4p.distributed.mesh import Mesh
 from rl4p.engine.remote.weights import Probe, WeightsFolder
 from rl4p.model.lora import LoRA
 from rl4p.model.pretrained import Pretrained
+from rl4p.model.scratch import Scratch
 from rl4p.rollout.remote_sampler import token_logprobs
 
 SHARD = 20_000  # bytes; the model has 24 kB in each layer
@@ -223,6 +225,7 @@ KILLED = """
 import sys
 from pathlib import Path
 import jax
+import jax.numpy as jnp
 from rl4p.distributed.mesh import Mesh
 from rl4p.model import tensor_files
 from rl4p.model.scratch import Scratch
@@ -406,6 +409,7 @@ FOUR_DEVICES = """
 import jax, numpy as np
 from rl4p.distributed.mesh import Mesh
 from rl4p.model.pretrained import Pretrained
+from rl4p.model.scratch import Scratch
 from rl4p.engine.remote.weights import Probe
 from rl4p.rollout.remote_sampler import token_logprobs
 
@@ -423,3 +427,56 @@ def test_devices_change_nothing(on_devices):
     command = [sys.executable, "-c", FOUR_DEVICES]
     done = subprocess.run(command, capture_output=True, text=True, env=on_devices(4))
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize(
+    ("rounding", "gap", "limit"),
+    [
+        (None, 9e-3, None),
+        (1e-6, 9e-5, None),
+        (1e-6, 2e-4, "0.0001, since the largest was 1e-06"),
+        (2e-5, 1.9e-3, None),
+        (2e-5, 3e-3, "0.002, since the largest was 2e-05"),
+        (1e-2, 9e-3, None),
+        (1e-2, 2e-2, "0.01"),
+    ],
+)
+def test_the_limit_follows_the_rounding_of_the_first_weights(probe, rounding, gap, limit):
+    expected = np.full(31, -2, np.float32)
+    found = with_limit(probe, 1e-2).problem(expected + gap, expected, None, rounding)
+    if limit is None:
+        assert found is None
+    else:
+        assert f"is above the limit {limit}" in found
+    assert with_limit(probe, None).problem(expected + gap, expected, None, rounding) is None
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_head_of_the_weights_before_is_found(tmp_path, tied):
+    model = Scratch(width=32, layers=2, heads=4, tied_embedding=tied)
+    policy, old = model.build(Mesh(dp=1), jax.random.key(0))
+    new = jax.tree.map(lambda x: x + np.float32(0.01) * jnp.sign(x), old)
+    probe, folder = Probe(policy, token_logprobs), WeightsFolder(tmp_path)
+    before = folder.write(policy, old, "0").path
+    expected, name = probe.expected(new), "embedding" if tied else "head"
+    untied = dataclasses.replace(policy.decoder.config, tied_embedding=False)
+    apart = dataclasses.replace(policy, decoder=dataclasses.replace(policy.decoder, config=untied))
+    mixed = token_logprobs(apart, probe.tokens, new | {"head": old[name]})
+    assert probe.has_old_head(mixed, new, expected, before)
+    assert not probe.has_old_head(expected, new, expected, before)
+    assert not probe.has_old_head(probe.expected(old), new, expected, before)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_tied_embedding_is_written_as_the_head_where_a_server_needs_it(tmp_path, tied):
+    model = Scratch(width=32, layers=1, heads=4, tied_embedding=tied)
+    policy, params = model.build(Mesh(dp=1), jax.random.key(0))
+    weights = WeightsFolder(tmp_path, repeats_head=True).write(policy, params, "0")
+    if not tied:
+        assert weights.head is None
+        return
+    assert weights.head is not None
+    (name, head), *others = load_file(weights.head / "model.safetensors").items()
+    assert (name, others) == ("lm_head.weight", [])
+    np.testing.assert_array_equal(head, params["embedding"])
+    assert "lm_head.weight" not in weights.checksums
