@@ -10,6 +10,7 @@ words of the command (`commands.Grammar`), runs, files, and the keys of the conf
 import io
 import os
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stderr
@@ -21,7 +22,7 @@ from hydra.plugins.completion_plugin import CompletionPlugin
 from rl4p.base.errors import InputError
 from rl4p.configuration.composition import CONFIG, Composer
 from rl4p.configuration.hydra_internals import Hydra
-from rl4p.configuration.quoting import command, override
+from rl4p.configuration.quoting import override
 from rl4p.configuration.trust import CONF
 from rl4p.runs.folder import LATEST, newest_runs
 
@@ -87,7 +88,7 @@ def query(
         return
     if key in ("run", "resume") and equals and not value.startswith(("/", ".")):
         runs = [LATEST, *(str(folder) for folder in newest_runs())]
-        lines = [command([override(key, folder)]) for folder in runs]
+        lines = [shlex.quote(override(key, folder)) for folder in runs]
         print(separator.join(word for word in lines if word.startswith(last)))
         return
     if f"{key}=" in own and equals:

@@ -12,6 +12,7 @@ the mirror has. Otherwise the folder becomes a copy of the mirror.
 
 import logging
 import re
+import shlex
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -29,7 +30,7 @@ from yaml import YAMLError
 from rl4p.base.errors import AlreadyFinished, InputError
 from rl4p.base.storage import ObjectStore, is_address
 from rl4p.configuration.composition import Composer
-from rl4p.configuration.quoting import command, override, quoted, setting
+from rl4p.configuration.quoting import override, quoted, setting
 from rl4p.configuration.schema import without_hydra
 from rl4p.configuration.targets import resolved
 from rl4p.configuration.tree import differences, leaves
@@ -198,10 +199,10 @@ def refuse_changes(
     if others and not {"experiment", "suite"}.intersection(named):
         words = [setting(key, old[key]) for key in others if key in old and key in new]
         reason = "defaults have changed since the run was started: " + (
-            f"add {command(words)} to keep its values"
+            f"add {shlex.join(words)} to keep its values"
             if len(words) == len(others)
-            else f"model=run {command([override('model.run', str(given))])} begins a new run with "
-            "its weights"
+            else f"model=run {shlex.quote(override('model.run', str(given)))} begins a new run "
+            "with its weights"
         )
     raise InputError(f"resume={given} cannot change the configuration: {changes} ({reason}).")
 

@@ -1,7 +1,6 @@
 """The start of a sweep: the jobs of a new one, and what is left of one that is resumed."""
 
 import logging
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,10 @@ from rl4p.base.errors import InputError
 from rl4p.command.resume import followed_by, refuse_changes, resume
 from rl4p.configuration.composition import Composer, refused_jobs, sweep_jobs
 from rl4p.configuration.hydra_internals import BasicSweeper
-from rl4p.configuration.quoting import override
 from rl4p.configuration.schema import without_hydra
 from rl4p.configuration.targets import resolved
-from rl4p.configuration.trust import unsandboxed
 from rl4p.configuration.yaml_file import is_own, read_yaml
-from rl4p.runs.folder import JOBS, RECORD, refuse_taken
+from rl4p.runs.folder import JOBS, RECORD, refuse_taken, resume_command
 from rl4p.runs.sweep import (
     MOST_JOBS,
     MULTIRUN,
@@ -89,7 +86,9 @@ def new_sweep(
         jobs=() if is_search(base) else tuple(jobs_of(composer, base, axes, for_hydra)),
         given=tuple(str(override.input_line) for override in overrides),
         left=None,
-        command=command(place, configs[0], for_hydra) if resumable and not is_search(base) else "",
+        command=command_of(place, configs[0], for_hydra)
+        if resumable and not is_search(base)
+        else "",
     )
     return configs[0], sweep
 
@@ -161,7 +160,7 @@ def resumed_sweep(
         jobs=tuple(jobs),
         given=(),
         left=left,
-        command=command(folder, config, overrides),
+        command=command_of(folder, config, overrides),
     )
     return lines, config, sweep
 
@@ -219,6 +218,14 @@ def resume_sweep(
     return lines, jobs, left
 
 
+def command_of(folder: Path, config: DictConfig, overrides: Sequence[Override]) -> str:
+    """Returns the command that resumes a sweep."""
+    not_again = ("resume", "trusted_targets", *START_KEYS)
+    words = [str(o.input_line) for o in overrides if o.key_or_group not in not_again]
+    tree = resolved(without_hydra(config), complete=False)
+    return resume_command(folder, tree, config.hydra.runtime.config_sources, words)
+
+
 def begin_anew(
     composer: Composer, place: Path, job: SweepJob, overrides: list[Override]
 ) -> list[str]:
@@ -231,19 +238,3 @@ def begin_anew(
     saved = composer.compose(followed_by(composer, job.overrides, kept), targets=False)
     refuse_changes(str(place), without_hydra(saved), without_hydra(config), overrides)
     return lines
-
-
-def command(folder: Path, config: DictConfig, overrides: Sequence[Override]) -> str:
-    """Returns the command that resumes a sweep, which can be pasted into a shell."""
-    words = ["python", "-m", f"rl4p.{config.hydra.job.name}"]
-    words.append(override("resume", str(folder)))
-    for source in config.hydra.runtime.config_sources:
-        if source.provider == "command-line":
-            words += ["--config-dir", source.path]
-    if config.trusted_targets:  # never read from the folder
-        words.append(f"trusted_targets=[{','.join(config.trusted_targets)}]")
-    tree = resolved(without_hydra(config), complete=False)
-    words += [f"{key}=none" for key in unsandboxed(tree)]  # nor is this
-    not_again = ("resume", "trusted_targets", *START_KEYS)
-    words += [str(o.input_line) for o in overrides if o.key_or_group not in not_again]
-    return shlex.join(words)

@@ -15,6 +15,7 @@ anyone: with a value from there the configuration is refused, unless it is a loc
 
 import os
 import re
+import shlex
 import typing
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from enum import Enum
@@ -25,7 +26,7 @@ from urllib.parse import unquote
 from rl4p.base.address import holds_secret
 from rl4p.base.errors import InputError
 from rl4p.configuration.own_folder import OwnFolder
-from rl4p.configuration.quoting import command, override
+from rl4p.configuration.quoting import override
 from rl4p.configuration.suggestions import write
 from rl4p.configuration.targets import is_node, locate, type_hints
 from rl4p.configuration.tree import below, join, leaves
@@ -175,7 +176,7 @@ def refuse_ungiven(
     yours = f"if the recipes in {own.folder} are yours, add trust=true once; or, " if own else ""
     raise InputError(
         f"{are}. A file gives {'this value' if len(others) == 1 else 'these values'}, and anyone "
-        f"may have written it: {yours}if you trust it, add {command([word])}."
+        f"may have written it: {yours}if you trust it, add {shlex.quote(word)}."
     )
 
 

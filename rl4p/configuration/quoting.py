@@ -1,8 +1,6 @@
 """Overrides and commands that a user can paste into a shell: two grammars, two kinds of quotes."""
 
 import json
-import shlex
-from collections.abc import Iterable
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -49,8 +47,3 @@ def setting(key: str, value: Any) -> str:
         return str(value) if isinstance(value, float) else json.dumps(value)
 
     return override(key, value) if isinstance(value, str) else f"{key}={written(value)}"
-
-
-def command(words: Iterable[str]) -> str:
-    """Returns the words as one command line for a shell."""
-    return shlex.join(words)

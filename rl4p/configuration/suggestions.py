@@ -6,11 +6,10 @@ the value that the user gave, and spaces separate several overrides.
 
 import difflib
 import re
+import shlex
 from collections.abc import Collection, Iterable, Sequence
 from decimal import Decimal
 from typing import NamedTuple
-
-from rl4p.configuration.quoting import command
 
 NUMBER = r"[-+.\d].*"
 TRUE = r"(?i)true|yes|on"
@@ -194,7 +193,7 @@ class Suggestion(NamedTuple):
 
 def write(problem: str, *choices: Iterable[str]) -> str:
     """Returns an error message that ends with a command line, or with several to choose from."""
-    return f"{problem}: write {' or '.join(command(words) for words in choices)}"
+    return f"{problem}: write {' or '.join(shlex.join(words) for words in choices)}"
 
 
 def fill(overrides: str, value: str) -> list[str]:

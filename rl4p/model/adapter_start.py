@@ -5,6 +5,7 @@ has one for each. `write_adapter` puts theirs below one another, with zeros betw
 one A for all. Both are read: the second begins with copies.
 """
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from functools import reduce
 from math import isclose
@@ -17,7 +18,6 @@ from jax.tree_util import DictKey
 
 from rl4p.base.errors import InputError
 from rl4p.base.types import Params
-from rl4p.configuration.quoting import command
 from rl4p.distributed.mesh import Mesh
 from rl4p.distributed.placement import param_shardings
 from rl4p.model.adapter import Adapter
@@ -87,7 +87,7 @@ def check_begin(adapter: Adapter, decoder: Decoder, shapes: Params) -> None:
     ]
     raise InputError(
         f"model.lora is not the adapter in {adapter.folder}: {LEAVE}, or train it on with "
-        f"{command(words)}"
+        f"{shlex.join(words)}"
     )
 
 

@@ -109,14 +109,7 @@ class Orbax:
         Args:
           parts: the other objects to save and restore with the `TrainState`, by name.
         """
-        checkpoints = Checkpoints(
-            folder / "checkpoints",
-            parts,
-            every=self.every,
-            keep=self.keep,
-            best=best,
-            restores="best" if self.restore == "best" else None,
-        )
+        checkpoints = Checkpoints(folder / "checkpoints", parts, self, best)
         if best is not None:
             best.checkpoints = checkpoints
         return checkpoints
@@ -133,18 +126,11 @@ class Checkpoints:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        parts: Mapping[str, Stateful],
-        *,
-        every: int,
-        keep: int,
-        best: Best | None = None,
-        restores: Choice = None,
+        self, folder: Path, parts: Mapping[str, Stateful], options: Orbax, best: Best | None
     ) -> None:
-        self.folder, self.parts = folder, parts
-        self.every, self.keep, self.best = every, keep, best
-        self.restores: Choice = restores
+        self.folder, self.parts, self.best = folder, parts, best
+        self.every, self.keep = options.every, options.keep
+        self.restores: Choice = "best" if options.restore == "best" else None
         self.began: dict[int, float] = {}  # when the save of a step began, in seconds of the epoch
         self.quiet = ExitStack()
         self.manager = self.opened()

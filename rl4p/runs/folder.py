@@ -4,23 +4,28 @@ Only one run, and only its first process, uses a folder at a time.
 """
 
 import fcntl
+import os
 import re
+import shlex
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from yaml import YAMLError
 
-from rl4p.base.errors import InputError
+from rl4p.base.errors import InputError, RunError
 from rl4p.base.storage import ObjectStore, cache_folder, is_address
 from rl4p.configuration.capability import refuse_of_file, uses
 from rl4p.configuration.override_errors import JOBS, LATEST, RECORD
-from rl4p.configuration.quoting import command, override
+from rl4p.configuration.quoting import override
 from rl4p.configuration.suggestions import write
 from rl4p.configuration.targets import resolved
-from rl4p.configuration.trust import TRUSTED, check_names, check_trust, names_in
+from rl4p.configuration.trust import TRUSTED, check_names, check_trust, names_in, unsandboxed
 from rl4p.configuration.yaml_file import is_own, load_yaml, read_yaml, signed
 
 RUNS = Path("outputs/runs")  # the runs that got no other `hydra.run.dir`
@@ -192,11 +197,51 @@ def refuse_taken(key: str, folder: str | None, pattern: str) -> None:
     if holds is not None:
         if (Path(folder) / JOBS).exists():
             holds = Path(folder)
-        resume = command([override("resume", str(holds))])
+        resume = shlex.quote(override("resume", str(holds)))
         raise InputError(
             f"{key}={folder} already contains a run: continue it with {resume}, or choose another "
             "folder."
         )
+
+
+def resume_command(
+    folder: Path, config: Mapping[str, Any], sources: Iterable[Any], words: Sequence[str] = ()
+) -> str:
+    """Returns the command that resumes a run or a sweep, which can be pasted into a shell.
+
+    Args:
+      config: its resolved configuration. The command repeats what no folder can give: trust.
+      sources: Hydra's sources of the configuration, of which the command names --config-dir.
+      words: further overrides.
+    """
+    command = ["python", "-m", "rl4p.train", override("resume", str(folder))]
+    for source in sources:
+        if source.provider == "command-line":
+            command += ["--config-dir", source.path]
+    if trusted := names_in(config["trusted_targets"]):
+        command.append(f"trusted_targets=[{','.join(trusted)}]")
+    command += [f"{key}=none" for key in unsandboxed(config)]
+    return shlex.join([*command, *words])
+
+
+def run_on_cpu(program: str, words: Iterable[str], trusted: Sequence[str] | str | None) -> None:
+    """Runs a program of rl4p on a run in another process, which leaves the devices alone.
+
+    Raises:
+      RunError: it failed; the message is the last line that it printed.
+    """
+    if names := names_in(trusted):
+        words = [*words, f"trusted_targets=[{','.join(names)}]"]
+    done = subprocess.run(
+        [sys.executable, "-m", f"rl4p.{program}", *words],
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or ["it printed no reason"]
+        raise RunError(lines[-1])
 
 
 def refuse_address(key: str, place: str, instead: str = "") -> None:

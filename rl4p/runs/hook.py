@@ -1,10 +1,7 @@
 """The hooks of a run that are options: an export after some steps, and a trace of a few."""
 
 import logging
-import os
 import shutil
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +10,6 @@ from typing import Any, Literal
 
 import jax
 
-from rl4p.base.errors import RunError
 from rl4p.base.types import Params
 from rl4p.configuration.bounds import Natural, Positive
 from rl4p.configuration.capability import Address
@@ -22,6 +18,7 @@ from rl4p.distributed.processes import first, to_host
 from rl4p.model.huggingface import write_policy
 from rl4p.model.policy import Policy
 from rl4p.protocols.hook import StepInfo
+from rl4p.runs.folder import run_on_cpu
 
 log = logging.getLogger(__name__)
 
@@ -136,7 +133,7 @@ class OpenExport:
         )
 
     def evaluate(self, out: Path) -> None:
-        """Runs `rl4p.evaluate` on an export in another process; its last line is the error."""
+        """Runs `rl4p.evaluate` on an export."""
         words = [
             override("run", str(self.folder)),
             override("export", str(out)),
@@ -144,19 +141,7 @@ class OpenExport:
             "tracker=none",
             "mesh=single",
         ]
-        if trusted := self.config.get("trusted_targets"):
-            names = [trusted] if isinstance(trusted, str) else trusted
-            words.append(f"trusted_targets=[{','.join(names)}]")
-        done = subprocess.run(
-            [sys.executable, "-m", "rl4p.evaluate", *words],
-            env=os.environ | {"JAX_PLATFORMS": "cpu"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            lines = done.stderr.strip().splitlines() or ["it printed no reason"]
-            raise RunError(lines[-1])
+        run_on_cpu("evaluate", words, self.config.get("trusted_targets"))
 
     def close(self) -> None:
         """Waits for the exports that are due."""

@@ -1,6 +1,7 @@
 """The job of `python -m rl4p.train`: a run in its folder with hooks, signals and a summary."""
 
 import logging
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
@@ -15,8 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from rl4p.base.errors import InputError, OutOfTime, RunError, Stopped
 from rl4p.base.types import TrainState
 from rl4p.configuration import instantiate
-from rl4p.configuration.quoting import command, override
-from rl4p.configuration.trust import names_in, unsandboxed
+from rl4p.configuration.quoting import override
 from rl4p.distributed.processes import (
     agreed,
     anywhere,
@@ -34,7 +34,7 @@ from rl4p.runs.checkpoint import Checkpoints
 from rl4p.runs.description import is_large
 from rl4p.runs.diagnosis import Diagnosis, loss_note
 from rl4p.runs.environment import data_sets, surroundings
-from rl4p.runs.folder import only_run_in, record_value
+from rl4p.runs.folder import only_run_in, record_value, resume_command
 from rl4p.runs.grading import RecordSamples
 from rl4p.runs.history import History
 from rl4p.runs.hook import Profiler
@@ -81,13 +81,15 @@ def run(
     started, compiled = clock(), compilation()
     keep_programs()
     folder = Path(agreed(HydraConfig.get().runtime.output_dir))
+    tree: Any = OmegaConf.to_container(config, resolve=True)
+    resume = resume_command(folder, tree, HydraConfig.get().runtime.config_sources)
 
     def last_words() -> str:
         newest = max(steps_of(folder / "checkpoints"), default=None)
         saved = "nothing is saved yet" if newest is None else f"step {newest} is the newest saved"
         return (
             f"Stopped in the middle of a step, which took too long to end: {saved}. Continue with: "
-            f"{resume_command(config, folder)}"
+            f"{resume}"
         )
 
     bar = ProgressBar(
@@ -101,8 +103,8 @@ def run(
     )
     with recorded_in(folder) as record, StopRequest(last_words) as request, bar:
         if config.resume is None and (record.metrics() or steps_of(record.folder / "checkpoints")):
-            resume = command([override("resume", str(folder))])
-            raise InputError(f"{folder} already contains a run: continue it with {resume}.")
+            word = shlex.quote(override("resume", str(folder)))
+            raise InputError(f"{folder} already contains a run: continue it with {word}.")
         refuse_what_only_a_plan_reads(config)
         if config.plan.check:
             check(config)
@@ -200,14 +202,12 @@ def run(
                 discard_output()
         if mirror is not None and not mirror.sent:
             raise RunError(
-                f"The run is {status}, but {mirror.url} lacks a part of it: send it with "
-                f"{resume_command(config, folder)}"
+                f"The run is {status}, but {mirror.url} lacks a part of it: send it with {resume}"
             )
         if status == "stopped":
             kind = OutOfTime if outcome.stopped_by == "before" else Stopped
             raise kind(
-                f"Stopped after step {outcome.step}, everything is saved. Continue with: "
-                f"{resume_command(config, folder)}"
+                f"Stopped after step {outcome.step}, everything is saved. Continue with: {resume}"
             )
         return summary
 
@@ -271,19 +271,6 @@ def recorded_in(folder: Path) -> Iterator[Record]:
     else:
         with TemporaryDirectory() as own:
             yield Record(Path(own))
-
-
-def resume_command(config: DictConfig, folder: Path) -> str:
-    """Returns the command that resumes the run, with its --config-dir and trusted_targets."""
-    words = ["python", "-m", "rl4p.train", override("resume", str(folder))]
-    for source in HydraConfig.get().runtime.config_sources:
-        if source.provider == "command-line":
-            words += ["--config-dir", source.path]
-    if config.trusted_targets:  # never read from a run folder
-        words.append(f"trusted_targets=[{','.join(names_in(config.trusted_targets))}]")
-    tree = OmegaConf.to_container(config, resolve=True)
-    words += [f"{key}=none" for key in unsandboxed(tree)]  # nor is this
-    return command(words)
 
 
 def run_steps(

@@ -10,6 +10,7 @@ the run is killed, the store holds a run that resumes exactly:
   has gone on with the run.
 """
 
+import shlex
 import shutil
 import time
 import uuid
@@ -24,7 +25,7 @@ from omegaconf import DictConfig
 
 from rl4p.base.errors import InputError, RunError
 from rl4p.base.storage import ObjectStore
-from rl4p.configuration.quoting import command, override
+from rl4p.configuration.quoting import override
 from rl4p.protocols.hook import Mirror
 from rl4p.runs.folder import (
     CHECKPOINTS,
@@ -69,7 +70,7 @@ class RunMirror:
             lambda: StoreMirror(store, folder, start, self),
             name=self.url,
             close_timeout_seconds=TIMEOUT_MAX,
-            repeat=f": send it with {command([override('resume', str(folder))])}.",
+            repeat=f": send it with {shlex.quote(override('resume', str(folder)))}.",
             between_seconds=SECONDS_BETWEEN,
             without_news=True,
         )
@@ -113,7 +114,7 @@ def refuse_others(store: ObjectStore, folder: Path, *, resumed: bool) -> None:
         )
     own = (folder / START).read_bytes() if (folder / START).exists() else None
     if RECORD in objects and store.read(START) != own:
-        resume = command([override("resume", store.url)])
+        resume = shlex.quote(override("resume", store.url))
         what = "already contains a run"
         if resumed:
             what = f"has a later state of this run than {folder}, or another run"

@@ -23,7 +23,7 @@ from rl4p.command.resume import (
 )
 from rl4p.configuration import compose
 from rl4p.configuration.composition import Composer
-from rl4p.configuration.quoting import command, override
+from rl4p.configuration.quoting import override
 from rl4p.configuration.trust import CONF
 from rl4p.runs.folder import only_run_in, saved_config
 
@@ -102,7 +102,7 @@ QUICK = ("a,b=c", "été ünïcode", "both ' and \"")
 )
 def test_a_folder_of_any_name_is_pasted_back_from_the_printed_command(toy, started, name):
     folder = started.rename(started.parent / name)
-    pasted = f"printf '%s' {command([override('resume', str(folder))])}"
+    pasted = f"printf '%s' {shlex.quote(override('resume', str(folder)))}"
     line = subprocess.run(["bash", "-c", pasted], capture_output=True, text=True, check=True).stdout
     assert toy.run(line, "steps=9") == 0
     assert toy.jobs[-1].resume == str(folder)

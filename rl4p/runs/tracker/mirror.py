@@ -7,10 +7,7 @@ writes, in Hugging Face format; ``mlflow.artifacts.download_artifacts("models:/N
 import getpass
 import hashlib
 import json
-import os
 import re
-import subprocess
-import sys
 import uuid
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from rl4p.base.errors import RunError
 from rl4p.protocols.hook import Mirror
+from rl4p.runs.folder import run_on_cpu
 from rl4p.runs.record import Record, replace_file
 from rl4p.runs.saved_steps import steps_of
 from rl4p.runs.tracker.background import TimedSteps
@@ -37,8 +35,7 @@ def register_policy(
 ) -> None:
     """Registers the policy of the newest checkpoint, unless the store has this version.
 
-    Another process exports it on the CPU, so that this process needs no second copy of the policy
-    on its devices.
+    Another process exports it, so that this one needs no second copy of the policy.
     """
     from mlflow.exceptions import MlflowException
 
@@ -52,7 +49,10 @@ def register_policy(
     place = f"policy/{step}"
     with TemporaryDirectory(dir=folder) as temporary:
         out = Path(temporary) / "policy"
-        export(folder, out, step, trusted)
+        try:
+            run_on_cpu("export", [f"run={folder}", f"out={out}", f"step={step}"], trusted)
+        except RunError as error:
+            raise RunError(f"{folder} could not be exported: {error}") from error
         client.log_artifacts(run_id, str(out), place)
     try:
         client.create_registered_model(name)
@@ -70,17 +70,6 @@ def register_policy(
         description="; ".join([f"{folder} after step {step}", *scores]),
     )
     client.set_tag(run_id, "registered", name)
-
-
-def export(folder: Path, out: Path, step: str, trusted: tuple[str, ...]) -> None:
-    """Runs `rl4p.export` in another process; the last line that it prints is its error."""
-    command = [sys.executable, "-m", "rl4p.export", f"run={folder}", f"out={out}"]
-    command += [f"step={step}", *([f"trusted_targets=[{','.join(trusted)}]"] if trusted else [])]
-    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or ["it printed no reason"]
-        raise RunError(f"{folder} could not be exported: {lines[-1]}")
 
 
 IDENTITY = "rl4p.run"  # tag: identifies the run in every store; tracker.json holds its value

@@ -24,6 +24,7 @@ from rl4p.configuration import compose
 from rl4p.export import main
 from rl4p.runs.build import build
 from rl4p.runs.checkpoint import Orbax
+from rl4p.runs.folder import run_on_cpu
 from rl4p.runs.record import Record
 from rl4p.runs.tracker import mirror as mirroring
 from rl4p.runs.tracker.description import Description
@@ -34,7 +35,6 @@ from rl4p.runs.tracker.mirror import (
     STEP,
     TABLE,
     MLflowMirror,
-    export,
     steps_of,
 )
 
@@ -127,13 +127,13 @@ def test_a_run_without_a_checkpoint_registers_nothing_and_says_so(store, record,
     assert "has no checkpoint, so tracker.register=adder" in caplog.records[0].getMessage()
 
 
-def test_the_trust_of_the_run_is_passed_on(made, tmp_path, monkeypatch):
+def test_the_trust_of_the_run_is_passed_on(monkeypatch):
     commands = []
     monkeypatch.setattr(
-        "rl4p.runs.tracker.mirror.subprocess.run",
+        "rl4p.runs.folder.subprocess.run",
         lambda command, **options: commands.append(command) or type("Done", (), {"returncode": 0}),
     )
-    export(made, tmp_path / "out", "7", ("mine", "ours"))
+    run_on_cpu("export", ["step=7"], ("mine", "ours"))
     assert commands[0][-2:] == ["step=7", "trusted_targets=[mine,ours]"]
 
 
