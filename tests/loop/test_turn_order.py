@@ -13,9 +13,9 @@ from rl4p.advantage.reinforce_pp import ReinforcePP
 from rl4p.advantage.turn_returns import TurnReturns
 from rl4p.base.types import Finish, Rewards, Sampling
 from rl4p.configuration import compose
+from rl4p.loop.batches import reordered, time_order
 from rl4p.loop.loop import train
 from rl4p.loop.scoring import turn_states
-from rl4p.loop.turn_order import reordered, time_order
 from rl4p.protocols.engine import Completion
 from rl4p.reward.weighted import Weighted
 from rl4p.rollout.recorder import CallLimits, FinishedEpisode, Recorder, rows_on_host

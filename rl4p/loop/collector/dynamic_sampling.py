@@ -1,26 +1,23 @@
 """A collector that samples more prompts until enough groups are worth training on."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil, lcm
 from typing import Annotated, Any, Literal
 
-import jax
 import numpy as np
 from annotated_types import Ge
 
-from rl4p.base.types import Group, Params, Prompt, TrainState
+from rl4p.base.types import Group, Prompt, TrainState
 from rl4p.configuration.bounds import FINITE, Positive
 from rl4p.distributed.processes import to_host
 from rl4p.loop.cache import SuccessCache
 from rl4p.loop.collector.synchronous import OpenSynchronous
 from rl4p.loop.groups import check_filters, divided, joined
 from rl4p.loop.metrics import drawn_shares, rollout_metrics
-from rl4p.loop.phases import graded as grade
 from rl4p.loop.prompts import Quota
 from rl4p.loop.stopwatch import Stopwatch
-from rl4p.model.policy import Policy
-from rl4p.protocols.collection import Collected, CollectorPhases, Filter, OpenSource
+from rl4p.protocols.collection import Collected, CollectorPhases, Filter
 
 PARTS = (1, 2, 4, 8)  # a round has the size of the first one, divided by one of these
 
@@ -58,23 +55,17 @@ class DynamicSampling:
                 "+filter@collector.filters.NAME=OPTION, or choose collector=synchronous."
             )
 
-    def open(
-        self,
-        phases: CollectorPhases,
-        policy: Policy,
-        source: OpenSource,
-        *,
-        prompts_per_step: int,
-        group_size: int,
-    ) -> "OpenDynamicSampling":
-        return OpenDynamicSampling(self, phases, policy, source, prompts_per_step, group_size)
+    def open(self, *parts: Any, **sizes: int) -> "OpenDynamicSampling":
+        return OpenDynamicSampling(self, *parts, **sizes)
 
 
 class OpenDynamicSampling(OpenSynchronous):
     """An `OpenCollector` that keeps the prompts whose groups were not needed."""
 
-    def __init__(self, options: DynamicSampling, phases: CollectorPhases, *others: Any) -> None:
-        super().__init__(phases, *others)
+    def __init__(
+        self, options: DynamicSampling, phases: CollectorPhases, *parts: Any, **sizes: int
+    ) -> None:
+        super().__init__(phases, *parts, **sizes)
         self.options = options
         self.cache = options.cache and options.cache.open(phases)
         check_filters(options.filters, self.group_size)
@@ -92,7 +83,11 @@ class OpenDynamicSampling(OpenSynchronous):
             count = self.size_of_round(missing)
             prompts, self.waiting = quota.choose(self.waiting, count)  # those that wait come first
             prompts += quota.take(count - len(prompts), int(state.step))
-            groups, memory = self.sampled(prompts, state, weights, memory, counts["rounds"], watch)
+            trajectories, episodes, rewards, memory = self.sampled(
+                prompts, state, weights, memory, watch, counts["rounds"]
+            )
+            trajectories, rewards = to_host((trajectories, rewards))
+            groups = divided(trajectories, episodes, rewards)
             counts["rounds"] += 1
             counts["sampled"] += len(groups)
             for number, group in enumerate(groups):
@@ -133,37 +128,6 @@ class OpenDynamicSampling(OpenSynchronous):
         size = min(n for part in PARTS if (n := ceil(first / part)) >= over * missing)
         together = lcm(rows, self.group_size) // self.group_size
         return -(-size // together) * together
-
-    def sampled(
-        self,
-        prompts: Sequence[Prompt],
-        state: TrainState,
-        weights: tuple[int, Params],
-        memory: dict[str, Any],
-        number: int,
-        watch: Stopwatch,
-    ) -> tuple[list[Group], dict[str, Any]]:
-        """Returns the graded groups of a round, and the memory of the phases.
-
-        The first round has the random key of a synchronous step. Each other has a key of its own.
-        """
-        key = state.step_key()
-        version, params = weights
-        with watch("rollout"):
-            (trajectories, episodes), memory = self.phases.sample(
-                memory,
-                self.policy,
-                params,
-                prompts,
-                group_size=self.group_size,
-                key=jax.random.fold_in(key, number + 1 if number else 0),
-                version=version,
-            )
-            # Updates fold in 1, so the rounds fold in 0, 2, 3, ...
-        with watch("reward"):
-            rewards, memory = grade(self.phases, memory, trajectories, episodes)
-        trajectories, rewards = to_host((trajectories, rewards))
-        return divided(trajectories, episodes, rewards), memory
 
     def state(self) -> dict[str, Any]:
         return {

@@ -1,11 +1,12 @@
 """A collector that runs rollout and reward in sequence, with the synced parameters."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 
-from rl4p.base.types import TrainState
+from rl4p.base.types import Episode, Params, Prompt, Rewards, TrainState, Trajectories
 from rl4p.distributed.processes import to_host
 from rl4p.loop.metrics import drawn_shares, rollout_metrics
 from rl4p.loop.phases import graded
@@ -20,16 +21,8 @@ from rl4p.protocols.collection import Collected, CollectorPhases, OpenSource
 class Synchronous:
     """Options of a collector that samples and grades all trajectories of a step in that step."""
 
-    def open(
-        self,
-        phases: CollectorPhases,
-        policy: Policy,
-        source: OpenSource,
-        *,
-        prompts_per_step: int,
-        group_size: int,
-    ) -> "OpenSynchronous":
-        return OpenSynchronous(phases, policy, source, prompts_per_step, group_size)
+    def open(self, *parts: Any, **sizes: int) -> "OpenSynchronous":
+        return OpenSynchronous(*parts, **sizes)
 
 
 class OpenSynchronous:
@@ -50,20 +43,12 @@ class OpenSynchronous:
 
     def collect(self, state: TrainState) -> Collected:
         watch, step = Stopwatch(), int(state.step)
-        version, params = self.weights(state)
+        weights = self.weights(state)
         prompts = Quota(self.source, self.prompts_per_step).take(self.prompts_per_step, step)
-        with watch("rollout"):
-            (trajectories, episodes), memory = self.phases.sample(
-                state.memory,
-                self.policy,
-                params,
-                prompts,
-                group_size=self.group_size,
-                key=jax.random.fold_in(state.step_key(), 0),
-                version=version,
-            )
+        trajectories, episodes, rewards, memory = self.sampled(
+            prompts, state, weights, state.memory, watch
+        )
         with watch("reward"):
-            rewards, memory = graded(self.phases, memory, trajectories, episodes)
             self.source.credit(step, episodes, to_host(rewards))
             rewards = self.policy.mesh.shard_rows(rewards)
         return Collected(
@@ -75,6 +60,38 @@ class OpenSynchronous:
             | rollout_metrics(self.phases.rollout)
             | drawn_shares(episodes[:: self.group_size]),
         )
+
+    def sampled(
+        self,
+        prompts: Sequence[Prompt],
+        state: TrainState,
+        weights: tuple[int, Params],
+        memory: dict[str, Any],
+        watch: Stopwatch,
+        number: int = 0,
+    ) -> tuple[Trajectories, Sequence[Episode], Rewards, dict[str, Any]]:
+        """Samples and grades prompts; the last result is the memory of the phases.
+
+        Args:
+          weights: the weights to sample with, and before them their version.
+          number: the number of the round in the step, since each has a random key of its own.
+        """
+        version, params = weights
+        # Updates fold in 1, so the rounds fold in 0, 2, 3, ...
+        key = jax.random.fold_in(state.step_key(), number + 1 if number else 0)
+        with watch("rollout"):
+            (trajectories, episodes), memory = self.phases.sample(
+                memory,
+                self.policy,
+                params,
+                prompts,
+                group_size=self.group_size,
+                key=key,
+                version=version,
+            )
+        with watch("reward"):
+            rewards, memory = graded(self.phases, memory, trajectories, episodes)
+        return trajectories, episodes, rewards, memory
 
     def state(self) -> dict[str, Any]:
         return self.weights.state()
