@@ -266,12 +266,7 @@ def alike(one: str, other: str) -> int:
 
 @contextmanager
 def broken_run(key: str, given: str) -> Iterator[None]:
-    """Names the folder of the run in the error for a value that cannot be resolved.
-
-    Args:
-      key: the key of the command line that names the folder.
-      given: the folder, as it was given.
-    """
+    """Names the folder of the run in the error for a value that cannot be resolved."""
     try:
         yield
     except (InputError, OmegaConfBaseException) as error:

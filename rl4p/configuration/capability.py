@@ -120,12 +120,7 @@ def literals(hint: Any) -> Iterator[Any]:
 
 
 def uses_of_hydra(hydra: Mapping[str, Any], sweep_folder: str) -> Iterator[Use]:
-    """Yields the places that Hydra writes to, but for a launcher's own place in a sweep.
-
-    Args:
-      hydra: the node, of which Hydra has resolved the launcher.
-      sweep_folder: the resolved value of `sweep.dir`.
-    """
+    """Yields the places that Hydra writes to, but for a launcher's own place in a sweep."""
     own = [f"{sweep_folder}{place}" for place in OF_LAUNCHERS]
     for name in OF_HYDRA:
         value = below(hydra, name)
@@ -196,7 +191,8 @@ def untrusted(others: Sequence[Use], listed: Sequence[Use], own: OwnFolder) -> I
     for use in others:
         place = list_of(use.key)
         text = "\0".join([place, use.capability.name, *values[place, use.capability]])
-        if is_local(use):
+        on_disk = use.capability in (Capability.READ, Capability.WRITTEN)
+        if on_disk and "://" not in use.value:
             if not (own.is_known or is_data(use)):
                 yield use
         elif own.given:
@@ -210,11 +206,6 @@ def untrusted(others: Sequence[Use], listed: Sequence[Use], own: OwnFolder) -> I
 def list_of(key: str) -> str:
     """Returns the key of the list that a value is in, or that of the value."""
     return re.sub(r"(\[\d+\])+$", "", key)
-
-
-def is_local(use: Use) -> bool:
-    """Returns whether a value is a path on this machine."""
-    return use.capability in (Capability.READ, Capability.WRITTEN) and "://" not in use.value
 
 
 def is_data(use: Use) -> bool:
@@ -253,12 +244,7 @@ def refuse_mistyped(listed: Sequence[Use]) -> None:
 def refuse_of_file(
     path: Path, listed: Sequence[Use], allowed: Sequence[str], keys: Collection[str] = ()
 ) -> None:
-    """Refuses capabilities in a file of a run folder, unless this user's own commands wrote it.
-
-    Args:
-      listed: the capabilities of the file.
-      allowed, keys: the values that the command line allows, and the keys that it gives.
-    """
+    """Refuses capabilities in a file of a run folder, unless this user's own commands wrote it."""
     if not is_own(path):
         refuse_ungiven(listed, keys, allowed, conf=CONF, config_dir=None)
 

@@ -63,11 +63,7 @@ class Composer:
         self.loader = Loader(search_path, conf, words, config_dir)
 
     def compose(self, lines: list[str], *, targets: bool = True) -> DictConfig:
-        """Returns the checked configuration of one job, with its `hydra` node.
-
-        Raises:
-          InputError: the configuration is wrong; the message names the key and a close match.
-        """
+        """Returns the checked configuration of one job, with its `hydra` node."""
         config = self.load(lines)
         self.check(config, targets=targets)
         return config

@@ -7,6 +7,7 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import Field
 
 from rl4p.base.errors import InputError
+from rl4p.configuration.bounds import Natural, Positive
 from rl4p.configuration.suggestions import write
 from rl4p.configuration.targets import (
     check_arguments,
@@ -19,8 +20,6 @@ from rl4p.configuration.targets import (
 from rl4p.configuration.tree import join
 from rl4p.configuration.trust import TRUSTED, check_names, check_trust, names_in
 
-Natural = Annotated[int, Field(ge=0)]
-Positive = Annotated[int, Field(ge=1)]
 Section = Any  # a plain mapping; SECTIONS lists its keys
 Group = Any  # a node, or nodes by name
 Table = Any  # nodes under names that the user chooses

@@ -15,7 +15,6 @@ NUMBER = r"[-+.\d].*"
 TRUE = r"(?i)true|yes|on"
 FALSE = r"(?i)false|no|off|null|none"
 THOUSANDS = {"k": 10**3, "m": 10**6, "b": 10**9}
-MOST_WRITTEN = 10  # integers that are written out
 USES_ALL = "mesh=auto uses all devices that JAX finds"
 
 
@@ -233,13 +232,6 @@ def integers_in(text: str) -> Sequence[int]:
     if ends := re.fullmatch(r"(\d+)(?:-|\.\.)(\d+)", text):
         return range(int(ends[1]), int(ends[2]) + 1)
     return ()
-
-
-def sweep_over(numbers: Sequence[int]) -> str:
-    """Returns the values of a sweep as Hydra reads them: 0,1,2 or range(0,100)."""
-    if len(numbers) > MOST_WRITTEN:
-        return f"range({numbers[0]},{numbers[-1] + 1})"
-    return ",".join(map(str, numbers))
 
 
 def metrics_like(name: str, names: Collection[str]) -> list[str]:

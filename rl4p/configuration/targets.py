@@ -28,13 +28,13 @@ from rl4p.configuration.suggestions import (
     fill,
     integers_in,
     key_correction,
-    sweep_over,
     write,
 )
 from rl4p.configuration.tree import join
 from rl4p.configuration.trust import TRUSTED, check_trust, names_in, require_trust
 from rl4p.configuration.yaml_file import bounded_interpolations
 
+MOST_WRITTEN = 10  # integers of a sweep that are written out
 # Words for values that YAML writes differently, with the value and its YAML.
 WORDS = {
     **dict.fromkeys(("none", "null", "nil"), (None, "null")),
@@ -221,7 +221,10 @@ def meant(key: str, value: Any, hint: Any) -> list[str] | None:
         return ["-m", f"{key}={','.join(map(str, value))}"]
     numbers = integers_in(value) if isinstance(value, str) else ()
     if numbers and not any(type_errors(each, hint) for each in (numbers[0], numbers[-1])):
-        return [*["-m"] * (len(numbers) > 1), f"{key}={sweep_over(numbers)}"]
+        values = ",".join(map(str, numbers))
+        if len(numbers) > MOST_WRITTEN:
+            values = f"range({numbers[0]},{numbers[-1] + 1})"
+        return [*["-m"] * (len(numbers) > 1), f"{key}={values}"]
     candidates: list[tuple[Any, str]] = [([value], f"[{value}]")]
     if isinstance(value, float) and value.is_integer():
         candidates.append((int(value), str(int(value))))

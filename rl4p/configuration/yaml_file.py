@@ -100,11 +100,7 @@ def load_yaml(path: Path) -> DictConfig | ListConfig:
 
 
 def configuration_of(text: str, path: Path) -> DictConfig | ListConfig:
-    """Returns the configuration in the text of a file. An empty text is an empty configuration.
-
-    Raises:
-      ValueError: the text is a single value.
-    """
+    """Returns the configuration in the text of a file; an empty text is an empty configuration."""
     value = yaml.load(Text(text, path), LOADER)
     if value is not None and not isinstance(value, (dict, list)):
         raise ValueError(f"{path} is not a mapping.")
@@ -202,14 +198,7 @@ def limit_interpolations() -> None:
 
 
 def refuse_variable(name: str, instead: str = "") -> None:
-    """Refuses the environment variable that a file reads.
-
-    Args:
-      instead: another way out, before the usual one.
-
-    Raises:
-      InputError: always.
-    """
+    """Refuses the environment variable that a file reads; `instead` is another way out."""
     raise InputError(
         f"a file reads the environment variable {name!s:.100}, and anyone may have written it: "
         f"{instead}write the key with ${{oc.env:{name!s:.100}}} on the command line if you trust it"

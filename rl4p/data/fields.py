@@ -166,11 +166,7 @@ def exact_number(value: Any) -> Fraction:
 
 
 def whole_number(value: Any) -> int:
-    """Returns a number without a fractional part.
-
-    Raises:
-      ValueError: the value is no such number.
-    """
+    """Returns a number without a fractional part."""
     number = exact_number(value)
     if number.denominator != 1:
         raise ValueError(f"{value!r:.80} is no whole number")

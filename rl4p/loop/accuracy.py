@@ -75,11 +75,7 @@ class Tally:
     invalid: Counter[str] = field(default_factory=Counter)
 
     def add(self, task: str, prompt: str, *, greedy: bool, correct: bool, valid: bool) -> None:
-        """Counts one response.
-
-        Args:
-          prompt: the id of the prompt, which its samples share.
-        """
+        """Counts one response to the prompt with an id, which its samples share."""
         if greedy:
             self.greedy[task].append(correct)
         else:

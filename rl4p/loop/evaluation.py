@@ -111,10 +111,7 @@ class Evaluation:
         return {"prompts": self.digests}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Refuses prompts of a task that differ from the saved run's; there is no other state.
-
-        A resumed run may have other tasks.
-        """
+        """Refuses prompts of a task that differ from the saved run's, if it had the task."""
         for task, saved in state.get("prompts", {}).items():  # older checkpoints have none
             if (own := self.digests.get(task)) is not None:
                 check_digest(saved, own, f"held-out prompts of {task}")

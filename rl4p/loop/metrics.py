@@ -134,8 +134,7 @@ def staleness_shares(step: int, trajectories: Trajectories) -> dict[str, float]:
 def drawn_shares(episodes: Sequence[Episode]) -> dict[str, float]:
     """Returns the share of prompts that a source drew on purpose, as `source/REPLAY`, by its name.
 
-    Args:
-      episodes: one of each group.
+    The episodes are one of each group.
     """
     names = [episode.prompt.drawn_by for episode in episodes]
     drawn = sorted({name for name in names if name is not None})

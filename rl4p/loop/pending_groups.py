@@ -347,12 +347,7 @@ def requests_for(
 
 
 def finished_groups(places: Sequence[tuple[int, int]], finished: np.ndarray) -> int:
-    """Returns how many groups of a call have no unfinished sample.
-
-    Args:
-      places: the place of the group and the sample of each completion, as `requests_for` returns.
-      finished: whether each completion has finished.
-    """
+    """Returns how many groups of a call, with `places` as of `requests_for`, are finished."""
     groups = np.array([group for group, _ in places])
     return len(np.unique(groups)) - len(np.unique(groups[~finished]))
 

@@ -205,11 +205,7 @@ class Phases:
 
     @property
     def estimator(self) -> Estimator | None:
-        """Returns the critic if it is active, otherwise None.
-
-        Raises:
-          InputError: the critic lacks a method of `Estimator`.
-        """
+        """Returns the critic if it is active, otherwise None."""
         if not self.critic.active:
             return None
         if not isinstance(self.critic, Estimator):
@@ -249,11 +245,7 @@ class Phases:
         )
 
     def initial_memory(self) -> Memory:
-        """Returns the initial memory of each phase that has one.
-
-        Raises:
-          InputError: a phase that cannot keep memory has one.
-        """
+        """Returns the initial memory of each phase that has one."""
         memory = {
             name: phase.initial_state()
             for name, phase in self.by_name.items()
@@ -296,9 +288,6 @@ class Phases:
 
         Only one thread at a time calls the reward, so that the deadline of a term does not count
         the time in which it grades for another thread.
-
-        Raises:
-          RunError: the result has a wrong type or shape.
         """
         with self.grading, counted("reward", "grades"):
             reward = with_memory(self.reward, "reward", memory)

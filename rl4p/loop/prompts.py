@@ -48,16 +48,7 @@ Points = Sequence[Sequence[float]]
 
 
 def check_points(name: str, points: Points, least: float, most: float) -> None:
-    """Checks the points of a schedule.
-
-    Args:
-      name: the option, for the message.
-      least, most: the range of the values.
-
-    Raises:
-      ValueError: there is no point, a point is not a pair of a step and a value, the steps do not
-        rise from 0 or more, or a value is out of range.
-    """
+    """Checks that a schedule has pairs of a rising step and a value from `least` to `most`."""
     if not points or any(len(point) != 2 for point in points):
         raise ValueError(f"{name} must be pairs of a step and a value, such as [[0,1.0],[50,0.0]].")
     steps = [step for step, _ in points]
@@ -104,12 +95,9 @@ def take(source: OpenSource, count: int, step: int, *, repeated: float = inf) ->
 def take_each(
     source_of: Callable[[int], OpenSource], chosen: np.ndarray, step: int, repeated: float
 ) -> list[Prompt]:
-    """Returns one prompt for each choice, from the source of the choice.
+    """Returns one prompt for each choice (int [n]), from the source of the choice.
 
-    Args:
-      source_of: returns the source of a choice.
-      chosen: the choices, int [n].
-      repeated: the most repeated prompts of all sources together.
+    At most `repeated` prompts of all sources together are repeated.
     """
     taken = {}
     for choice, number in zip(*np.unique(chosen, return_counts=True), strict=True):

@@ -98,11 +98,7 @@ class PromptStream:
 def open_source(
     source: Source, prompts: Sequence[Prompt], *, seed: int, key: str = "source"
 ) -> OpenSource:
-    """Returns the live source of some options.
-
-    Args:
-      key: the configuration key of the options.
-    """
+    """Returns the live source of the options at a key of the configuration."""
     require(source, Source, key)
     live = source.open(prompts, seed=seed)
     require(live, OpenSource, key)
@@ -110,10 +106,7 @@ def open_source(
 
 
 def digest_of(prompts: Sequence[Question]) -> str:
-    """Returns a digest of all fields of the prompts, in their order.
-
-    The order of keys in `metadata` does not matter.
-    """
+    """Returns a digest of all fields of the prompts in their order, whatever that of metadata."""
     digest = hashlib.sha256()
     for prompt in prompts:
         row = json.dumps(vars(prompt), sort_keys=True, default=as_json)

@@ -37,11 +37,7 @@ class Ungradable:
 
 
 def with_nan(grades: Sequence[float | Ungradable | None], verb: str) -> list[float | None]:
-    """Returns grades with nan for the responses that have none, and logs how many these are.
-
-    Args:
-      verb: what the term does with responses, such as ``graded``.
-    """
+    """Returns grades with nan for responses without one, and logs why they were not `verb`."""
     failed = [each.reason for each in grades if isinstance(each, Ungradable)]
     if failed:
         message = "%d of %d responses could not be %s, the first because %s."

@@ -65,7 +65,6 @@ from rl4p.runs.evaluation import (
     encoder,
     evaluation_sampler,
     held_out_questions,
-    is_sampled,
 )
 from rl4p.runs.lengths import check_lengths, chosen_prompt_tokens, most_prompt_tokens
 from rl4p.runs.policy import build_reference, build_teacher
@@ -131,8 +130,8 @@ def build(config: DictConfig) -> Experiment:
     data: DataSet = required(config.data, DataSet, "data")
     questions, held_out = prompted(data, data.train()), held_out_questions(config, data)
     check_tasks(phases, questions, *(each.questions for each in held_out))
-    reads_total = AdvantageTraits.read(phases.advantage).reads_total
-    if RolloutTraits.read(phases.rollout).samples and reads_total:
+    samples = RolloutTraits.read(phases.rollout).samples
+    if samples and AdvantageTraits.read(phases.advantage).reads_total:
         check_references(phases, questions)
     policy, params = model.build(mesh, jax.random.fold_in(key, 0))
     refuse_a_router_loss_without_experts(phases, policy.decoder.config)
@@ -148,7 +147,10 @@ def build(config: DictConfig) -> Experiment:
     to_train = training_encoder(config, policy, phases, data)
     prompts, dropped = to_train(questions, system_prompt=data.system_prompt)
     evaluation_phases = replace(phases, rollout=sampler)
-    sampled = held_out if is_sampled(config, phases) else ()
+    # Only a loss of given responses needs no sampler.
+    own_sampler = config.evaluation.rollout is not None
+    samples = RolloutTraits.read(phases.rollout).samples
+    sampled = held_out if samples or own_sampler or not config.evaluation.loss else ()
     evaluation, test_dropped = build_evaluation(
         config, evaluation_phases, policy, sampled, encode, rows=rows
     )

@@ -104,11 +104,7 @@ class Orbax:
     def open(
         self, folder: Path, parts: Mapping[str, Stateful], best: Best | None = None
     ) -> "Checkpoints":
-        """Opens the checkpoints of a run folder.
-
-        Args:
-          parts: the other objects to save and restore with the `TrainState`, by name.
-        """
+        """Opens the checkpoints of a run folder, which hold the states of `parts` too."""
         checkpoints = Checkpoints(folder / "checkpoints", parts, self, best)
         if best is not None:
             best.checkpoints = checkpoints

@@ -1,4 +1,12 @@
-"""A short description of a run before it starts: its model, its data and its steps."""
+"""What a run says before its first step: its sizes, and warnings about its options.
+
+Most defaults suit the small policy of the package. Warnings are about options that rarely suit the
+run or a large model, and about schedules that a resumed run puts on another curve.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import jax
 from omegaconf import DictConfig
@@ -7,11 +15,14 @@ from rl4p.base.types import Params, Prompt, TrainState
 from rl4p.distributed.mesh import Mesh
 from rl4p.distributed.placement import is_offloaded
 from rl4p.learner.microbatches import rows_in
+from rl4p.learner.optimizer import AdamW, OptimizerOptions
 from rl4p.loop.batches import Loop
 from rl4p.loop.evaluation import Evaluation
 from rl4p.loop.phases import Phases
 from rl4p.model.policy import Policy, padded_width
-from rl4p.protocols.traits import RolloutTraits
+from rl4p.protocols.phases import Optimizer, Rollout
+from rl4p.protocols.traits import RewardTraits, RolloutTraits
+from rl4p.reward.answers import Correct
 
 SLOW_ON_A_CPU = 50e6  # parameters; a step of the recipes takes minutes with more
 
@@ -130,3 +141,111 @@ def size_of(policy: Policy, params: Params) -> int:
 
 def is_large(policy: Policy, params: Params) -> bool:
     return size_of(policy, params) >= SLOW_ON_A_CPU
+
+
+def unusual_options(loop: Loop, params: Params, prompts: Sequence[Prompt]) -> list[str]:
+    """Returns a sentence for each option that rarely suits the steps or a model of this size.
+
+    The learning rate and the format of answers are compared for sampled responses only. Supervised
+    training has higher rates, and its answers show their format.
+    """
+    policy, optimizer = loop.policy, loop.optimizer
+    has_schedule = isinstance(optimizer, OptimizerOptions)
+    sentences = optimizer.unreached_rates(loop.steps) if has_schedule else []
+    if not is_large(policy, params):
+        return sentences
+    size = size_of(policy, params)
+    if policy.mesh.platform == "cpu":
+        sentences.append(
+            f"A model of {size / 1e6:,.0f}M parameters trains on a CPU, because JAX has no GPU or "
+            "TPU here (a GPU needs its driver and rl4p[cuda])."
+        )
+    frozen = jax.tree.leaves(policy.frozen)
+    if frozen and all(leaf.dtype == "float32" for leaf in frozen):
+        sentences.append(
+            f"The frozen parameters take {sum(leaf.nbytes for leaf in frozen) / 1e9:,.1f} GB in "
+            "float32: model.param_dtype=bfloat16 halves that, and the adapters stay in float32."
+        )
+    if not RolloutTraits.read(loop.phases.rollout).samples:
+        return sentences
+    if isinstance(optimizer, AdamW):
+        rate = optimizer.unusual_rate(size, adapters=bool(policy.frozen))
+        sentences += [rate] if rate else []
+    terms = (RewardTraits.read(loop.phases.reward).terms or {}).items()
+    read = [x.unasked(name, prompts[0]) for name, x in terms if isinstance(x, Correct)]
+    return sentences + [sentence for sentence in read if sentence][:1]
+
+
+OF_THE_CURVE = ("schedule", "warmup_steps", "total_steps", "final_fraction")
+
+
+def changed_schedules(
+    before: Mapping[str, Any],
+    now: Mapping[str, Any],
+    optimizer: Optimizer,
+    rollout: Rollout,
+    step: int,
+) -> list[str]:
+    """Returns a sentence for each schedule whose next value is not that of its earlier curve.
+
+    The schedules of the learning rate and of the temperature end at `steps` by default, so that
+    more steps stretch them.
+
+    Args:
+      before, now: the resolved configurations of the earlier start and of this one.
+      step: the number of finished steps.
+    """
+    if not step:
+        return []
+    rate = changed_rate(before, now, optimizer, step)
+    temperature = changed_temperature(before, rollout, step)
+    return [sentence for sentence in (rate, temperature) if sentence]
+
+
+def changed_rate(
+    before: Mapping[str, Any], now: Mapping[str, Any], optimizer: Optimizer, step: int
+) -> str | None:
+    """Returns a sentence if the next learning rate is another one than the earlier curve has."""
+    old = before.get("optimizer", {})
+    if not isinstance(optimizer, OptimizerOptions) or not {"learning_rate", *OF_THE_CURVE} <= {
+        *old
+    }:
+        return None
+    curve = replace(optimizer, **{name: old[name] for name in OF_THE_CURVE})
+    changes = [
+        f"optimizer.{name} is now {getattr(optimizer, name)} (it was {old[name]})"
+        for name in OF_THE_CURVE
+        if getattr(optimizer, name) != old[name]
+    ]
+    kept, rate = float(curve.learning_rate_at(step)), float(optimizer.learning_rate_at(step))
+    if not changes or kept == rate:
+        return None
+    last = float(replace(curve, learning_rate=old["learning_rate"]).learning_rate_at(step - 1))
+    said = (
+        f"The learning rate goes from {last:.3g} in step {step} to {rate:.3g} in step {step + 1}, "
+        f"because {' and '.join(changes)}"
+    )
+    if optimizer.total_steps != now["steps"] or old["total_steps"] != before.get("steps"):
+        return f"{said}."  # the end of the schedule was chosen
+    return (
+        f"{said}: optimizer.total_steps={old['total_steps']} keeps the curve ({kept:.3g} in step "
+        f"{step + 1}), and optimizer.schedule=constant optimizer.learning_rate={last:.3g} keeps "
+        "the last rate."
+    )
+
+
+def changed_temperature(before: Mapping[str, Any], rollout: Any, step: int) -> str | None:
+    """Returns a sentence if the next temperature is another one than the earlier curve has."""
+    annealing = RolloutTraits.read(rollout).annealing
+    old = ((before.get("rollout") or {}).get("annealing") or {}).get("steps")
+    if annealing is None or old in (None, annealing.steps):
+        return None
+    earlier, start = replace(annealing, steps=old), rollout.temperature
+    last, kept, next_ = earlier(start, step - 1), earlier(start, step), annealing(start, step)
+    if kept == next_:
+        return None
+    return (
+        f"The temperature goes from {last:.3g} in step {step} to {next_:.3g} in step {step + 1}, "
+        f"because rollout.annealing.steps is now {annealing.steps} (it was {old}): "
+        f"rollout.annealing.steps={old} keeps the curve ({kept:.3g} in step {step + 1})."
+    )

@@ -117,12 +117,6 @@ def build_evaluation(
     return evaluation, dropped
 
 
-def is_sampled(config: DictConfig, phases: Phases) -> bool:
-    """Returns whether responses are sampled: not if there is only a loss of given responses."""
-    samples = RolloutTraits.read(phases.rollout).samples
-    return samples or config.evaluation.rollout is not None or not config.evaluation.loss
-
-
 def build_loss(
     config: DictConfig,
     phases: Phases,

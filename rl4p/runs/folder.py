@@ -245,11 +245,7 @@ def run_on_cpu(program: str, words: Iterable[str], trusted: Sequence[str] | str 
 
 
 def refuse_address(key: str, place: str, instead: str = "") -> None:
-    """Refuses an address in an object store where a local folder or file is written.
-
-    Args:
-      instead: the words of the command line that write there.
-    """
+    """Refuses an address where a local path is written; `instead` are words that write there."""
     if not is_address(place):
         return
     problem = f"{key}={place} is in an object store, and this is written to a local path"

@@ -112,11 +112,7 @@ def grades_of(rewards: Rewards) -> list[Grades]:
 
 
 def text_reward(reward: Any, *, otherwise: str = "") -> TextReward:
-    """Returns the reward, if it can grade texts alone.
-
-    Args:
-      otherwise: what else the user may do, to end the error message.
-    """
+    """Returns the reward, if it can grade texts alone; `otherwise` ends the error message."""
     if not isinstance(reward, TextReward) or isinstance(reward, Remembers):
         raise InputError(
             f"{type(reward).__name__} cannot grade texts alone: choose reward=weighted or "

@@ -208,10 +208,7 @@ def params_sha256(params: Params) -> str:
 
 
 def objective(summary: Mapping[str, Any]) -> float:
-    """Returns the mean pass@1 over all tasks of the last evaluation of a run.
-
-    It is nan for a run without an evaluation.
-    """
+    """Returns the mean pass@1 over the tasks of the last evaluation of a run; nan without one."""
     last = summary["evaluation"]["last"]
     scores = [float(value) for name, value in last.items() if name.endswith("/pass_at_1")]
     return statistics.fmean(scores) if scores else float("nan")

@@ -31,16 +31,12 @@ from rl4p.runs.saved_steps import Choice, chosen_step
 def load_policy(
     config: DictConfig, run: Path | None, *, step: Choice = None, average: bool = False
 ) -> tuple[Policy, Params, int | None]:
-    """Builds the model of a configuration, with the parameters of a checkpoint if there is a run.
+    """Returns the policy of a configuration, its parameters, and the step of their checkpoint.
 
     Args:
-      config: the composed configuration, of the run if there is one (`config_of_run`).
-      run: the folder of a run; None keeps the initial parameters of the model.
+      run: the folder of a run; None keeps the initial parameters of the model, of no step.
       step: the step of the checkpoint, or `best`; None selects the newest.
       average: whether to read the moving average of the parameters.
-
-    Returns:
-      The policy, its parameters, and the step of the checkpoint (None without a run).
     """
     mesh = instantiate(config.mesh)
     key = jax.random.fold_in(mesh.key(config.seed), 0)

@@ -31,7 +31,7 @@ from rl4p.protocols.hook import Hook, OpensHook, TrackedRun
 from rl4p.runs.best import best_of
 from rl4p.runs.build import Experiment, build
 from rl4p.runs.checkpoint import Checkpoints
-from rl4p.runs.description import is_large
+from rl4p.runs.description import changed_schedules, is_large, unusual_options
 from rl4p.runs.diagnosis import Diagnosis, loss_note
 from rl4p.runs.environment import data_sets, surroundings
 from rl4p.runs.folder import only_run_in, record_value, resume_command
@@ -45,7 +45,6 @@ from rl4p.runs.record import EVALUATION, TRAINING, Record
 from rl4p.runs.remaining_time import RemainingTime, jobs_of_sweep
 from rl4p.runs.run_mirror import KEY, run_mirror
 from rl4p.runs.saved_steps import steps_of
-from rl4p.runs.schedules import changed_schedules
 from rl4p.runs.signals import (
     AT_FORCED_END,
     RunConsole,
@@ -55,7 +54,6 @@ from rl4p.runs.signals import (
     discard_output,
 )
 from rl4p.runs.tracker.local import NoTracker, SeveralRuns
-from rl4p.runs.unusual_options import unusual_options
 
 log = logging.getLogger(__name__)
 

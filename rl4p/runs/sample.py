@@ -198,11 +198,7 @@ def check_turn(turn: Any) -> None:
 
 
 def number(value: Any) -> float | None:
-    """Returns a float; a file has "NaN" and "Infinity" as texts.
-
-    Raises:
-      ValueError: the value is no number.
-    """
+    """Returns a float; a file has "NaN" and "Infinity" as texts."""
     try:
         return None if value is None else float(value)
     except (ValueError, TypeError, OverflowError):

@@ -159,14 +159,7 @@ def _unreadable(error: Exception) -> Unusable:
 def _check_finished_training(
     kind: str | None, status: Any, rows: Sequence[Mapping[str, float]], error: str = ""
 ) -> None:
-    """Refuses an evaluation, whose one step is no training, and a run that did not finish.
-
-    Args:
-      kind: "kind" in environment.json, or the tag in MLflow.
-
-    Raises:
-      Unusable: its status is not "finished", or it has no metrics.
-    """
+    """Refuses an evaluation, whose one step is no training, and a run that did not finish."""
     if kind == EVALUATION:
         raise Unusable("it is an evaluation, and no training run")
     step = int(rows[-1]["step"]) if rows else 0
@@ -281,7 +274,11 @@ def _read_stored(
     for key, name_of_metric in wanted.items():
         for point in client.get_metric_history(run_id, key):
             row = by_step.setdefault(point.step, {"step": point.step})
-            row[name_of_metric] = as_recorded(point.value)
+            # The SQL stores of MLflow keep the largest double in the place of infinity.
+            value = point.value
+            if abs(value) >= sys.float_info.max:
+                value = math.copysign(math.inf, value)
+            row[name_of_metric] = value
     for key, value in tags.items():
         if is_size(key) and by_step:  # a tag, because it never changes
             by_step[min(by_step)][key] = float(value)
@@ -315,14 +312,6 @@ def _read_stored(
         )
     except WRONG_FILE as error:
         raise _unreadable(error) from error
-
-
-def as_recorded(value: float) -> float:
-    """Returns a value of a store as it was sent.
-
-    The SQL stores of MLflow have no infinity: they keep the largest double in its place.
-    """
-    return math.copysign(math.inf, value) if abs(value) >= sys.float_info.max else value
 
 
 def refuse_unrecorded(name: str, recorded: Collection[str]) -> None:

@@ -5,7 +5,7 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from rl4p.configuration import compose
-from rl4p.runs.schedules import changed_schedules
+from rl4p.runs.description import changed_schedules
 from tests.support.runs import lines
 
 COSINE = "optimizer.schedule=cosine optimizer.learning_rate=1e-3"

@@ -6,8 +6,7 @@ from rl4p.configuration import compose
 from rl4p.learner.optimizer import AdamW
 from rl4p.runs import description
 from rl4p.runs.build import build
-from rl4p.runs.description import size_of
-from rl4p.runs.unusual_options import unusual_options
+from rl4p.runs.description import size_of, unusual_options
 
 TINY = ("mesh.dp=1", "data.train_size=20", "data.held_out_size=4", "prompts_per_step=4")
 

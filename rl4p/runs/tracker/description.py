@@ -54,7 +54,12 @@ class Description:
         # What Hydra saved of the command line, and the options that it chose.
         if (path := folder / ".hydra" / "overrides.yaml").exists():
             overrides = read_yaml(path) or []
-        self.overrides = keys_and_values(overrides)
+        self.overrides: dict[str, str] = {}  # by key, without housekeeping
+        for override in overrides:
+            key, _, value = override.partition("=")
+            if not is_housekeeping(key := key.lstrip("+~")):
+                # Hydra saves sqlite\:///...
+                self.overrides[key] = re.sub(r"\\(.)", r"\1", value)
         own = self.environment.get("command")
         self.command: str = own or shlex.join(["python", "-m", "rl4p.train", *overrides])
         if (path := folder / ".hydra" / "hydra.yaml").exists():
@@ -123,17 +128,6 @@ def options_of(tracker: Any, target: str) -> dict[str, Any] | None:
         return {str(name): value for name, value in tracker.items() if name != "_target_"}
     inner = (options_of(node, target) for node in (tracker.get("trackers") or {}).values())
     return next((options for options in inner if options is not None), None)
-
-
-def keys_and_values(overrides: Iterable[str]) -> dict[str, str]:
-    """Returns the overrides of a command line by key, without housekeeping."""
-    by_key = {}
-    for override in overrides:
-        key, _, value = override.partition("=")
-        key = key.lstrip("+~")
-        if not is_housekeeping(key):
-            by_key[key] = re.sub(r"\\(.)", r"\1", value)  # Hydra saves sqlite\:///...
-    return by_key
 
 
 def is_housekeeping(key: str) -> bool:

@@ -287,10 +287,7 @@ def mlflow_key(name: str) -> str:
 
 
 def is_size(metric: str) -> bool:
-    """Returns whether a metric is the number of prompts of an evaluation.
-
-    It never changes, so it is a tag and neither a column nor a chart.
-    """
+    """Returns whether a metric is the number of prompts of an evaluation, which never changes."""
     return metric.startswith("eval/") and metric.endswith("/prompts")
 
 

@@ -151,7 +151,7 @@ def same(a: float, b: float) -> bool:
 def supported(p_values: Sequence[float | None], *, error_rate: float = ERROR_RATE) -> list[bool]:
     """Returns which differences are supported, by the method of Benjamini and Hochberg.
 
-    A difference without a p-value is not supported. It counts as no comparison.
+    A difference without a p-value counts as no comparison.
     """
     known = sorted(p for p in p_values if p is not None)
     largest = max(
@@ -166,11 +166,7 @@ def _rounding(*values: Array) -> float:
 
 
 def _deviation(values: Array, resolution: float, rounding: float) -> float | None:
-    """Returns the standard deviation; equal values have that of their resolution, or None.
-
-    Args:
-      rounding: the largest range of values that count as equal.
-    """
+    """Returns the standard deviation; of values equal up to `rounding` that of their resolution."""
     if len(values) < FEWEST_SEEDS:
         return None
     if np.ptp(values) <= rounding:

@@ -311,11 +311,7 @@ def refuse_equal_ids(questions: Iterable[Question]) -> None:
 
 
 def prompt_of(question: Question, system_prompt: str | None) -> Prompt:
-    """Returns a question as graders take it; for a server, which tokenizes itself, without tokens.
-
-    Args:
-      system_prompt: the system prompt of the data set.
-    """
+    """Returns a question as graders take it, without tokens if a server tokenizes it itself."""
     if isinstance(question, Prompt):
         return question
     system_prompt = system_of(question.prompt_messages(system_prompt))

@@ -180,10 +180,6 @@ class WeightUpdates:
         Args:
           abort: whether running requests are aborted.
           keeps: whether a pause of the owner remains after an update that succeeds.
-
-        Raises:
-          InputError: another update has begun.
-          RunError: decoding does not stop.
         """
         async with self.lock:
             lease = await self.hold(abort=abort)
@@ -307,22 +303,14 @@ class WeightUpdates:
         return version
 
     async def rename(self, version: str) -> None:
-        """Changes the version of the weights, and not the weights.
-
-        Raises:
-          InputError: an update has begun and not ended.
-        """
+        """Changes the version of the weights, and not the weights, unless an update has begun."""
         async with self.lock:
             if self.transfer is not None:
                 raise InputError("An update names its weights with /finish_weight_update.")
             self.scheduler.version = version
 
     async def checksums(self) -> dict[str, str]:
-        """Returns the SHA-256 of each tensor, by its name in the files of the model.
-
-        Raises:
-          InputError: an update failed, so that the weights have no version.
-        """
+        """Returns the SHA-256 of each tensor, by its name in the files of the model."""
 
         def read() -> dict[str, str]:
             return checksums(self.server.policy, self.scheduler.params)

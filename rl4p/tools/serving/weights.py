@@ -175,11 +175,7 @@ def read(old: jax.Array, tensors: list[Tensor], stored: dict[str, StoredTensor])
 
 
 def checksums(policy: Policy, params: Params) -> dict[str, str]:
-    """Returns the SHA-256 of each tensor by its name, as if the parameters were written to files.
-
-    Args:
-      policy, params: the policy and its merged parameters, stacked or in sampling form.
-    """
+    """Returns the SHA-256 of each tensor by its name, as files of the merged parameters have it."""
     tensors = model_tensors(policy.decoder, params, lambda _, array: array.dtype)
     return {tensor.name: tensor.sha256() for tensor in tensors}
 
