@@ -76,8 +76,6 @@ def main(
         given by entry points whose sweeps can be resumed, because their jobs keep records.
       reads_runs: whether the entry point reads a run (run=FOLDER, out=FOLDER); otherwise it
         continues one (resume=FOLDER).
-      argv: the arguments; None takes the arguments of the process.
-      conf: the folder of the YAML files.
     """
     replace_what_cannot_be_shown()
     logging.raiseExceptions = False  # a full disk would print a traceback for each line of the log
@@ -107,8 +105,6 @@ def compose(
     Args:
       run: the folder of a run whose configuration is taken for the `parts`.
       parts: the keys of the root that the job reads from the run (`config_of_run`).
-      config_dir: a folder with further YAML files.
-      conf: the folder of the YAML files of the package.
     """
     if run is None:
         return configuration.compose(overrides, config_dir=config_dir, conf=conf)
@@ -131,7 +127,6 @@ def call(
 
     Args:
       join: as in `main`.
-      config_dir: a folder with further YAML files.
 
     Raises:
       InputError: the configuration is wrong, or of a sweep.
@@ -319,9 +314,7 @@ def preflight(
     """Checks every job of a command line before Hydra starts any.
 
     Args:
-      multirun: whether the command line has the flag -m.
       run: the folder of a run whose overrides come first, if there is one.
-      targets: as in `schema.check`.
       resumable: whether a sweep can be resumed.
 
     Returns:

@@ -148,9 +148,7 @@ def run_command(
 
     Args:
       command: its grammar, or MODULE:NAME of it, which only the completion imports.
-      description: the text that --help prints.
       job: called with the arguments. It imports JAX itself, so that --help is fast.
-      arguments: None takes the arguments of the process.
     """
     replace_what_cannot_be_shown()
     lines = sys.argv[1:] if arguments is None else list(arguments)
@@ -324,9 +322,7 @@ def refuse_without_effect(
     """Checks that each override has a key that acts on the command.
 
     Args:
-      lines: the overrides of the command line.
       keys: the keys that act; of the root, each with all keys below it.
-      command: the command; its words are for a hint.
       instead: what to write instead of a key.
     """
     for line in lines:
@@ -365,7 +361,6 @@ def refuse_other_file(
 
     Args:
       out: the value of `out=`.
-      command: the name of the command, such as `regrade`.
       made: returns whether the command made a file.
       file: the file, if `out` is not the file itself.
 

@@ -41,11 +41,8 @@ def shell_completion(
     """Installs or uninstalls the completion of a script, or prints the words for a line.
 
     Args:
-      name: the name of the entry point.
       arguments: install=SHELL, uninstall=SHELL or query=SHELL.
-      conf: the folder of the YAML files.
       own: the words of the command, such as run=.
-      flags: its flags.
       keys: whether it takes overrides of the configuration.
     """
     action, _, shell = arguments[0].partition("=") if len(arguments) == 1 else ("", "", "")

@@ -88,12 +88,7 @@ class EvaluationRequest:
 
 
 def read(arguments: Sequence[str], *, conf: Path = CONF) -> tuple[EvaluationRequest, DictConfig]:
-    """Returns the request and the checked configuration of a command line.
-
-    Args:
-      arguments: the arguments of the command.
-      conf: the folder of the YAML files of the package.
-    """
+    """Returns the request and the checked configuration of a command line."""
     line = commands.read(arguments, EVALUATE)
     options, lines = line.options, line.overrides
     request = EvaluationRequest(

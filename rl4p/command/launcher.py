@@ -79,7 +79,6 @@ def run_sweep(
     """Runs the jobs of a sweep that have not finished, and reports how each of them ended.
 
     Args:
-      lines: the overrides of the sweep.
       report: prints an error and returns its exit code.
       after: called after the last job, unless a signal stopped the sweep. Its presence says that
         jobs keep records (summary.json), which tell whether they have finished.

@@ -105,7 +105,6 @@ def resume(
 
     Args:
       given: the folder of a run or of one job of a sweep, or `latest`.
-      targets: as in `schema.check`.
 
     Raises:
       InputError: it is not the folder of a run, or a key would change that may not.
@@ -178,9 +177,7 @@ def refuse_changes(
     """Refuses a configuration in which a key would change that may not.
 
     Args:
-      given: the folder, as it was given.
       saved: the configuration of the earlier start; its keys that may change are changed.
-      config: the configuration of this start.
       overrides: the words of this start. What changes without them has another default now.
     """
     for key in MAY_CHANGE:  # before resolving: values interpolated from `steps` change with it
@@ -212,9 +209,6 @@ def as_started(composer: Composer, key: str, given: str) -> tuple[list[str], Dic
 
     If this user's own commands wrote them, the composer takes their words as it takes those of the
     command line; otherwise it trusts none of their values.
-
-    Args:
-      key: the key of the command line that names the folder, for error messages.
     """
     hydra = run_folder(given, key=key) / ".hydra"
     try:
@@ -294,8 +288,6 @@ def followed_by(
     """Returns the overrides of a run, without those that the new ones replace, and the new ones.
 
     Args:
-      lines: the overrides of the run.
-      overrides: the new ones.
       keeps_recorded: whether a group that is chosen again as before keeps its options in the run.
         A command line that is repeated lacks those that the run has recorded, such as `model.date`.
     """

@@ -44,8 +44,6 @@ def new_sweep(
     """Checks the jobs of a new sweep, and returns the configuration of the first, and the sweep.
 
     Args:
-      base: the configuration of the sweep.
-      targets: as in `schema.check`.
       resumable: whether the jobs keep records, so that the sweep can be resumed.
     """
     params = OmegaConf.select(base, "hydra.sweeper.params") or {}
@@ -105,13 +103,7 @@ def jobs_of(
     overrides: Sequence[Override],
     for_hydra: Sequence[Override],
 ) -> list[SweepJob]:
-    """Returns the jobs that Hydra's own sweeper makes of the overrides, in its order.
-
-    Args:
-      config: the configuration of the sweep.
-      overrides: its overrides, without the overrides of Hydra.
-      for_hydra: the overrides of Hydra.
-    """
+    """Returns the jobs that Hydra's own sweeper makes of the overrides, in its order."""
     (lists,) = BasicSweeper.split_arguments(list(overrides), None)
     unresolved: Any = OmegaConf.to_container(config.hydra.sweep)
     numbered = unresolved["subdir"] == "${hydra.job.num}"
@@ -171,7 +163,6 @@ def resume_sweep(
     """Returns what resumes a sweep: jobs that were stopped or killed continue, others run anew.
 
     Args:
-      folder: the folder of the sweep.
       overrides: the overrides of the command line. Those of Hydra apply to the sweep (another
         launcher), the others to each job that has not finished (more steps).
 

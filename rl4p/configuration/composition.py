@@ -167,7 +167,6 @@ def refused_jobs(
 
     Args:
       jobs: its jobs from `sweep_jobs`, which have the same keys in the same order.
-      errors: the errors by the index of the job.
     """
     globs = {o.get_key_element() for o in overrides if o.value_type == ValueType.GLOB_CHOICE_SWEEP}
     sentences = []

@@ -150,7 +150,6 @@ class Loader(ConfigLoaderImpl):
 
     Args:
       conf: the folder of the package's own files, whose root may trust packages too.
-      words: the command line.
     """
 
     def __init__(
@@ -212,7 +211,6 @@ class Loader(ConfigLoaderImpl):
 
         Args:
           words: the overrides of that start; empty forgets those of another.
-          allowed: the values that it allowed.
           own: whether all values of that start are this user's.
         """
         self.recorded, self.allowed_then, self.reads_others = words, allowed, not own

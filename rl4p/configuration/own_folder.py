@@ -28,7 +28,6 @@ class OwnFolder:
     """The folder of `--config-dir`, and what this user has trusted its recipes with.
 
     Args:
-      folder: the folder, as it was given.
       given: whether the command line has `trust=true`.
     """
 

@@ -310,11 +310,7 @@ def signed(name: str, text: str) -> str:
 
 
 def is_own(path: Path, *, times: int = 1) -> bool:
-    """Returns whether a file has the signature of this user for its name and content.
-
-    Args:
-      times: as in `yaml_file.read_yaml`.
-    """
+    """Returns whether a file has the signature of this user for its name and content."""
     try:
         text, mark, signature = text_of(path, times=times).rpartition(MARK)
     except (InputError, OSError, ValueError, YAMLError):

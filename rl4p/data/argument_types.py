@@ -15,10 +15,6 @@ def typed_arguments(texts: Mapping[str, str], schema: Mapping[str, Any]) -> dict
 
     A text stays where the schema allows a text or names no type, and where it is no value of the
     types: the tool then says what is wrong about it.
-
-    Args:
-      texts: the text of each argument.
-      schema: the JSON schema of the object of all arguments.
     """
     properties, others = schema.get("properties") or {}, schema.get("additionalProperties")
     return {

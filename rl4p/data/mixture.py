@@ -78,11 +78,7 @@ class Mixture:
         return [q for questions in self.questions("held_out").values() for q in questions]
 
     def questions(self, split: str) -> Mapping[str, list[Question]]:
-        """Returns the questions of each set, with the name of the set in their tasks and ids.
-
-        Args:
-          split: `train` or `held_out`.
-        """
+        """Returns the questions of each set, with the name of the set in their tasks and ids."""
         by_set, owners = {}, {}
         for name in sorted(self.sets):  # so that the order of the configuration does not matter
             data = self.sets[name]

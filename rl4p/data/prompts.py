@@ -41,11 +41,7 @@ class QuestionTemplate:
 
     @classmethod
     def of(cls, data: Any, key: str = "data") -> "QuestionTemplate":
-        """Returns the template of a data set.
-
-        Args:
-          key: the configuration key of the data set, for error messages.
-        """
+        """Returns the template of a data set."""
         prompt, shots = getattr(data, "prompt", None), []
         if prompt is not None:
             try:
@@ -99,9 +95,6 @@ def prompted(data: Any, questions: Sequence[Question], key: str = "data") -> lis
     """Returns the questions of a data set with its template and its examples in their messages.
 
     Graders still read the bare `question`.
-
-    Args:
-      key: the configuration key of the data set, for error messages.
     """
     template = QuestionTemplate.of(data, key)
     if not template:
@@ -215,7 +208,6 @@ def generation_prompt(text: str, without: str | None, last: str) -> str | None:
     """Returns the end of a prompt that the chat template wrote for the assistant.
 
     Args:
-      text: the prompt.
       without: the same conversation without a generation prompt; None if the template has none.
       last: the text of the last message, which decides if `without` is no beginning of the prompt.
     """

@@ -410,8 +410,6 @@ def check_tools(tokenizer: Any, source: str, options: str, tools: str) -> None:
 
     Args:
       source: the chat template of the tokenizer, which may change.
-      options: the arguments of the template, as JSON.
-      tools: the schemas of the tools, as JSON.
 
     Raises:
       InputError: it takes no result of a tool, or leaves it out.
@@ -458,11 +456,7 @@ def check_tools(tokenizer: Any, source: str, options: str, tools: str) -> None:
 def unread_form(
     tokenizer: Any, source: str, schemas: Sequence[Message], options: Mapping[str, Any]
 ) -> str:
-    """Returns a call as a chat template writes it, if no reader of calls reads it; else "".
-
-    Args:
-      source: the chat template.
-    """
+    """Returns a call as a chat template writes it, if no reader of calls reads it; else ""."""
     call = {"id": "a12345678", "type": "function", "function": {"name": "probe", "arguments": {}}}
     asked = [{"role": "user", "content": "Hello."}]
     made = [*asked, {"role": "assistant", "content": "", "tool_calls": [call]}]

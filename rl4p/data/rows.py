@@ -391,12 +391,7 @@ class Rows(Prompting, ABC):
         return [name for name in row if name in MEDIA and name not in self.named_keys()]
 
     def columns(self, names: Sequence[str], place: str) -> list[str]:
-        """Returns the columns of a table that the options name.
-
-        Args:
-          names: the columns of the table.
-          place: the table, for error messages.
-        """
+        """Returns the columns of a table that the options name."""
         if self.chosen_key is None:
             question = self.question_key if self.messages_key is None else self.messages_key
             keys = (question, self.answer_key)

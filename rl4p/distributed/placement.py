@@ -90,9 +90,6 @@ def for_sampling(mesh: Mesh, params: Params, dtype: str, places: Any = None) -> 
     """Returns the parameters on the sampling mesh, with matrices in the dtype of activations.
 
     Their width is not divided, because every decode step reads all of it.
-
-    Args:
-      places: as of `for_decoding`.
     """
     changed = changed_for_decoding(params, dtype)
     params = params | for_decoding({name: params[name] for name in changed}, dtype, places)

@@ -86,7 +86,6 @@ class Tally:
         """Returns the scores by task, in the order in which the tasks were first counted.
 
         Args:
-          samples: the number of samples of each prompt.
           pass_at_k: the values of k, at most `samples`.
         """
         scores = {}

@@ -133,9 +133,6 @@ def time_order(mask_BT: np.ndarray, episodes: Sequence[Episode]) -> np.ndarray |
     A row has the segments of an episode one after the other. The result has its turns as they
     ended, each after a column of a token that the policy did not choose, which separates it from
     the turn before. Other columns come first. Returns None if all rows are in the order of time.
-
-    Args:
-      mask_BT: the response mask.
     """
     rows = [b for b, x in enumerate(episodes) if any(turn.start is not None for turn in x.turns)]
     if not rows:

@@ -24,11 +24,7 @@ class Checker:
     def array(
         self, field: str, value: Any, shape: tuple[int, ...], kind: str, *, nan: bool = False
     ) -> np.ndarray:
-        """Checks the shape, the kind of dtype (b, i, f) and finiteness; returns a host array.
-
-        Args:
-          nan: whether entries may be nan.
-        """
+        """Checks the shape, the kind of dtype (b, i, f) and finiteness; returns a host array."""
         if not hasattr(value, "shape") or not hasattr(value, "dtype"):
             self.fail(field, "an array", type(value).__name__)
         if tuple(value.shape) != shape:

@@ -23,11 +23,7 @@ FILL = {
 def check_filters(
     filters: Mapping[str, Any], group_size: int, key: str = "collector.filters"
 ) -> None:
-    """Refuses filters that would reject every group of this size.
-
-    Args:
-      key: the configuration key of the filters.
-    """
+    """Refuses filters that would reject every group of this size."""
     for name, keeps in filters.items():
         require(keeps, Filter, f"{key}.{name}")
         fewest = FilterTraits.read(keeps).fewest_samples

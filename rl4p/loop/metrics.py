@@ -83,7 +83,6 @@ def task_metrics(tasks_B: Sequence[str], rewards: Rewards, term: str | None) -> 
     """Returns the metrics of the rewards by task, for the tasks in a batch.
 
     Args:
-      tasks_B: the task of each row.
       term: the term that decides whether a response is right; without it there is no pass@1.
     """
     rewards, metrics = to_host(rewards), {}

@@ -85,7 +85,6 @@ def limits_of(
     """Returns the rules for steps of this size.
 
     Args:
-      options: the options of the collector (`Asynchronous`).
       sync_every: the steps between two changes of the weights that sample.
     """
     extra = ceil(options.over_sampling * groups) - groups
@@ -317,7 +316,6 @@ def requests_for(
     A group without tokens is one request. Otherwise each unfinished sample is one.
 
     Args:
-      key: the random key of the run.
       groups: P, the groups of a step.
       limit: the most tokens of a response.
     """

@@ -79,8 +79,6 @@ def estimate(
 
     Args:
       kl: a `protocols.KL`; with placement in_reward it is subtracted from the reward per token.
-      coefficient: the weight of the KL penalty.
-      memory: the memory of the phase, if it has one.
 
     Returns:
       An `AdvantageEstimate`, and the new memory if the phase has one.

@@ -117,9 +117,6 @@ class Quota:
 
     Repeated prompts that filters reject count too. The share is therefore kept whatever the filters
     and a cache accept.
-
-    Args:
-      groups: the groups that the step trains on.
     """
 
     def __init__(self, source: OpenSource, groups: int) -> None:

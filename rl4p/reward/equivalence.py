@@ -191,9 +191,6 @@ def same_values(first: Sequence[Any], second: Sequence[Any], texts: tuple[str, s
     Decimals are taken as they are written, and values are computed to `PRECISION` digits. Decimals
     within one of the expressions may also be rounded, to about `DIGITS` digits, if the other value
     is no decimal itself.
-
-    Args:
-      texts: the texts of the expressions.
     """
     numeric = [each for each in (*first[:1], *second[:1]) if isinstance(each, Expr)]
     if len(numeric) < 2 or not all(each.is_number for each in numeric):

@@ -263,7 +263,6 @@ def spawn(
 
     Args:
       memory: bytes of all processes in the sandbox, its files and the kernel's data for it.
-      inherited: the files that the program may use, by the same numbers as here.
       readable: the files and folders that it may read besides the system's.
 
     Raises:
@@ -342,7 +341,6 @@ def bubblewrap(seccomp: int | None, readable: Sequence[Path] = ()) -> list[str]:
 
     Args:
       seccomp: the file of the filter of system calls.
-      readable: the files and folders that the program may read besides the system's.
     """
     # Found here, because the program itself may have another PATH.
     if (program := shutil.which("bwrap")) is None:

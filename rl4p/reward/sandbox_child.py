@@ -53,7 +53,6 @@ def program(code: int, ready: int) -> None:
     """Runs code as a script, with the files 0 and 1 that it was given.
 
     Args:
-      code: the file of the code.
       ready: a pipe, which gets a byte before the code runs.
     """
     source = text(code)
@@ -63,11 +62,7 @@ def program(code: int, ready: int) -> None:
 
 
 def run(source: str, name: str) -> dict[str, Any]:
-    """Runs code as ``python3 program.py`` does, and returns the names that it defines.
-
-    Args:
-      name: the name of its module.
-    """
+    """Runs code as ``python3 program.py`` does, and returns the names that it defines."""
     for define in (site.setquit, site.setcopyright, site.sethelper):  # -S leaves them out
         define()
     path = os.path.abspath("program.py")  # noqa: PTH100 pathlib is not imported here

@@ -118,10 +118,7 @@ class Workers:
         Args:
           function: ``module:name`` of a function from a JSON value to a JSON value. Its module
             should import little: each process imports it once.
-          count: the number of processes.
-          seconds: how long an item may take.
           memory_bytes: the most address space of a process (on Linux).
-          sandbox: the sandbox in which the processes run.
           libraries: the modules and packages that the function imports, visible in a sandbox.
         """
         self.function = function

@@ -267,7 +267,6 @@ def restore_params(
     Args:
       like: the shapes, dtypes and shardings of the parameters.
       step: the step of the checkpoint, or `best`; None selects the newest that is not damaged.
-      average: whether to read the moving average of the parameters instead.
 
     Raises:
       InputError: there is no such checkpoint, or it is damaged or has no average, or its leaves

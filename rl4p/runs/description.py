@@ -193,7 +193,6 @@ def changed_schedules(
 
     Args:
       before, now: the resolved configurations of the earlier start and of this one.
-      step: the number of finished steps.
     """
     if not step:
         return []

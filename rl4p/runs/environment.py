@@ -110,7 +110,6 @@ def data_sets(
     a `digest` of them, which depends neither on the model nor on the place of the file.
 
     Args:
-      config: the resolved configuration.
       context: TRAINING or EVALUATION, for which the prompts are.
     """
     different = {id(prompt): prompt for prompt in prompts}  # a mixture repeats prompts

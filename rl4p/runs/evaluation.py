@@ -126,11 +126,7 @@ def build_loss(
     rows: int,
     reference: tuple[Decoder, Params] | None,
 ) -> tuple[HeldOutLoss, int]:
-    """Returns the loss on the held-out questions of `data`, and the number of those dropped.
-
-    Args:
-      encode: the encoder of the questions to train on.
-    """
+    """Returns the loss on the held-out questions of `data`, and the number of those dropped."""
     if RolloutTraits.read(phases.rollout).samples:
         raise InputError(
             f"evaluation.loss=true measures the loss of given responses, but "

@@ -124,9 +124,6 @@ def run_folder(given: str, *, key: str = "run") -> Path:
 
     The latest run is the one that was started or resumed last under `outputs/runs`. Of a run in an
     object store, it is the path of a local copy.
-
-    Args:
-      key: the key of the command line that has the value, for error messages.
     """
     if is_address(given):
         folder = copy_for_reading(given)
@@ -186,7 +183,6 @@ def refuse_taken(key: str, folder: str | None, pattern: str) -> None:
     """Refuses a folder that holds a run or a sweep already, before Hydra writes into it.
 
     Args:
-      key: the configuration key that names the folder.
       pattern: a glob pattern of the files that mark a run.
     """
     if not folder:
@@ -212,7 +208,6 @@ def resume_command(
     Args:
       config: its resolved configuration. The command repeats what no folder can give: trust.
       sources: Hydra's sources of the configuration, of which the command names --config-dir.
-      words: further overrides.
     """
     command = ["python", "-m", "rl4p.train", override("resume", str(folder))]
     for source in sources:

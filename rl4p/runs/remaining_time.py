@@ -78,11 +78,7 @@ class RemainingTime:
 
 
 class SweepJobs:
-    """The other jobs of the sweep that a run belongs to, as their results say.
-
-    Args:
-      steps: the number of steps after which a job has finished.
-    """
+    """The other jobs of the sweep that a run belongs to, as their results say."""
 
     def __init__(
         self, folder: Path, jobs: Sequence[str], own: Path, steps: int, parallel: int

@@ -130,7 +130,6 @@ class StoreMirror(Mirror):
         """Reads what the store has.
 
         Args:
-          start: identifies this start of the run.
           timed: gets the seconds of the slowest checkpoint.
         """
         self._store, self._folder, self._start, self._timed = store, folder, start, timed

@@ -238,11 +238,7 @@ class SampleFile:
     """
 
     def __init__(self, path: Path, settings_path: Path, out: Path) -> None:
-        """Opens the file, or creates it. Without the file of its settings it becomes empty.
-
-        Args:
-          out: the value of `out=`, for error messages.
-        """
+        """Opens the file, or creates it. Without the file of its settings it becomes empty."""
         self.path, self.settings_path, self.out = path, settings_path, out
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

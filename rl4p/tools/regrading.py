@@ -116,7 +116,6 @@ def prompt_of(
     """Returns the prompt of a sample as graders take it.
 
     Args:
-      where: the place of the line, for error messages.
       prompts: the prompts so far by task and content, so that the samples of a prompt are a group.
     """
     if sample.answer is None:

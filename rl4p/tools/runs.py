@@ -200,7 +200,6 @@ def read_experiment(
     """Returns the finished runs of an MLflow experiment, oldest first, and the other ones.
 
     Args:
-      experiment: the name of the experiment.
       uri: the store, as `tracker.uri`; None is MLFLOW_TRACKING_URI.
       names: the metrics to read, beside pass@1 of every task.
       metric: a further metric to read, which a run must have.

@@ -45,7 +45,6 @@ class BackgroundMirror:
 
         Args:
           connect: returns a mirror. Called in the thread, again after every error.
-          name: the tracker and its place, for warnings.
           close_timeout_seconds: how long `finish` waits for the data; a second if the store has
             already been silent for as long.
           creation_seconds: how long a store may need until the first connection, which creates it;

@@ -117,10 +117,8 @@ class MLflowMirror(Mirror):
 
         Args:
           folder: the folder of the run, after `Record.describe` was called.
-          parent: the id of the sweep's run in the store.
           system_metrics: whether to measure the machine until the mirror is closed.
           upload_checkpoints, register: what `upload` sends, as in `mlflow.MLflow`.
-          trusted: the packages that the export of the policy may use.
         """
         from mlflow.entities import Param, RunTag
 

@@ -149,7 +149,6 @@ def attach_comparison(
     Nothing happens if this process has opened no parent. If the store is down, there is a warning.
 
     Args:
-      table: the groups and their means, in Markdown.
       means: the interquartile mean of each group, which becomes a metric.
     """
     if folder.resolve() not in _opened:

@@ -33,7 +33,6 @@ def page(samples: Sequence[Sample], heading: str, note: str, term: str) -> str:
     """Returns the page, which shows the samples in their order at first.
 
     Args:
-      note: a line below the heading.
       term: the reward term that decides whether an answer is right.
     """
     script = (HERE / "page.js").read_text("utf-8")

@@ -25,12 +25,7 @@ NOT_IN_LOSS = "dim strike"
 
 
 def show(console: Console, samples: Sequence[Sample], heading: str, *, numbers: bool) -> None:
-    """Prints samples, through a pager if the console is a terminal.
-
-    Args:
-      heading: the first line.
-      numbers: whether to print a table with the numbers of each token.
-    """
+    """Prints samples, through a pager if the console is a terminal."""
     every_token = [token for sample in samples for token in tokens_of(sample)]
     legend = Text("(these samples have no tokens)", style="dim")
     if any(sample.tokens for sample in samples):

@@ -117,7 +117,6 @@ def draw_curves(
     """Returns the figure of some groups: the seeds' interquartile means and ranges.
 
     Args:
-      curves: the curves by the index of their group.
       axis: a key of `AXES`.
       is_share: whether to draw the range from 0 to 1, if it contains the curves.
       names: the names of all groups, for a legend.

@@ -117,10 +117,6 @@ def explaining(
     """Returns a few of the differing names whose values determine the values of all others.
 
     The names in the overrides of the runs come first: those that the user wrote.
-
-    Args:
-      differing: the names, options before keys.
-      settings: the settings of each run.
     """
     given = [override.partition("=")[0] for run in runs for override in run.overrides]
     first = dict.fromkeys(name.lstrip("+~").rpartition("@")[2] for name in given)

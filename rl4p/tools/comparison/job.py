@@ -100,7 +100,6 @@ def compare(
     """Compares runs and writes index.html, compare.json, figures and tables into `out`.
 
     Args:
-      left_out: other runs, which the comparison names.
       metric: None is pass@1 on the held-out prompts.
 
     Raises:
@@ -131,12 +130,7 @@ def compare(
 
 
 def compare_runs(folder: Path, runs: Sequence[Path]) -> None:
-    """Prints the comparison of the runs of a sweep, and writes its page.
-
-    Args:
-      folder: the folder of the sweep; the page is `compare/index.html` in it.
-      runs: the folders of the runs that have finished.
-    """
+    """Prints the comparison of the runs of a sweep, and writes its page."""
     if (best := best_values(folder)) is not None:
         write(best)
     if not runs:

@@ -54,7 +54,6 @@ def interval(
     """Returns the confidence interval of the interquartile mean, see the head of this module.
 
     Args:
-      values: one value for each seed.
       level: the share of sweeps whose interval contains the population's interquartile mean.
       resolution: the distance between two neighbouring values that the metric can have, such as
         1 / prompts for pass@1; 0 if unknown. It gives equal values a spread.
@@ -250,8 +249,6 @@ def analysed(
     """Groups runs and compares each group with each other one.
 
     Args:
-      runs: finished runs; an equal run that comes later replaces an earlier one.
-      left_out: other runs, which the comparison names.
       metric: the name of the metric; higher values count as better. None is pass@1.
     """
     if not runs:

@@ -31,12 +31,7 @@ def write_lm_eval(
     evaluation: Evaluation,
     seconds: float,
 ) -> None:
-    """Writes the files into `folder`/lm_eval, in the place of earlier ones.
-
-    Args:
-      report: the content of evaluation.json.
-      seconds: the time of the evaluation.
-    """
+    """Writes the files into `folder`/lm_eval, in the place of earlier ones."""
     place = folder / FOLDER
     place.mkdir(exist_ok=True)
     for old in place.glob("*_*.json*"):

@@ -329,11 +329,7 @@ def summary(samples: Sequence[Sample], chosen: Sequence[Sample], left_out: str) 
 
 
 def training_command(out: Path, answered: Sequence[Question], system_prompt: str | None) -> str:
-    """Returns a command that trains on the kept responses.
-
-    Args:
-      answered: the question of each response.
-    """
+    """Returns a command that trains on the kept responses."""
     words = ["python", "-m", "rl4p.train", "experiment=arithmetic_sft", "data=jsonl"]
     words.append(f"data.path={out}")
     if len({question.id for question in answered}) < len(answered):

@@ -38,7 +38,6 @@ def sample_locally(
     Args:
       stopped: called before each chunk; if true, the function returns.
       seed: with the id of the prompt and the number of the sample, it gives the random key.
-      samples: the number of responses to each prompt.
     """
     if sampler.temperature == 0 and samples > 1:
         raise InputError(

@@ -12,7 +12,6 @@ class ResponseSet:
     """The responses so far, without grades.
 
     Args:
-      file: the file of the responses.
       questions: all questions; their ids differ.
       show: called with the number of responses when it changes.
     """

@@ -154,7 +154,6 @@ def bound_of_step(
     """Returns a sentence about the least time of a step; None if the rates are not known.
 
     Args:
-      tokens: the response tokens of a step.
       wider: what `wider_sampling` returns.
       recomputes: whether updates recompute whole layers, and the run fits.
     """

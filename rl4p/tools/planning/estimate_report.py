@@ -68,11 +68,6 @@ def expected_time(
 
     It cannot if servers or other devices sample, or if the share of the platform has not been
     measured. Rewards and the scores of other models are not included.
-
-    Args:
-      estimate: the estimate of a step, on a chip whose rates are known.
-      evaluation: the evaluation of the run.
-      steps: the number of steps.
     """
     mesh = estimate.run.mesh
     share = SHARE.get(mesh.platform)
@@ -209,12 +204,7 @@ def without_recomputed_layers(estimate: StepEstimate, memory: float) -> float | 
 
 
 def needed(config: DictConfig, evaluation: Evaluation) -> list[str]:
-    """Returns sentences about the memory and the time of a run; none for models without a plan.
-
-    Args:
-      config: the configuration of the run.
-      evaluation: the evaluation of the run.
-    """
+    """Returns sentences about the memory and the time of a run; none for models without a plan."""
     if not isinstance(instantiate(config.model), PlannedModel):
         return []
     mesh = instantiate(config.mesh)

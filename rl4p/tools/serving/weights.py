@@ -100,7 +100,6 @@ def replacement(folder: Path, policy: Policy) -> Replacement:
     Args:
       folder: a folder with config.json and safetensors. It may lack config.json, and tensors, which
         then keep their values.
-      policy: the policy of the parameters.
 
     Raises:
       InputError: the folder is incomplete or broken, or does not fit the model. The error does not
