@@ -456,7 +456,7 @@ def check_tools(tokenizer: Any, source: str, options: str, tools: str) -> None:
 def unread_form(
     tokenizer: Any, source: str, schemas: Sequence[Message], options: Mapping[str, Any]
 ) -> str:
-    """Returns a call as a chat template writes it, if no reader of calls reads it; else ""."""
+    """Returns a call as a chat template writes it; no text if a reader of calls reads it."""
     call = {"id": "a12345678", "type": "function", "function": {"name": "probe", "arguments": {}}}
     asked = [{"role": "user", "content": "Hello."}]
     made = [*asked, {"role": "assistant", "content": "", "tool_calls": [call]}]

@@ -27,23 +27,10 @@ from rl4p.loop.scoring import Scoring
 from rl4p.loop.source import open_source
 from rl4p.loop.transform import Drop, Relabel, Truncate
 from rl4p.model.policy import Policy
+from rl4p.protocols import phases as protocols
 from rl4p.protocols.collection import Collector, OpenCollector, Transform
 from rl4p.protocols.data_and_model import DataSet, Model, Records
 from rl4p.protocols.hook import Hook, OpensHook
-from rl4p.protocols.phases import (
-    KL,
-    Adapts,
-    Advantage,
-    Correction,
-    Critic,
-    Entropy,
-    Optimizer,
-    Remembers,
-    Reward,
-    Rollout,
-    Update,
-    UserScore,
-)
 from rl4p.protocols.traits import AdvantageTraits, OptimizerTraits, RolloutTraits, require
 from rl4p.runs.compatibility import (
     choice,
@@ -70,14 +57,14 @@ from rl4p.runs.lengths import check_lengths, chosen_prompt_tokens, most_prompt_t
 from rl4p.runs.policy import build_reference, build_teacher
 
 PROTOCOLS = {
-    "rollout": Rollout,
-    "reward": Reward,
-    "advantage": Advantage,
-    "update": Update,
-    "correction": Correction,
-    "kl": KL,
-    "entropy": Entropy,
-    "critic": Critic,
+    "rollout": protocols.Rollout,
+    "reward": protocols.Reward,
+    "advantage": protocols.Advantage,
+    "update": protocols.Update,
+    "correction": protocols.Correction,
+    "kl": protocols.KL,
+    "entropy": protocols.Entropy,
+    "critic": protocols.Critic,
 }
 
 # The checks of `debug.check_batches`.
@@ -121,7 +108,7 @@ def build(config: DictConfig) -> Experiment:
             "advantage=distill, or leave the teacher out."
         )
     check_term(config, phases)
-    optimizer: Optimizer = required(config.optimizer, Optimizer, "optimizer")
+    optimizer: protocols.Optimizer = required(config.optimizer, protocols.Optimizer, "optimizer")
     refuse_offloading_on_a_cpu(config, mesh, optimizer)
     options: Collector = required(config.collector, Collector, "collector")
     refuse_a_gap_that_is_never_measured(phases.rollout, options)
@@ -312,10 +299,10 @@ def instantiate_phases(config: DictConfig) -> Phases:
     )
     for name, phase in phases.by_name.items():
         require(phase, PROTOCOLS[name], name)
-        if name in ("kl", "entropy") and isinstance(phase, Remembers):
-            require(phase, Adapts, name)
+        if name in ("kl", "entropy") and isinstance(phase, protocols.Remembers):
+            require(phase, protocols.Adapts, name)
     for name, score in phases.scores.items():
-        require(score, UserScore, f"scores.{name}")
+        require(score, protocols.UserScore, f"scores.{name}")
     return phases
 
 
