@@ -265,10 +265,7 @@ def launch(
 
 
 def marked(groups: str, conf: Path) -> str:
-    """Returns the lines `GROUP: OPTION, OPTION` of the help with a * after experimental options.
-
-    An option is experimental if the comment at the head of its YAML file says so.
-    """
+    """Returns the lines `GROUP: OPTION, OPTION` of the help with a * after experimental options."""
     lines = []
     for line in groups.splitlines():
         group, _, options = line.partition(": ")

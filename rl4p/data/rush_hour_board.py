@@ -291,10 +291,7 @@ def runs(
 
 
 def solve(board: Board) -> tuple[Move, ...] | None:
-    """Returns a solution with the fewest moves, or None if there is none.
-
-    A breadth-first search, whose order is fixed: equal boards have equal solutions.
-    """
+    """Returns a solution with the fewest moves, or None if there is none."""
     if board.solved:
         return ()
     space = StateSpace(board)

@@ -74,10 +74,7 @@ class OpenSuccessCache:
     solutions: OrderedDict[str, Solution] = field(default_factory=OrderedDict)
 
     def __call__(self, group: Group) -> tuple[Group, bool]:
-        """Returns the group, with a solution if it has none, and whether a sample was replaced.
-
-        Also stores the shortest right sample of the group.
-        """
+        """Returns the group, with a solution if it has none, and whether a sample was replaced."""
         if any(episode.turns for episode in group.episodes):
             raise InputError(EPISODES)
         term, trajectories = self.options.term, group.trajectories

@@ -355,10 +355,7 @@ class Phases:
 def with_memory(
     phase: Callable[..., Any], name: str, memory: Memory
 ) -> Callable[..., tuple[Any, Memory]]:
-    """Returns a phase as a function that returns (result, memory of all phases), with its memory.
-
-    A phase without a memory is called without one, and `memory` is returned unchanged.
-    """
+    """Returns a phase as a function that returns (result, memory of all phases), with its memory."""
 
     def call(*arguments: Any, **options: Any) -> tuple[Any, Memory]:
         if name not in memory:

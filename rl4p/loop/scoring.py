@@ -93,10 +93,7 @@ class Scoring:
 def baselines(
     phases: Phases, policy: Policy, state: TrainState, episodes: Sequence[Episode]
 ) -> np.ndarray:
-    """Returns the total reward of a greedy response to each prompt: float32 [B], nan if invalid.
-
-    Each distinct prompt is answered once.
-    """
+    """Returns the total reward of a greedy response to each prompt: float32 [B], nan if invalid."""
     prompts = list({each.prompt.id: each.prompt for each in episodes}.values())
     rows = len(prompts) + -len(prompts) % policy.mesh.row_shards
     *_, rewards = greedy_answers(phases, policy, state.params, state, prompts, rows=rows)

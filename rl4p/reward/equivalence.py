@@ -151,10 +151,7 @@ def written(text: str) -> WrittenNumber | None:
 
 
 def numbers(text: str) -> tuple[str, list[WrittenNumber]] | None:
-    """Returns the brackets around an answer and the numbers in it; None if it has anything else.
-
-    A single number has no brackets.
-    """
+    """Returns the brackets around an answer and the numbers in it; None if it has anything else."""
     if listed := LISTED.fullmatch(text):
         brackets, text = listed[1] + listed[3], listed[2]
     elif (number := written(text)) is not None:

@@ -52,19 +52,13 @@ def replace(path: Path, content: str | bytes) -> None:
 
 
 def save_config(config: DictConfig, filename: str, folder: Path) -> None:
-    """Writes a file of `.hydra`, as Hydra does, but signed, and complete even after a kill.
-
-    Hydra writes these files at each start, also of a run that is resumed.
-    """
+    """Writes a file of `.hydra`, as Hydra does, but signed, and complete even after a kill."""
     folder.mkdir(parents=True, exist_ok=True)
     replace(folder / filename, signed(filename, OmegaConf.to_yaml(config)))
 
 
 def record_value(folder: Path, key: str, value: str | int) -> None:
-    """Records a value that a run has chosen, as if its command line had given it.
-
-    All that reads the run later then has the same value: resume, evaluate, generate and serve.
-    """
+    """Records a value that a run has chosen, as if its command line had given it."""
     hydra = folder / ".hydra"
     config = load_yaml(hydra / "config.yaml")
     OmegaConf.update(config, key, value, force_add=True)

@@ -145,10 +145,7 @@ REWARD, REJECTED = "reward/mean", "collector/rejected_share"
 
 
 def plot_learning_curve(rows: list[dict[str, Any]], path: Path) -> None:
-    """Plots pass@1 on held-out prompts, and below it the training reward; nothing without a step.
-
-    Without an evaluation the reward is the only panel.
-    """
+    """Plots pass@1 on held-out prompts, and below it the training reward; nothing without a step."""
     if not any(REWARD in row for row in rows):
         return
     scores = sorted({name for row in rows for name in row if name.endswith("/pass_at_1")})
@@ -174,10 +171,7 @@ def plot_learning_curve(rows: list[dict[str, Any]], path: Path) -> None:
 
 
 def plot_collector(rows: list[dict[str, Any]], path: Path) -> None:
-    """Plots staleness, waiting times, queue lengths and shares of groups against the step.
-
-    A panel without any metric is left out, and the plot without metrics of a collector or a source.
-    """
+    """Plots staleness, waiting times, queue lengths and shares of groups against the step."""
     rows = [row for row in rows if "time/step" in row]
     for i, row in enumerate(rows):  # the share of the sampled groups that filters rejected
         if (rejected := row.get("collector/rejected")) is not None:

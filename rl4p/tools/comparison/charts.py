@@ -93,10 +93,7 @@ def metrics_of_charts(metric: Metric) -> dict[str, Metric]:
 
 
 def look(group: int) -> dict[str, Any]:
-    """Returns the style of a line: groups differ in colour, dashes and marker.
-
-    So they can be told apart without colour.
-    """
+    """Returns the style of a line: groups differ in colour, dashes and marker."""
     return {
         "color": COLOURS[group % len(COLOURS)],
         "linestyle": DASHES[group % len(DASHES)],

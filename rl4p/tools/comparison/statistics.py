@@ -148,10 +148,7 @@ def same(a: float, b: float) -> bool:
 
 
 def supported(p_values: Sequence[float | None], *, error_rate: float = ERROR_RATE) -> list[bool]:
-    """Returns which differences are supported, by the method of Benjamini and Hochberg.
-
-    A difference without a p-value counts as no comparison.
-    """
+    """Returns which differences are supported, by the method of Benjamini and Hochberg."""
     known = sorted(p for p in p_values if p is not None)
     largest = max(
         (p for rank, p in enumerate(known, 1) if p <= error_rate * rank / len(known)), default=-1.0
