@@ -34,21 +34,17 @@ IDENTIFY_TIMEOUT = 5.0  # seconds in which a new connection must identify itself
 class Connections:
     """The connections of one process; a context manager for the time that all processes run.
 
-    Attributes:
-      process: the index of this process, from 0.
-      processes: the number of processes.
-      heartbeat_timeout: the seconds without a heartbeat after which a process counts as frozen.
-      failure: the message about the first process that failed; None before any failure.
-      before_exit: functions that are called, in order, before this process ends itself because
-        another one has failed.
+    Processes are numbered from 0. One that sends no heartbeat for `heartbeat_timeout` seconds
+    counts as frozen.
     """
 
     def __init__(self, process: int, processes: int, heartbeat_timeout: float = 60.0) -> None:
         self.process, self.processes = process, processes
         self.heartbeat_timeout = heartbeat_timeout
+        # Called, in order, before this process ends itself because another one has failed.
         self.before_exit: list[Callable[[], object]] = []
         self.heard: dict[int, float] = {}  # the time of the newest message of each process
-        self.failure: str | None = None
+        self.failure: str | None = None  # the message about the first process that failed
         self.exit_code = 0
         self.finished = False
         self.peers: dict[int, socket.socket] = {}

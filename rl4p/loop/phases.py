@@ -355,7 +355,7 @@ class Phases:
 def with_memory(
     phase: Callable[..., Any], name: str, memory: Memory
 ) -> Callable[..., tuple[Any, Memory]]:
-    """Returns a phase as a function that returns (result, memory of all phases), with its memory."""
+    """Returns a phase as a function that returns its result and the memory of all phases."""
 
     def call(*arguments: Any, **options: Any) -> tuple[Any, Memory]:
         if name not in memory:

@@ -160,15 +160,11 @@ class Profiler:
 
     The trace starts after two steps, in which the functions are compiled. In a shorter run it
     covers the last step.
-
-    Attributes:
-      every: 1, because the hook counts the steps itself.
-      folder: the folder of the trace, which is in a subfolder, as `perfetto_trace.json.gz`.
     """
 
     def __init__(self, folder: Path, begin: int, steps: int) -> None:
-        self.every = 1
-        self.folder = folder
+        self.every = 1  # the hook counts the steps itself
+        self.folder = folder  # gets a subfolder with `perfetto_trace.json.gz`
         self.first = max(begin, min(begin + COMPILING, steps - 1))
         self.last = min(self.first + TRACED, steps)
         self.running = False

@@ -145,7 +145,7 @@ REWARD, REJECTED = "reward/mean", "collector/rejected_share"
 
 
 def plot_learning_curve(rows: list[dict[str, Any]], path: Path) -> None:
-    """Plots pass@1 on held-out prompts, and below it the training reward; nothing without a step."""
+    """Plots pass@1 on held-out prompts, if there is any, and below it the training reward."""
     if not any(REWARD in row for row in rows):
         return
     scores = sorted({name for row in rows for name in row if name.endswith("/pass_at_1")})

@@ -61,11 +61,6 @@ class ProgressBar:
     """A hook that shows a progress bar on a terminal, and otherwise prints plain lines.
 
     Its errors are warnings: a terminal that cannot show a text does not end the run.
-
-    Attributes:
-      every: 1, because the hook receives every step and decides itself what to print.
-      lines_every: the number of steps between plain lines.
-      time: estimates the remaining time.
     """
 
     def __init__(
@@ -77,10 +72,9 @@ class ProgressBar:
         time: RemainingTime | None = None,
         quiet: bool = False,
     ) -> None:
-        self.every = 1
+        self.every = 1  # the hook receives every step, and decides itself what to print
         self.steps = steps
-        self.lines_every = lines_every
-        self.samples_every = samples_every
+        self.lines_every, self.samples_every = lines_every, samples_every  # steps between prints
         self.time = RemainingTime(steps) if time is None else time
         self.console = RunConsole(quiet=quiet)
         self.pass_at_1 = ""

@@ -22,10 +22,8 @@ SECONDS_BETWEEN_READINGS = 10.0  # of the results of the other jobs of a sweep
 class RemainingTime:
     """Estimates how long a run still takes, from the steps and evaluations so far.
 
-    A step lasts from the end of the last one, its hooks included. Compilation is left out.
-
-    Attributes:
-      evaluation_every: the number of steps between evaluations; 0 evaluates after the last only.
+    A step lasts from the end of the last one, its hooks included. Compilation is left out. With
+    `evaluation_every=0` the only evaluation is after the last step.
     """
 
     def __init__(

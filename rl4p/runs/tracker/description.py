@@ -31,24 +31,15 @@ LONGEST_NAME = 120
 
 
 class Description:
-    """The description of the run in `folder`, after `Record.describe` was called.
-
-    Attributes:
-      command: the command line; an evaluation records its own.
-      is_evaluation: whether the folder belongs to an evaluation, which trains nothing.
-      started: the time in seconds at which the record was begun, or the run was resumed.
-      data_sets: the data sets that the run uses (`runs.environment.data_sets`).
-      choices: the chosen option of each group, or the name of its class.
-      sweep: the end of the path of the sweep; None if the run is no job of one.
-      swept: the keys that differ between the jobs of the sweep.
-    """
+    """The description of the run in `folder`, after `Record.describe` was called."""
 
     def __init__(self, folder: Path):
         config, overrides, hydra = folder / "config.yaml", [], {}
         self.config = read_mapping(config)
-        self.started = config.stat().st_mtime
+        self.started = config.stat().st_mtime  # seconds: when the record was begun, or resumed
         self.environment = json.loads((folder / "environment.json").read_text("utf-8"))
         self.is_evaluation = self.environment.get("kind") == EVALUATION
+        # As `runs.environment.data_sets` has them.
         self.data_sets: list[dict[str, Any]] = self.environment.get("data_sets") or []
 
         # What Hydra saved of the command line, and the options that it chose.
@@ -60,16 +51,18 @@ class Description:
             if not is_housekeeping(key := key.lstrip("+~")):
                 # Hydra saves sqlite\:///...
                 self.overrides[key] = re.sub(r"\\(.)", r"\1", value)
-        own = self.environment.get("command")
+        own = self.environment.get("command")  # of an evaluation
         self.command: str = own or shlex.join(["python", "-m", "rl4p.train", *overrides])
         if (path := folder / ".hydra" / "hydra.yaml").exists():
             hydra = read_mapping(path)["hydra"]
+        # The chosen option of each group, or the name of its class.
         chosen = (hydra.get("runtime") or {}).get("choices") or {}
         self.choices = {x: chosen.get(x) or self.options(x).get("_target_") for x in GROUPS}
         if chosen.get("model") == "pretrained" and (model := self.options("model").get("path")):
             self.choices["model"] = Path(model).name
 
-        # What it saved of a sweep. Not from hydra.sweep.dir, which is saved with its ${now:...}.
+        # The end of the path of the sweep, if the run is a job of one, and the keys that differ
+        # between its jobs. Not from hydra.sweep.dir, which is saved with its ${now:...}.
         self.sweep, self.swept = None, []
         for parent in list(folder.resolve().parents)[:3]:
             if (path := parent / "multirun.yaml").exists():

@@ -1,7 +1,7 @@
 """The application of `rl4p.serve`: its endpoints, its health, its counts and its page."""
 
 import asyncio
-from html import escape
+from pathlib import Path
 
 import rl4p
 from rl4p.base.types import Sampling
@@ -10,41 +10,13 @@ from rl4p.engine.serving.app import App, Guard, HttpRequest, ServerState
 from rl4p.engine.serving.body import HttpError, JsonResponse, TextResponse
 from rl4p.engine.serving.chat import chat_completions
 from rl4p.engine.serving.completions import completions
+from rl4p.tools.browser.beside import render
 from rl4p.tools.serving.sglang import SGLangControl, generate
 from rl4p.tools.serving.vllm import VLLMControl
 from rl4p.tools.serving.weight_updates import WeightUpdates
 
 HEALTH_SECONDS = 30.0
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
-PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="refresh" content="5">
-<title>{name}</title>
-<style>
-body {{ font: 16px/1.5 system-ui, sans-serif; margin: 3rem auto; max-width: 44rem; padding: 0 1rem;
-  color: #1c2330; background: #fbfbfa }}
-table {{ border-collapse: collapse; width: 100% }}
-th, td {{ text-align: left; padding: .3rem 1rem .3rem 0; border-bottom: 1px solid #ddd }}
-td:last-child {{ text-align: right; font-variant-numeric: tabular-nums }}
-pre {{ background: #f0f1f3; padding: 1rem; overflow-x: auto }}
-</style>
-</head>
-<body>
-<h1>{name}</h1>
-<p>Weight version <strong>{version}</strong>, from {source}. The server is <strong>{state}</strong>.
-</p>
-<table>
-{rows}
-</table>
-<h2>Talk to it</h2>
-<pre>curl {address}/v1/chat/completions -H 'Content-Type: application/json' \\
-  -d '{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello"}}]}}'</pre>
-<p>The same numbers for Prometheus are at <a href="metrics">metrics</a>.</p>
-</body>
-</html>
-"""
 
 
 class ServedApp(App):
@@ -114,17 +86,14 @@ class ServedApp(App):
     async def page(self, request: HttpRequest) -> TextResponse:
         """Responds with a page that shows the state and the counts."""
         server = self.updates.server
-        rows = [
-            f"<tr><td>{escape(name.replace('_', ' '))}</td><td>{value:,.6g}</td></tr>"
-            for name, value in numbers(server).items()
-        ]
-        text = PAGE.format(
-            name=escape(server.name),
-            version=escape(server.scheduler.version),
-            source=escape(server.source),
-            state=escape(state(server)),
-            rows="\n".join(rows),
-            address=escape(server.address),
+        text = render(
+            Path(__file__).with_name("page.html"),
+            name=server.name,
+            version=server.scheduler.version,
+            source=server.source,
+            state=state(server),
+            counts=numbers(server),
+            address=server.address,
         )
         return TextResponse(text, "text/html; charset=utf-8")
 

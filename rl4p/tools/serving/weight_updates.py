@@ -66,27 +66,20 @@ class WeightUpdates:
     Decoding pauses from the beginning of an update to its end, by a lease of its own: the end of
     another update or pause cannot start it again. Blocking calls run in separate threads, so that
     the server responds meanwhile.
-
-    Attributes:
-      lock: is held by an update from its pause to its end.
-      pauses: the pauses of clients, by the name of their owner.
-      transfer: the update whose steps are requests.
-      torn: the names of tensors that a failed update may have replaced or not, or that a sleep has
-        given back.
-      sleeping: the lease of a sleep.
-      count: the number of updates so far.
     """
 
     def __init__(self, server: ServerState) -> None:
         self.server, self.scheduler = server, server.scheduler
         self.threads = ThreadPoolExecutor(4, "updates")
-        self.lock = asyncio.Lock()
-        self.pauses: dict[str, Pause] = {}
-        self.transfer: Transfer | None = None
+        self.lock = asyncio.Lock()  # is held by an update from its pause to its end
+        self.pauses: dict[str, Pause] = {}  # of clients, by the name of their owner
+        self.transfer: Transfer | None = None  # the update whose steps are requests
+        # The names of tensors that a failed update may have replaced or not, or that a sleep has
+        # given back.
         self.torn: frozenset[str] = frozenset()
         self.sleeper = Sleep(server.scheduler)
-        self.sleeping: Lease | None = None
-        self.count = 0
+        self.sleeping: Lease | None = None  # the lease of a sleep
+        self.count = 0  # of updates so far
 
     async def in_thread(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         loop = self.server.queue.loop

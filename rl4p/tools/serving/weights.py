@@ -44,12 +44,6 @@ class Replacement:
     parameters are then partly old and partly new.
 
     The files are open from the beginning, so that they can be read to the end. `close` closes them.
-
-    Attributes:
-      names: the names of the tensors.
-
-    Raises:
-      OSError: a file cannot be opened.
     """
 
     def __init__(self, folder: Path, policy: Policy, stored: dict[str, StoredTensor]) -> None:
