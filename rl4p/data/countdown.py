@@ -16,7 +16,7 @@ from annotated_types import Ge, Le
 from rl4p.base.types import Question
 from rl4p.configuration.bounds import Positive
 from rl4p.data.fields import exact_number, whole_numbers
-from rl4p.data.synthetic import RandomQuestions
+from rl4p.data.synthetic import RandomQuestions, worked_question
 
 LONGEST = 200  # characters, which also bounds the depth and the size of the value
 TOKEN = re.compile(r" *([0-9]{1,9}(?![0-9])|[-+*/()])")
@@ -160,14 +160,9 @@ class Countdown(RandomQuestions):
         if values[0] > self.largest_target:
             return None
         question = f"{' '.join(map(str, sorted(numbers)))} = {values[0]}"
-        return Question(
-            id=f"countdown/{question}",
-            question=question,
-            answer=texts[0],
-            task="countdown",
-            solution=f"{' '.join(steps)} #### {texts[0]}",
-            metadata={"numbers": sorted(numbers), "target": int(values[0])},
-        )
+        metadata = {"numbers": sorted(numbers), "target": int(values[0])}
+        solution = f"{' '.join(steps)} #### {texts[0]}"
+        return worked_question("countdown", question, texts[0], solution, metadata=metadata)
 
 
 def solves(text: str, reference: str, metadata: Mapping[str, object]) -> tuple[bool, bool]:

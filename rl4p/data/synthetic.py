@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from annotated_types import Ge, Le
@@ -69,6 +69,20 @@ class RandomQuestions(Synthetic):
         )
 
 
+def worked_question(
+    task: str, question: str, answer: object, solution: str, **values: Any
+) -> Question:
+    """Returns a question with its answer and a worked solution; its text is its id in the task."""
+    return Question(
+        id=f"{task}/{question}",
+        question=question,
+        answer=str(answer),
+        task=task,
+        solution=solution,
+        **values,
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sorting(RandomQuestions):
     """A data set of lists such as `sort 31 7 12`, answered by `7 12 31`.
@@ -106,13 +120,7 @@ class Sorting(RandomQuestions):
             steps.append(f"{smallest}<{' '.join(map(str, left))}")
         answer = " ".join(map(str, sorted(numbers)))
         question = f"sort {' '.join(map(str, numbers))}"
-        return Question(
-            id=f"sorting/{question}",
-            question=question,
-            answer=answer,
-            task="sorting",
-            solution=f"{', '.join(steps)} #### {answer}",
-        )
+        return worked_question("sorting", question, answer, f"{', '.join(steps)} #### {answer}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,12 +168,8 @@ class LetterCounting(RandomQuestions):
             count += character == letter
             spelled.append(f"{character}{count}" if character == letter else character)
         question = f"{letter} in {word}"
-        return Question(
-            id=f"letter_counting/{question}",
-            question=question,
-            answer=str(count),
-            task="letter_counting",
-            solution=f"{' '.join(spelled)} #### {count}",
+        return worked_question(
+            "letter_counting", question, count, f"{' '.join(spelled)} #### {count}"
         )
 
 
@@ -218,21 +222,16 @@ def addition(first: int, second: int, forget: Sequence[bool]) -> Question:
 
     `forget[i]` drops the carry out of column i (units first), and later columns go on without it.
     """
-    columns, worked, carry = [], "", 0
+    columns, digits, carry = [], "", 0
     for a, b, forgotten in zip(reversed(str(first)), reversed(str(second)), forget, strict=True):
         total = int(a) + int(b) + carry
         columns.append(f"{a}+{b}" + ("+1" if carry else "") + f"={total}")
-        worked = str(total % 10) + worked
+        digits = str(total % 10) + digits
         carry = 0 if forgotten else total // 10
-    worked = str(carry) * (carry > 0) + worked
+    digits = str(carry) * (carry > 0) + digits
     question = f"{first}+{second}"
-    return Question(
-        id=f"arithmetic/{question}",
-        question=question,
-        answer=str(first + second),
-        task="arithmetic",
-        solution=f"{' '.join(columns)} #### {worked}",
-    )
+    solution = f"{' '.join(columns)} #### {digits}"
+    return worked_question("arithmetic", question, first + second, solution)
 
 
 COUNT = 240  # islands, each with a town
@@ -307,10 +306,4 @@ class Islands(RandomQuestions):
             (f"When was {town} founded?", island.founded),
             (f"How many people live in {town}?", island.inhabitants),
         )[random.integers(4)]
-        return Question(
-            id=f"islands/{question}",
-            question=question,
-            answer=str(answer),
-            task="islands",
-            solution=f"#### {answer}",
-        )
+        return worked_question("islands", question, answer, f"#### {answer}")
