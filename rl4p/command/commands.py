@@ -110,10 +110,10 @@ class Grammar(Generic[Options]):
 
     name: str  # its name, such as export
     kind: type[Options]  # the dataclass of its words
-    # dataclasses by word. `server.model=NAME` sets a field of the section `server`, and
+    # Dataclasses by word. `server.model=NAME` sets a field of the section `server`, and
     # `server=URL` sets its first field.
     sections: Mapping[str, type] = field(default_factory=dict)
-    # whether other words are overrides of the configuration; otherwise they are refused
+    # Whether other words are overrides of the configuration; otherwise they are refused.
     composes: bool = False
 
     def words(self) -> list[str]:

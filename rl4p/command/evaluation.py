@@ -80,7 +80,7 @@ class EvaluationRequest:
 
     out: Path  # the folder for the results
     run: Path | None = None  # the folder of a run; None evaluates `model`
-    # the step of the run's checkpoint, or `best`; None selects the newest
+    # The step of the run's checkpoint, or `best`; None selects the newest.
     step: int | Literal["best"] | None = None
     average: bool = False  # whether to evaluate the moving average of the run's parameters
     lm_eval: bool = False  # whether to write the results in the format of lm-evaluation-harness too

@@ -23,18 +23,18 @@ class Chip:
 
     platform: str  # cpu, gpu or tpu
     kind: str  # a prefix of the `device_kind` that JAX reports
-    # the size in bytes, of a TPU without what its programs cannot use; 0 if unknown
+    # The size in bytes, of a TPU without what its programs cannot use; 0 if unknown.
     memory: float = 0
     flops: float = 0  # bfloat16 operations per second in matrix products; 0 if unknown
     bandwidth: float = 0  # memory bandwidth in bytes per second; 0 if unknown
     network: float = 0  # the bytes per second that it sends along one axis of a slice; 0 if unknown
-    # the least seconds until a neighbour in a slice has what it sends; 0 if unknown
+    # The least seconds until a neighbour in a slice has what it sends; 0 if unknown.
     latency: float = 0
     wirings: Sequence[str] = ()  # the wirings of its slices, the smallest first
     devices: int = 1  # the number of JAX's devices in a chip; the other figures are of one device
-    # libtpu's name for the chip in a description of a slice that is not attached
+    # The name of libtpu for the chip in a description of a slice that is not attached.
     described_as: str | None = None
-    # more options of such a description
+    # More options of such a description.
     description: dict[str, Any] = field(default_factory=dict, hash=False)
 
     @property

@@ -47,11 +47,11 @@ class Span(NamedTuple):
 class CallReader:
     """Reads the calls of messages."""
 
-    # the functions of the tools by name, with schemas in `parameters`; None if the tools are not
-    # known
+    # The functions of the tools by name, with schemas in `parameters`; None if the tools are not
+    # known.
     functions: Functions | None = None
     marks: tuple[str, ...] = MARKS  # the marks of calls that the chat template has
-    # what the chat template wrote before a message; None if not known
+    # What the chat template wrote before a message; None if not known.
     generation_prompt: str | None = None
 
     def calls(self, text: str) -> list[Call]:

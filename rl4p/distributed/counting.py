@@ -23,7 +23,7 @@ class Count:
     total: int  # how many of them the call has; 0 if that is unknown
     done: int = 0  # how many of them are done
     tokens: int = 0  # the number of tokens that were drawn
-    # when the call began, in the seconds of `time.perf_counter`
+    # When the call began, in the seconds of `time.perf_counter`.
     began: float = field(default_factory=time.perf_counter)
 
     def add(self, done: int = 0, *, tokens: int = 0, total: int = 0) -> None:

@@ -254,7 +254,7 @@ class SamplingMesh(Mesh):
 
     product_axes: ClassVar = ("tp", "fsdp")
     training: Mesh
-    # whether `fsdp` divides the query heads too. If `tp` x `fsdp` does not divide their number, it
+    # Whether `fsdp` divides the query heads too. If `tp` x `fsdp` does not divide their number, it
     # is false, and the devices along `fsdp` have the same query heads.
     divides_heads: bool
 

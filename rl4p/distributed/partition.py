@@ -32,16 +32,16 @@ PACKED = ("codes", "scales")  # of a kernel in 4 bits (`rl4p.model.quantization`
 class Parameter:
     """The properties of a parameter, which is identified by the end of its path."""
 
-    # the names of its last axes (`partition.RULES`); None for an axis that is never sharded.
+    # The names of its last axes (`partition.RULES`); None for an axis that is never sharded.
     # Leading axes, such as the axis of stacked layers, are never sharded.
     axes: tuple[str | None, ...]
-    # whether it is a matrix or a stack of matrices; only matrices have weight decay
+    # Whether it is a matrix or a stack of matrices; only matrices have weight decay.
     matrix: bool = True
-    # whether it is a matrix that maps neither from nor to the vocabulary or labels; Muon takes only
-    # these
+    # Whether it is a matrix that maps neither from nor to the vocabulary or labels; Muon takes only
+    # these.
     inner: bool = True
     narrowed: bool = True  # whether it may be held in the dtype of activations where it is used
-    # whether it is a constant in training. It is always float32, also in files.
+    # Whether it is a constant in training. It is always float32, also in files.
     frozen: bool = False
 
 

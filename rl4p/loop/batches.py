@@ -33,16 +33,16 @@ class Loop:
     optimizer: Optimizer
     group_size: int
     steps: int  # the total number of steps of the run
-    # the computation of the scores that phases request
+    # The computation of the scores that phases request.
     scoring: Scoring = field(default_factory=Scoring)
-    # the number of steps after which the policy becomes the reference; 0 never
+    # The number of steps after which the policy becomes the reference; 0 never.
     reset_reference_every: int = 0
     average_decay: float = 0.0  # the decay of the moving average of the parameters; 0 keeps none
-    # the most consecutive steps that may skip an update with a non-finite gradient
+    # The most consecutive steps that may skip an update with a non-finite gradient.
     max_skipped: int = 5
-    # the reward term that decides whether a response is right, for pass@1 by task
+    # The reward term that decides whether a response is right, for pass@1 by task.
     term: str | None = None
-    # changes of the graded groups by name, in their order
+    # Changes of the graded groups by name, in their order.
     transforms: Mapping[str, Transform] = field(default_factory=dict)
 
     @property
@@ -56,13 +56,13 @@ class RolloutBatch:
     """The training batch of a step, and what else a step needs."""
 
     batch: TrainingBatch  # the input of the update
-    # the coefficients of the loss, for `gradient_step` or `forward_backward`
+    # The coefficients of the loss, for `gradient_step` or `forward_backward`.
     coefficients: dict[str, Array]
     # episodes, rewards: of the rows of the batch
     episodes: Sequence[Episode]
     rewards: Rewards
     memory: Memory  # the memory of the phases after the advantage phase
-    # the metrics of the collection and the batch, with the times of the phases
+    # The metrics of the collection and the batch, with the times of the phases.
     metrics: dict[str, float]
     penalty: Metrics  # the metrics of a KL penalty in the reward, on the devices
 

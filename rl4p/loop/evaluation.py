@@ -35,7 +35,7 @@ class PromptChunk:
     """Responses that are sampled together."""
 
     prompts: Sequence[Prompt]  # the prompts; each has `together` consecutive rows
-    # the number of the first sample of each prompt; empty for greedy responses
+    # The number of the first sample of each prompt; empty for greedy responses.
     first: Sequence[int] = ()
     together: int = 1  # the number of samples of each prompt in this chunk
 
@@ -69,14 +69,14 @@ class Evaluation:
     policy: Policy
     sets: Sequence[Sequence[Prompt]]  # the prompts of each data set; no chunk has prompts of two
     term: str  # the reward term that decides whether an answer is correct; never the weighted sum
-    # the number of sequences sampled at a time. By default it is the number of a training step, so
+    # The number of sequences sampled at a time. By default it is the number of a training step, so
     # that both use the same compiled sampler.
     rows: int
     of_average: bool = False  # whether to evaluate the moving average of the parameters
     samples: int = 0  # the number of samples of each prompt, in addition to the greedy response
     pass_at_k: Sequence[int] = field(default=())  # the values of k for pass@k, from 2 to `samples`
     seed: int = 0  # the seed of the samples
-    # measures the loss of given responses to the held-out prompts; None without
+    # Measures the loss of given responses to the held-out prompts; None without.
     loss: HeldOutLoss | None = None
 
     @property

@@ -37,7 +37,7 @@ class HeldOutLoss:
     prompts: Sequence[Prompt]  # the held-out prompts with their responses
     rows: int  # the number of sequences in a forward pass
     group_size: int  # the number of responses to a prompt
-    # a decoder and its parameters (`Scoring.reference`); None if the update needs none
+    # A decoder and its parameters (`Scoring.reference`); None if the update needs none.
     reference: tuple[Decoder, Params] | None = None
 
     def __call__(self, params: Params, reset: Params | None = None) -> dict[str, float]:

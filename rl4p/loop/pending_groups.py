@@ -28,7 +28,7 @@ class PendingGroup:
 
     number: int  # its place in the order of the prompts, counted from 0 over the whole run
     prompt: Prompt  # the prompt
-    # what has been sampled so far, by sample; None before the first token. A completion with
+    # What has been sampled so far, by sample; None before the first token. A completion with
     # `Finish.ABORT` is unfinished.
     completions: list[Completion | None]
     restarts: int = 0  # how often its tokens were thrown away; the random keys depend on it
@@ -67,15 +67,15 @@ class PendingLimits:
     extra: int  # pending groups beyond (ahead + 1) P
     max_staleness: int  # s; a token of version v may be trained in steps v to v + s
     wait: bool  # whether a step waits for groups that would be too old in the next step
-    # whether an interrupted group keeps its tokens and goes on (`continue`), and not starts again
-    # (`abort`)
+    # Whether an interrupted group keeps its tokens and goes on (`continue`), and not starts again
+    # (`abort`).
     keep_tokens: bool
-    # after this many restarts, a group keeps its tokens at an interruption, and the step waits for
-    # it before it becomes too old
+    # After this many restarts, a group keeps its tokens at an interruption, and the step waits for
+    # it before it becomes too old.
     max_restarts: int
     max_failures: int  # an engine may end a response with nothing new so often in a row
     repeated: float = inf  # the most groups of a step whose prompts are repeated (`REPLAYED`)
-    # the most pending groups of this kind. The others suffice for a step.
+    # The most pending groups of this kind. The others suffice for a step.
     repeated_pending: float = inf
 
 

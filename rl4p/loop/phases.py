@@ -55,7 +55,7 @@ class AdvantageEstimate(NamedTuple):
     """The result of the advantage phase, from which the update learns."""
 
     advantages_BT: Array
-    # the response mask without invalid samples and truncated samples dropped here
+    # The response mask without invalid samples and truncated samples dropped here.
     loss_mask_BT: Array
     returns_BT: Array | None  # the targets of the critic; None without a critic
     # `update/kl`, the mean penalty per token, if the KL penalty is in the reward
@@ -154,12 +154,12 @@ class Phases:
     kl: KL
     entropy: Entropy
     critic: Critic
-    # user-defined scores by name (`protocols.UserScore`), which phases may request
+    # User-defined scores by name (`protocols.UserScore`), which phases may request.
     scores: dict[str, UserScore] = field(default_factory=dict)
-    # functions by phase name, called with the result and the arguments of the phase. The check of
+    # Functions by phase name, called with the result and the arguments of the phase. The check of
     # an update is called with its batch (`debug.check_batches`).
     checks: dict[str, Callable[..., None]] = field(default_factory=dict)
-    # the lock that a call of the reward holds
+    # The lock that a call of the reward holds.
     grading: Any = field(default_factory=Lock, repr=False, compare=False)
 
     @property

@@ -33,10 +33,10 @@ OF_POLICY = {
 class Scoring:
     """The computation of scores, and the models that it uses beside the policy."""
 
-    # a decoder and the parameters of the reference; None if no phase requests their scores, or if
-    # they are in the state (`TrainState.reference`)
+    # A decoder and the parameters of the reference; None if no phase requests their scores, or if
+    # they are in the state (`TrainState.reference`).
     reference: tuple[Decoder, Params] | None = None
-    # a decoder with the vocabulary of the policy, and its parameters; None without one
+    # A decoder with the vocabulary of the policy, and its parameters; None without one.
     teacher: tuple[Decoder, Params] | None = None
     tasks: tuple[str, ...] = ()  # the names of the tasks in the training data, sorted
     term: str = "correct"  # the reward term whose extraction finds the answers of `answer_clusters`

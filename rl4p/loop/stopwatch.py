@@ -22,7 +22,7 @@ from rl4p.base.storage import cache_folder
 class Compilation:
     """Counters of compilation in this process."""
 
-    # the time spent on tracing, lowering and compiling, or on reading from the cache
+    # The time spent on tracing, lowering and compiling, or on reading from the cache.
     seconds: float = 0.0
     programs: int = 0  # the number of programs compiled or read from the cache
     from_cache: int = 0  # the number read from the cache. It shows whether the cache works.

@@ -313,7 +313,7 @@ class Diagnosis:
     quiet: bool = False  # whether to log nothing, as in all processes but the first
     every: int = 1  # 1, because the hook reads the metrics of every step
     rows: list[dict[str, Any]] = field(default_factory=list)
-    # by name, the first step of a finding, and the newest finding
+    # By name, the first step of a finding, and the newest finding.
     seen: dict[str, tuple[int, Finding]] = field(default_factory=dict)
 
     def __call__(self, info: StepInfo) -> None:

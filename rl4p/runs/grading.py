@@ -90,7 +90,7 @@ class Grades:
     """The grades of one response, which are fields of its `Sample`."""
 
     reward: float | None  # the weighted sum of the terms; None if the response could not be graded
-    # the unweighted grades by name; None where a term does not apply
+    # The unweighted grades by name; None where a term does not apply.
     terms: dict[str, float | None]
     valid: bool  # false if a grader failed, or no term applies
 

@@ -33,13 +33,13 @@ class EarlyStop:
     """The rules that end a run before its last step."""
 
     best: Best | None  # the evaluations that `patience` and `target` read
-    # the run ends after so many evaluations without a new best one; None for no such end
+    # The run ends after so many evaluations without a new best one; None for no such end.
     patience: int | None = None
-    # the run ends once an evaluation is at least as good as this; None for no such end
+    # The run ends once an evaluation is at least as good as this; None for no such end.
     target: float | None = None
-    # the age of the process at which the run must have ended and saved; None for any
+    # The age of the process at which the run must have ended and saved; None for any.
     seconds: float | None = None
-    # the seconds of the steps of this start, their hooks included
+    # The seconds of the steps of this start, their hooks included.
     steps: list[float] = field(default_factory=list)
     mirror: RunMirror | None = None  # the mirror that gets the last checkpoint too
 

@@ -51,9 +51,9 @@ class RunMirror:
     """A `Tracker` that mirrors a run folder in an object store."""
 
     url: str
-    # whether the store has the whole folder, once the run has ended
+    # Whether the store has the whole folder, once the run has ended.
     sent: bool = field(default=False, init=False)
-    # the seconds of the slowest checkpoint that was sent
+    # The seconds of the slowest checkpoint that was sent.
     slowest: float = field(default=0.0, init=False)
 
     def open(self, folder: Path) -> "RunMirror":

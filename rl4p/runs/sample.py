@@ -53,64 +53,51 @@ class Sample:
     A file (`record.py`) has a number that is not finite as a text. `from_dict` reads it back as a
     number in the reward, the terms, the advantage and the log-probability; in metadata and tokens
     it stays a text.
-
-    Attributes:
-      prompt: the question, without its chat template.
-      response: the text of the response. Of a demonstration with several answers it is the last.
-      answer: the reference answer.
-      generation_prompt: what the chat template wrote before the response, such as
-        ``<|assistant|><think>``, which graders need to find the end of the thoughts.
-      id, task: the id and the task of the prompt.
-      metadata: other values of the prompt, for graders; those that JSON does not have, such as
-        dates, are texts.
-      step: the step of training that drew it.
-      sample: the number of the sample among the samples of its prompt, from 0; None if it is
-        greedy.
-      seed: the seed of a sample of an evaluation.
-      status: why it ended.
-      length: the number of tokens of the response, the end token included; of a demonstration with
-        several answers, the tokens of all.
-      logprob: the log-probability of the response under the distribution that it was drawn from.
-      reward: the weighted sum of the terms; None if it could not be graded.
-      terms: the unweighted terms by name; None where one does not apply or a grader failed.
-      valid: whether it could be graded: no grader failed, and a term applies.
-      correct: whether the term that decides in an evaluation is at least 1; None if it gave no
-        grade.
-      regraded: whether `rl4p.regrade` wrote the grades.
-      advantage: the mean advantage of its tokens in the loss; None if there are none.
-      tokens: the values of its tokens, as lists or texts: {"prompt": the prompt in its chat
-        template, up to the first answer, "ids": [...], "texts": [...], "logprobs": [...], under
-        the policy that sampled them, "mask": "1110", 1 where the token is in the loss,
-        "advantages": [...], only if they differ between tokens}.
-      turns: the turns of an episode, in order: {"text": the message of the policy, "tokens": their
-        number, "calls": the tools that it calls, "messages": the answer of the environment,
-        "reward", "metrics", "state", "versions": the weight versions that drew it,
-        "sampling_seconds", "environment_seconds"}.
-      failure: what the environment did wrong, which made the sample invalid.
     """
 
-    prompt: str
+    prompt: str  # the question, without its chat template
+    # The text of the response. Of a demonstration with several answers it is the last.
     response: str
-    answer: str | None = None
+    answer: str | None = None  # the reference answer
+    # What the chat template wrote before the response, such as ``<|assistant|><think>``, which
+    # graders need to find the end of the thoughts.
     generation_prompt: str | None = None
+    # id, task: the id and the task of the prompt
     id: str | None = None
     task: str | None = None
+    # Other values of the prompt, for graders; those that JSON does not have, such as dates, are
+    # texts.
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    step: int | None = None
+    step: int | None = None  # the step of training that drew it
+    # The number of the sample among the samples of its prompt, from 0; None if it is greedy.
     sample: int | None = None
-    seed: int | None = None
-    status: Status | None = None
+    seed: int | None = None  # the seed of a sample of an evaluation
+    status: Status | None = None  # why it ended
+    # The number of tokens of the response, the end token included; of a demonstration with several
+    # answers, the tokens of all.
     length: int | None = None
+    # The log-probability of the response under the distribution that it was drawn from.
     logprob: float | None = None
-    reward: float | None = None
+    reward: float | None = None  # the weighted sum of the terms; None if it could not be graded
+    # The unweighted terms by name; None where one does not apply or a grader failed.
     terms: Mapping[str, float | None] = field(default_factory=dict)
-    valid: bool | None = None
+    valid: bool | None = None  # whether it could be graded: no grader failed, and a term applies
+    # Whether the term that decides in an evaluation is at least 1; None if it gave no grade.
     correct: bool | None = None
-    regraded: bool | None = None
+    regraded: bool | None = None  # whether `rl4p.regrade` wrote the grades
+    # The mean advantage of its tokens in the loss; None if there are none.
     advantage: float | None = None
+    # The values of its tokens, as lists or texts: {"prompt": the prompt in its chat template, up to
+    # the first answer, "ids": [...], "texts": [...], "logprobs": [...], under the policy that
+    # sampled them, "mask": "1110", 1 where the token is in the loss, "advantages": [...], only if
+    # they differ between tokens}.
     tokens: Mapping[str, Any] | None = None
+    # The turns of an episode, in order: {"text": the message of the policy, "tokens": their number,
+    # "calls": the tools that it calls, "messages": the answer of the environment, "reward",
+    # "metrics", "state", "versions": the weight versions that drew it, "sampling_seconds",
+    # "environment_seconds"}.
     turns: Sequence[Mapping[str, Any]] | None = None
-    failure: str | None = None
+    failure: str | None = None  # what the environment did wrong, which made the sample invalid
 
     @classmethod
     def response_to(cls, question: "Question", text: str, **values: Any) -> "Sample":

@@ -56,10 +56,10 @@ class Sweep:
     """A new or a resumed sweep."""
 
     folder: Path
-    # all its jobs; empty for a search, which chooses its jobs while it runs
+    # All its jobs; empty for a search, which chooses its jobs while it runs.
     jobs: tuple[SweepJob, ...]
     given: tuple[str, ...]  # the overrides of the command line
-    # the overrides of the jobs to run by their folders, if the sweep is resumed; None runs all jobs
+    # The overrides of the jobs to run by their folders, if the sweep is resumed; None runs all jobs
     left: Mapping[str, Sequence[str]] | None
     command: str  # the command that resumes the sweep; empty if it cannot be resumed
 

@@ -47,7 +47,7 @@ class Run:
     name: str  # the folder of the run, or its name and id in MLflow
     seed: int  # the seed of the run; runs of equal seeds are paired
     config: Mapping[str, Any]  # the resolved configuration
-    # the option of each configuration group, as far as it is known
+    # The option of each configuration group, as far as it is known.
     choices: Mapping[str, str] = field(default_factory=dict)
     overrides: Sequence[str] = ()  # the overrides on the command line
     rows: Sequence[Mapping[str, float]]  # the metrics of each step, with the key "step"

@@ -51,8 +51,8 @@ LINE = 34  # letters beside an axis
 class Curve:
     """The curve of one metric of a group."""
 
-    # the positions of the points on each axis of `AXES`; tokens and seconds are means of the seeds
-    # at that step
+    # The positions of the points on each axis of `AXES`; tokens and seconds are means of the seeds
+    # at that step.
     x: Mapping[str, np.ndarray]
     middle: np.ndarray  # the interquartile mean of the seeds; nan where no seed has a finite value
     # low, high: the lowest and the highest seed
@@ -198,7 +198,7 @@ def figures_for_papers(comparison: Comparison) -> dict[str, bytes]:
 class PageFigures:
     """The figures of the page, as SVG."""
 
-    # the curves over each axis of `AXES`, by the title of the chart
+    # The curves over each axis of `AXES`, by the title of the chart.
     charts: Mapping[str, Mapping[str, Markup]]
     intervals: Markup
     swatches: Sequence[Markup]  # the line of each group in a legend

@@ -66,7 +66,7 @@ class Metric:
     """The metric that is compared: one metric, or the mean of several tasks."""
 
     names: tuple[str, ...]  # the metrics
-    # the metrics of tasks that only some runs have, which are not compared
+    # The metrics of tasks that only some runs have, which are not compared.
     others: tuple[str, ...] = ()
     value: Value = LAST  # the number of a run that counts
 

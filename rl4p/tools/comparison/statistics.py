@@ -75,12 +75,12 @@ def interval(
 class Difference:
     """The difference between two groups, a - b."""
 
-    # the interquartile mean of the paired differences, or the difference of the interquartile means
-    # if the groups are not paired
+    # The interquartile mean of the paired differences, or the difference of the interquartile means
+    # if the groups are not paired.
     estimate: float
-    # its interval at level 1 - `ERROR_RATE`, for this comparison alone; None if the seeds give none
+    # Its interval at level 1 - `ERROR_RATE`, for this comparison alone; None if the seeds give none
     interval: Interval | None
-    # the largest error rate at which the interval contains zero; None without an interval
+    # The largest error rate at which the interval contains zero; None without an interval.
     p_value: float | None
     pairs: int  # the number of equal seeds that were compared; 0 if the groups are not paired
     probability: float  # the probability of improvement P(a > b), see `probability_of_improvement`

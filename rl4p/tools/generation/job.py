@@ -121,10 +121,10 @@ class QuestionSource:
 
     questions: Sequence[Question]  # the questions, in the form that the source takes
     settings: Mapping[str, Any]  # what the responses depend on, as JSON values
-    # adds the missing responses to a file. It returns early if its last argument, a function
+    # Adds the missing responses to a file. It returns early if its last argument, a function
     # without arguments, returns true.
     complete: Callable[[ResponseSet, Callable[[], bool]], None]
-    # the reasons of the responses that could not be had; `complete` adds them
+    # The reasons of the responses that could not be had; `complete` adds them.
     failures: Sequence[str] = field(default_factory=list)
     description: str  # the source in words
 

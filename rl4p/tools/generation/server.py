@@ -53,9 +53,9 @@ class Chat:
     max_tokens: int  # the longest response
     seed: int  # the run's seed
     stop: tuple[str, ...] = ()  # the stop strings
-    # the first message, unless a question has its own; None for none
+    # The first message, unless a question has its own; None for none.
     system_prompt: str | None = None
-    # more fields, or other values; None leaves a field out
+    # More fields, or other values; None leaves a field out.
     changes: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -111,9 +111,9 @@ class Client:
 
     server: Server
     chat: Chat
-    # the reasons of the responses that failed for good
+    # The reasons of the responses that failed for good.
     failures: list[str] = field(default_factory=list)
-    # what failed since the last success. The samples of a question that the server refuses count
+    # What failed since the last success. The samples of a question that the server refuses count
     # once, because it refuses all of them.
     since_success: set[tuple[str, int | None]] = field(default_factory=set)
 

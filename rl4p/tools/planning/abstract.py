@@ -49,18 +49,18 @@ class AbstractRun:
     phases: Phases
     optimizer: Optimizer
     state: TrainState
-    # the frozen parameters, the reference if it is a copy of the initial policy, and the copies of
-    # the parameters that the collector keeps
+    # The frozen parameters, the reference if it is a copy of the initial policy, and the copies of
+    # the parameters that the collector keeps.
     frozen: Params
     # prompts, group_size, prompt_columns, response_tokens: P, G, and the two parts of T
     prompts: int
     group_size: int
     prompt_columns: int
     response_tokens: int
-    # the decoder and the parameters of the reference; None if nothing needs it
+    # The decoder and the parameters of the reference; None if nothing needs it.
     reference: tuple[Decoder, Params] | None = None
     overlaps: bool = False  # whether the collector samples during updates
-    # whether `xla` takes the place of `cudnn`, which only NVIDIA GPUs can compile
+    # Whether `xla` takes the place of `cudnn`, which only NVIDIA GPUs can compile.
     lacks_cudnn: bool = False
 
     @property

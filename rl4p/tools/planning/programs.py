@@ -45,12 +45,12 @@ class Program:
     traced: Any  # the function, traced by JAX
     compiled: Any  # the compiled function; None if the compiler found that it cannot fit
     live: int  # the bytes of all arrays on a device while it runs, its arguments included
-    # the bytes for which the compiler found no room: arguments, outputs and temporaries
+    # The bytes for which the compiler found no room: arguments, outputs and temporaries.
     refused: int = 0
     arguments: int = 0  # the bytes of the arguments on a device, if it found none
     iterations: int = 1  # the number of iterations of a loop whose trip count is not static
     times: int = 1  # how often the program runs in a step
-    # the least bytes that each device reads; None if it reads every argument once
+    # The least bytes that each device reads; None if it reads every argument once.
     read: float | None = None
     seconds: float = 0.0  # the compilation time
     sampled: bool = False  # whether it runs on the sampling mesh

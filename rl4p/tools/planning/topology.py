@@ -150,7 +150,7 @@ class DescribedMesh(Mesh):
 class EstimatedMesh(Mesh):
     """A mesh of absent chips, which divides shapes; nothing can be compiled for it."""
 
-    # the number of chips; None takes all of the slice but `rollout_devices`
+    # The number of chips; None takes all of the slice but `rollout_devices`.
     count: int | None = None
 
     @property

@@ -55,8 +55,8 @@ class Transfer:
     owner: str  # the name of the client; requests without a name are of the owner ""
     before: str  # the version of the weights before it
     loaded: bool | None = None  # whether the last folder was loaded; None before the first
-    # whether another request tried to begin an update for the same owner, after which it is not
-    # clear whose folders arrive
+    # Whether another request tried to begin an update for the same owner, after which it is not
+    # clear whose folders arrive.
     contested: bool = False
 
 
