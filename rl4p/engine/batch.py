@@ -9,7 +9,8 @@ Each has one of n slots, which is a row of the cache. Shards of devices divide t
 A device call decodes a few tokens of every slot (`begin`, `end`). Between two calls, ended
 sequences leave their slots, and new ones come (`admit`): `fit` chooses how many slots and columns
 the cache has, `slots_for` takes free slots, `prefill` runs the contexts that no cache has yet, and
-`place` copies their rows into the slots.
+`place` copies their rows into the slots. If a layout `shares`, contexts stay apart (`prompts.py`),
+and the columns of a slot begin with the last token of its context.
 
 The traps: Each shape of an array compiles a program, so sizes, widths and columns are of a few
 (`Layout`), and the cache is not shrunk at once. A row stays on its shard (except on a CPU), so a
@@ -31,12 +32,11 @@ from rl4p.distributed.mesh import Mesh
 from rl4p.engine import cache as programs
 from rl4p.engine.decode import Distribution, Outcome, decode
 from rl4p.engine.layout import Layout
+from rl4p.engine.prompts import EVERY, Contexts, Prompts, copied
 from rl4p.engine.sequence import Ended, Slots, TokenSequence
 from rl4p.engine.speculation import Speculation, speculate
 from rl4p.model.cache import Cache
 from rl4p.model.policy import Policy
-
-EVERY = -1  # the shard of a cache whose rows are on all devices
 
 Kept = dict[tuple[int, ...], tuple[Cache, int]]  # by tokens: a row, and the padding in it
 
@@ -70,10 +70,19 @@ class Batch:
         """Removes all sequences and releases the cache."""
         self.cache: Any = None  # a Cache, once there is something to decode
         self.slots, self.columns = Slots(0), 0
-        # By context and shard: a cache of contexts, and the row of that shard in it.
-        self.contexts: dict[tuple[int, ...], dict[int, tuple[Cache, int]]] = {}
+        self.contexts: Contexts = {}
+        self.prompts: Prompts | None = None
+        self.shared: Any = None  # `PromptCache` of the slots, if they have not changed since
+        if self.layout.shares:
+            begin, rows = self.layout.begin, self.layout.prefill_rows
+            self.prompts = Prompts(rows, begin, self.mesh)
         self.in_flight: Any = None
         self.small_calls, self.untimed = 0, True
+
+    @property
+    def apart(self) -> int:
+        """The number of columns that are not in the cache, because slots share them."""
+        return self.layout.begin if self.layout.shares else 0
 
     @property
     def size(self) -> int:
@@ -123,6 +132,10 @@ class Batch:
                 slots.append(chosen)
             self.prefill(params, contexts, [self.shard(slot) for slot in slots])
             self.place(new, slots)
+        if self.prompts is not None and self.shared is None:
+            sequences = self.slots.sequences
+            self.prompts.update(sequences, self.contexts, keep=keep)
+            self.shared = self.prompts.shared(sequences)
         if not keep:
             self.contexts.clear()
 
@@ -163,9 +176,10 @@ class Batch:
         if self.cache is not None:
             first = 0 if moves else np.arange(shards)[:, None] * (n // shards)
             row_n = np.where(old_n >= 0, old_n - first, 0).astype(np.int32).ravel()
-            self.cache = programs.resized(self.cache, row_n, columns, self.mesh, moves)
+            own = columns - self.apart
+            self.cache = programs.resized(self.cache, row_n, own, self.mesh, moves)
         self.slots, self.columns = self.slots.rearranged(old_n.ravel().tolist()), columns
-        self.small_calls, self.untimed = 0, True
+        self.small_calls, self.untimed, self.shared = 0, True, None
 
     def shard(self, slot: int) -> int:
         return slot * self.mesh.row_shards // self.size
@@ -252,22 +266,15 @@ class Batch:
 
     def place(self, new: Sequence[TokenSequence], slots: Sequence[int]) -> None:
         """Puts sequences in free slots, with their prefilled contexts."""
-        rows: dict[int, np.ndarray] = {}  # the row for each slot, by the cache that has the row
-        caches: dict[int, tuple[Cache, bool]] = {}
+        # The last token of a context is read by the first decode step, so a slot has its column.
+        before = max(0, self.apart - 1)
+        placed = []
         for sequence, slot in zip(new, slots, strict=True):
-            by_shard = self.contexts[tuple(sequence.tokens)]
-            prefilled, row = by_shard.get(self.shard(slot)) or by_shard[EVERY]
-            caches[id(prefilled)] = prefilled, self.shard(slot) not in by_shard
-            row_n = rows.setdefault(id(prefilled), np.full(self.size, -1, np.int32))
-            row_n[slot] = row
-            self.slots.put(slot, sequence, self.layout.padding(sequence.context))
-        for name, (prefilled, everywhere) in caches.items():
-            row_n: Any = rows[name]
-            if self.mesh.size > 1:
-                row_n = self.mesh.shard_rows(row_n)
-            arrays = self.cache, prefilled, row_n
-            self.cache = programs.place(*arrays, self.columns, self.mesh, everywhere)
-        self.untimed = True
+            placed.append((slot, self.shard(slot), tuple(sequence.tokens)))
+            self.slots.put(slot, sequence, self.layout.padding(sequence.context) - before)
+        options = self.size, self.columns - self.apart, self.mesh
+        self.cache = copied(self.cache, placed, self.contexts, *options, states=self.layout.shares)
+        self.untimed, self.shared = True, None
 
     def begin(
         self, params: Params, *, steps: int, waiting: bool, distribution: Distribution | None = None
@@ -299,7 +306,7 @@ class Batch:
             arrays, own, seen_nV, texts = self.mesh.shard_rows((arrays, own, seen_nV, texts))
         arrays = *arrays, own if distribution is None else distribution
         if texts is None:
-            numbers = np.int32(steps), np.int32(enough), seen_nV
+            numbers = np.int32(steps), np.int32(enough), seen_nV, self.shared
             self.cache, packed, drawn = decode(
                 *(self.decoder, params, self.cache, *arrays, *numbers),
                 extras=extras,
@@ -307,7 +314,7 @@ class Batch:
             )
             steps_nT = None
         else:
-            numbers = np.int32(steps), np.int32(enough)
+            numbers = np.int32(steps), np.int32(enough), self.shared
             self.cache, (packed, drawn, steps_nT) = speculate(
                 *(self.decoder, params, self.cache, *arrays, texts, *numbers), k=k, mesh=self.mesh
             )
@@ -337,10 +344,16 @@ class Batch:
             if not goes_on:
                 self.slots.clear(slot)
             if not goes_on and sequence.keep:
-                arrays = self.cache, np.int32(slot)
-                sequence.kept = programs.row_of(*arrays, self.columns, self.mesh)
+                sequence.kept = self.row_of(slot, sequence)
         self.untimed = False
         return Ended(outcome, drawn, slots, self.size, seconds)
+
+    def row_of(self, slot: int, sequence: TokenSequence) -> Cache:
+        """Returns a row with the cache of a sequence, its context included."""
+        if self.prompts is None:
+            return programs.row_of(self.cache, np.int32(slot), self.columns, self.mesh)
+        rows = np.int32(self.prompts.row(slot, sequence)), np.int32(slot)
+        return programs.whole_row(self.prompts.cache, self.cache, *rows, self.mesh)
 
 
 def placed(policy: Policy, params: Params) -> Params:

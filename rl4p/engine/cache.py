@@ -78,6 +78,19 @@ def row_of(cache: Cache, slot: Array, columns: int, mesh: Mesh) -> Cache:
     return gather_rows(mesh, cache.rows(slot[None], columns))
 
 
+@partial(jax.jit, static_argnames="mesh")
+def whole_row(prompts: Cache, cache: Cache, row: Array, slot: Array, mesh: Mesh) -> Cache:
+    """Returns the row of a slot behind its prompt, whose last column the slot has."""
+    before = prompts.rows(row[None], prompts.positions_BS.shape[1] - 1)
+    own = cache.rows(slot[None], cache.positions_BS.shape[1])
+    at = iter(jax.tree.leaves(before))
+
+    def joined(x: Array, axis: int | None) -> Array:
+        return x if axis is None else jnp.concatenate([next(at), x], axis=axis)
+
+    return gather_rows(mesh, own.map(joined))
+
+
 @partial(jax.jit, static_argnames=("decoder", "columns", "mesh"))
 def continued(
     decoder: Decoder,
@@ -116,7 +129,11 @@ def continued(
     return wide.rows(row_P, columns)
 
 
-@partial(jax.jit, static_argnames=("columns", "mesh", "everywhere"), donate_argnames=("cache",))
+@partial(
+    jax.jit,
+    static_argnames=("columns", "mesh", "everywhere", "states"),
+    donate_argnames=("cache",),
+)
 def place(
     cache: Cache | None,
     prefilled: Cache,
@@ -124,6 +141,7 @@ def place(
     columns: int,
     mesh: Mesh,
     everywhere: bool = False,
+    states: bool = False,
 ) -> Cache:
     """Copies prefilled contexts to slots, in place. No device sends rows to another.
 
@@ -132,7 +150,12 @@ def place(
       row_n: int32, the row of `prefilled` for each slot, counted from the first row of the same
         shard; -1 leaves the slot as it is.
       everywhere: whether all rows of `prefilled` are on all devices.
+      states: whether to copy only the states, and to leave the columns of the slots empty.
     """
+    if states:
+        prefilled = prefilled.map(
+            lambda x, axis: x if axis is None else jax.lax.slice_in_dim(x, 0, 0, axis=axis)
+        )
     run = partial(place_rows, columns=columns)
     if mesh.size == 1:
         return run(cache, prefilled, row_n)

@@ -16,6 +16,7 @@ from rl4p.distributed.processes import to_host
 from rl4p.engine.cache import divided
 from rl4p.model.cache import Cache
 from rl4p.model.decoder import Decoder
+from rl4p.model.prompt_cache import PromptCache
 from rl4p.model.sampling import RESPONSE, Draws, draw, draw_each, log_share, penalized
 
 
@@ -146,6 +147,7 @@ def decode(
     steps: Array,
     enough: Array,
     seen_nV: Array | None = None,
+    prompts: PromptCache | None = None,
     *,
     extras: bool,
     mesh: Mesh,
@@ -156,13 +158,14 @@ def decode(
       steps: the most tokens that are added to a sequence, at most `MOST_STEPS`.
       seen_nV: the tokens that have occurred (`penalized`), which the distributions of slots then
         heed; None if no sequence has a penalty.
+      prompts: the prompts of the slots, if the cache has the columns from their last tokens on.
       extras: whether to heed `least_n` and to find the most probable tokens, which takes longer.
 
     Returns:
       The cache; the numbers that the host needs after every call, in a single array, which it reads
       faster than several (`Outcome`); and the draws [n, MOST_STEPS, ...] of all steps.
     """
-    c, S = constants, cache.positions_BS.shape[1]
+    c, S = constants, columns_to_fill(cache, prompts)
     n, V = state.token_n.shape[0], decoder.config.vocabulary
     A = min(MOST_ALTERNATIVES, V) if extras else 0
     keys_n = jax.random.wrap_key_data(jnp.asarray(c.keys_n))
@@ -173,7 +176,7 @@ def decode(
         # A slot whose sequence has ended reads padding, which changes no state.
         inputs = token_n[:, None], positions_n1, active_n[:, None].astype(jnp.int32)
         column_n = c.padding_n + length_n - 1
-        hidden_n1D, cache = decoder.extend(params, *inputs, cache, column_n, mesh)
+        hidden_n1D, cache = decoder.extend(params, *inputs, cache, column_n, mesh, prompts)
         logits_nV = decoder.logits(params, hidden_n1D[:, 0])
         if extras:
             early_n1 = (drawn_n < c.least_n)[:, None]
@@ -200,6 +203,15 @@ def decode(
     begin = jnp.int32(0), cache, SlotState(*map(jnp.asarray, state)), no_draws(n, A), seen_nV
     step, cache, state, drawn, _ = jax.lax.while_loop(worth, decode_step, begin)
     return divided(cache, mesh), packed(step, state, drawn), drawn
+
+
+def columns_to_fill(cache: Cache, prompts: PromptCache | None) -> int:
+    """Returns the number of columns, more than those of a sequence while it can be decoded.
+
+    One column stays empty, except behind shared prompts: there every number is a power of two or
+    three quarters of one.
+    """
+    return cache.positions_BS.shape[1] + (prompts is not None)
 
 
 def no_draws(n: int, A: int) -> Draws:

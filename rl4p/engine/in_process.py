@@ -14,7 +14,7 @@ from rl4p.engine.batch import Kept
 from rl4p.engine.decode import MOST_STEPS, SharedDistribution
 from rl4p.engine.detokenizer import Detokenizer, stopped_at
 from rl4p.engine.driver import CallSteps, Driver
-from rl4p.engine.layout import Layout, few_tokens, slot_counts
+from rl4p.engine.layout import Layout, few_tokens, shares_prompts, slot_counts
 from rl4p.engine.sequence import Chunk, Slots, TokenSequence, check_request
 from rl4p.engine.speculation import Counts, Speculation, parameter_tokens
 from rl4p.model.policy import Policy, padded_width
@@ -371,7 +371,14 @@ class ContinuousEngine(InProcess):
         width = padded_width(max(len(request.tokens) for request in requests))
         shards = self.policy.sampling_mesh.row_shards
         sizes = slot_counts(min(self.slots or B, B), shards, R)
-        return Layout(sizes=sizes[::-1], begin=width, most=width + R, prefill_rows=P)
+        different = len({tuple(request.tokens) for request in requests})
+        return Layout(
+            sizes=sizes[::-1],
+            begin=width,
+            most=width + R,
+            prefill_rows=P,
+            shares=shares_prompts(width, different, B, sizes[0]),
+        )
 
 
 def completion(tokens: Any, logprobs: Any, version: int, ended: Finish) -> Completion:

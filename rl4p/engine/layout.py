@@ -30,6 +30,7 @@ class Layout:
       shrinks: whether the number of columns may be reduced.
       doubles: whether only powers of two are numbers of columns.
       least: the fewest columns if the number `doubles`.
+      shares: whether the slots with one context share its columns, up to `begin`.
     """
 
     sizes: Sequence[int]
@@ -43,6 +44,7 @@ class Layout:
     shrinks: bool = False
     doubles: bool = False
     least: int = 0
+    shares: bool = False
 
     def padding(self, context: Collection[int]) -> int:
         return max(0, self.begin - len(context))
@@ -68,6 +70,20 @@ class Layout:
         if self.doubles:
             return max(self.least, self.few_widths(used))
         return self.begin + response_room(used - self.begin - 1, self.most - self.begin)
+
+
+SHARED_COLUMNS = 512  # shorter prompts are read as fast from a copy in each slot
+
+
+def shares_prompts(width: int, prompts: int, sequences: int, slots: int) -> bool:
+    """Returns whether slots share the caches of their prompts: long ones, of groups of sequences.
+
+    Args:
+      width: the number of columns of a prompt.
+      prompts: the number of different ones.
+      slots: the number of sequences that are decoded at a time.
+    """
+    return width >= SHARED_COLUMNS and min(sequences // prompts, slots) >= 2
 
 
 def few_tokens(policy: Policy) -> int | None:

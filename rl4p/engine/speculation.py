@@ -31,11 +31,19 @@ from rl4p.base.types import Array, Params
 from rl4p.distributed.mesh import Mesh
 from rl4p.distributed.processes import to_host
 from rl4p.engine.cache import divided
-from rl4p.engine.decode import MOST_STEPS, Distribution, SlotConstants, SlotState, packed
+from rl4p.engine.decode import (
+    MOST_STEPS,
+    Distribution,
+    SlotConstants,
+    SlotState,
+    columns_to_fill,
+    packed,
+)
 from rl4p.engine.sequence import TokenSequence
 from rl4p.model.cache import FEW, Cache
 from rl4p.model.decoder import Decoder
 from rl4p.model.policy import padded_width
+from rl4p.model.prompt_cache import PromptCache
 from rl4p.model.sampling import Draws
 
 LONGEST_MATCH = 8  # tokens that are compared
@@ -135,6 +143,7 @@ def speculate(
     texts: Texts,
     steps: Array,
     enough: Array,
+    prompts: PromptCache | None = None,
     *,
     k: int,
     mesh: Mesh,
@@ -151,7 +160,7 @@ def speculate(
       The cache; the numbers of `Outcome` and the draws, as those of `decode`; and in how many steps
       each slot got 1, 2, ... T tokens, int32 [n, T].
     """
-    c, S, T = constants, cache.positions_BS.shape[1], k + 1
+    c, S, T = constants, columns_to_fill(cache, prompts), k + 1
     n, first_n = state.token_n.shape[0], jnp.asarray(state.drawn_n)
     ones_nT, ahead_1T = jnp.ones((n, T), jnp.int32), jnp.arange(T, dtype=jnp.int32)[None]
     keys_N = jax.random.wrap_key_data(jnp.repeat(jnp.asarray(c.keys_n), T, axis=0))
@@ -163,7 +172,7 @@ def speculate(
         draft_nk = look_up(tokens_nC, end_n, k)
         positions_nT = (length_n - 1)[:, None] + ahead_1T
         inputs = jnp.concatenate([token_n[:, None], draft_nk], axis=1), positions_nT, ones_nT
-        hidden_nTD, cache = decoder.extend(params, *inputs, cache, column_n, mesh)
+        hidden_nTD, cache = decoder.extend(params, *inputs, cache, column_n, mesh, prompts)
         logits_NV = decoder.logits(params, hidden_nTD).reshape(n * T, -1)
         number_nT = drawn_n[:, None] + ahead_1T
         draws = each.draw(logits_NV, jnp.repeat(active_n, T), keys_N, number_nT.ravel(), 0)

@@ -7,7 +7,7 @@ Decoding, with one query per row, uses XLA.
 import re
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -241,6 +241,7 @@ class AttentionInputs(NamedTuple):
     segment_ids_BT: Array  # of queries; the mask includes them, but kernels take segments
     segment_ids_BS: Array  # of keys
     growth: Array | None = None  # [B, T, 1, 1], factors of queries; None if they are 1
+    prompts: Any = None  # a `prompt_cache.PromptView` if rows share the cache of their prompt
 
 
 def traced_view(seen: dict[LayerKind, AttentionInputs], index: Array | None) -> AttentionInputs:

@@ -34,6 +34,7 @@ from rl4p.model.pattern import (
 )
 from rl4p.model.per_layer_inputs import fresh_inputs, per_layer_inputs
 from rl4p.model.products import PRODUCT, scaled
+from rl4p.model.prompt_cache import PromptCache, with_prompts
 from rl4p.model.router import RouterLoad
 from rl4p.model.vocabulary import Head, head_product, rows_of_table
 
@@ -360,12 +361,14 @@ class Decoder:
         cache: Cache,
         slot: Array | int,
         mesh: Mesh | None = None,
+        prompts: PromptCache | None = None,
     ) -> tuple[Array, Cache]:
         """Runs T more tokens of each row, and writes their keys and values to the cache.
 
         Args:
           params: parameters with one tree per layer (`partition.for_decoding`).
           slot, mesh: as of `cache.Writer`.
+          prompts: the prompts that the rows continue, if the cache lacks their tokens.
 
         Returns:
           Final normed activations [B, T, D] and the new cache.
@@ -375,20 +378,27 @@ class Decoder:
         segment_ids_BS = put(cache.segment_ids_BS, segment_ids_BT, 1)
         seen = views(self.config, positions_BT, segment_ids_BT, positions_BS, segment_ids_BS)
         (x_BTD, own_LBTP), written = self.inputs(params, tokens_BT), []
-        shared: dict[bool, Any] = {}
+        before: Any = (None,) * self.config.layers
+        if prompts is not None:
+            before, shards = prompts.cache.layers, 1 if mesh is None else mesh.row_shards
+            queries = positions_BT, segment_ids_BT, self.config.window
+            seen = with_prompts(seen, prompts, *queries, shards)
+        shared: dict[bool, Any] = {}  # the caches of the last layer with keys: of rows, of prompts
         for i, kind in enumerate(self.config.kinds):
+            keys, prompt = shared[kind.full] if kind.shares else (None, before[i])
             x_BTD, layer_cache = self.layer(kind).apply(
                 {"params": own_tree(params["layers"][i], kind)},
                 x_BTD,
                 seen[kind],
                 cache.layers[i],
                 put,
-                shared.get(kind.full),
+                keys,
                 None if own_LBTP is None else own_LBTP[i],
+                prompt,
             )
             written.append(layer_cache)
             if not kind.shares:
-                shared[kind.full] = layer_cache
+                shared[kind.full] = layer_cache, prompt
         cache = Cache(
             layers=tuple(written), positions_BS=positions_BS, segment_ids_BS=segment_ids_BS
         )

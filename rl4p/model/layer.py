@@ -19,6 +19,7 @@ from rl4p.model.mixers.gated_convolution import GatedConvolution
 from rl4p.model.mixers.latent import LatentAttention
 from rl4p.model.mixers.mamba import Mamba
 from rl4p.model.products import INIT, Projection, projected, scaled
+from rl4p.model.prompt_cache import attend_with_prompt
 from rl4p.model.rope import rotate
 
 
@@ -138,6 +139,7 @@ class Layer(nn.Module):
         write: Writer | None = None,
         shared: KeysValues | None = None,
         own_BTP: Array | None = None,
+        prompt: Any = None,
     ) -> tuple[Array, Any]:
         """Returns the layer's output, and its cache with the tokens of x.
 
@@ -145,13 +147,15 @@ class Layer(nn.Module):
           write: writes the keys and values of x to the cache; None appends them.
           shared: the keys and values of the earlier layer, if the layer shares them.
           own_BTP: the layer's own input, if there is one (`per_layer_inputs.py`).
+          prompt: the cache of the prompts that rows share (`prompt_cache.py`), if they do.
         """
         c, kind, normed = self.config, self.kind, x_BTD
         if kind.mixer == "none":
             cache = NoCache()
         else:
             normed = self.attention_norm(x_BTD) if c.pre_norms else x_BTD
-            mixed, cache = self.mix(normed, view, shared if kind.shares else cache, write)
+            cache = shared if kind.shares else cache
+            mixed, cache = self.mix(normed, view, cache, write, prompt)
             mixed = self.attention_post_norm(mixed) if c.post_norms else mixed
             x_BTD = x_BTD + scaled(mixed, c.residual_multiplier)
         if kind.feed_forward != "none":
@@ -168,13 +172,18 @@ class Layer(nn.Module):
         return x_BTD, NoCache() if kind.shares else cache
 
     def mix(
-        self, x_BTD: Array, view: AttentionInputs, cache: Any, write: Writer | None
+        self,
+        x_BTD: Array,
+        view: AttentionInputs,
+        cache: Any,
+        write: Writer | None,
+        prompt: Any,
     ) -> tuple[Array, Any]:
         """Runs the mixer; one with a state goes on from it, and knows tokens by their segments."""
         if self.kind.mixer == "attention":
-            return self.attention(x_BTD, view, cache, write)
+            return self.attention(x_BTD, view, cache, write, prompt)
         if self.kind.mixer == "latent":
-            return self.latent(x_BTD, view, cache, write)
+            return self.latent(x_BTD, view, cache, write, prompt)
         y_BTD, state = getattr(self, self.kind.mixer)(x_BTD, view.segment_ids_BT, cache)
         if cache is not None:  # a loop needs the same dtypes before and after
             state = jax.tree.map(lambda new, old: new.astype(old.dtype), state, cache)
@@ -186,6 +195,7 @@ class Layer(nn.Module):
         view: AttentionInputs,
         cache: KeysValues | None,
         write: Writer | None,
+        prompt: KeysValues | None,
     ) -> tuple[Array, KeysValues]:
         c, of = self.config, self.config.key_heads(self.kind)
 
@@ -210,16 +220,14 @@ class Layer(nn.Module):
                 q, k = query_norm(q), key_norm(k)
             k_BKhS, v_BKSh = with_cache(k.transpose(0, 2, 3, 1), v.swapaxes(1, 2), cache, write)
         q = q if view.growth is None else (q * view.growth).astype(q.dtype)
-        attended = attend(
-            q,
-            k_BKhS,
-            v_BKSh,
-            view,
+        run = partial(attend, q, k_BKhS, v_BKSh, in_order=write is None, kernel=self.kernel)
+        if prompt is not None:
+            run = partial(attend_with_prompt, q, KeysValues(k_BKhS, v_BKSh), prompt)
+        attended = run(
+            view=view,
             query_scalar=c.query_scalar or of.head_width,
             softcap=c.attention_softcap,
-            in_order=write is None,
             sinks_H=collectives.own_heads(self.sinks) if c.attention_sinks else None,
-            kernel=self.kernel,
         )
         if write is not None:
             attended = write.for_products(attended)

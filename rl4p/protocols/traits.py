@@ -249,10 +249,12 @@ class CacheSize:
     Attributes:
       rows: the number of its rows, which the devices divide.
       columns: the number of its columns, one for each token.
+      shared: whether it has prompts that a decode step reads once for all their samples.
     """
 
     rows: int
     columns: int
+    shared: bool = False
 
 
 @runtime_checkable

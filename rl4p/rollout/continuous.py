@@ -16,10 +16,12 @@ from rl4p.distributed.placement import with_shardings
 from rl4p.engine.cache import cache_shardings, place, prefill, resized_layer
 from rl4p.engine.decode import SharedDistribution, decode
 from rl4p.engine.in_process import ContinuousEngine
-from rl4p.engine.layout import response_room, slot_counts
+from rl4p.engine.layout import response_room, shares_prompts, slot_counts
+from rl4p.engine.prompts import few, without_states
 from rl4p.engine.sequence import Slots
 from rl4p.engine.speculation import MOST_DRAFTED, Counts
 from rl4p.model.policy import Policy
+from rl4p.model.prompt_cache import PromptCache
 from rl4p.protocols.traits import CacheSize, PlannedProgram
 from rl4p.rollout.sampler import Sampler
 
@@ -28,8 +30,9 @@ from rl4p.rollout.sampler import Sampler
 class Continuous(Sampler):
     """A sampler that draws the same tokens as `naive_sampler` by continuous batching.
 
-    Each prompt is prefilled once for its group, on each device that has slots of the group. Then
-    device calls decode a few tokens of every slot. Between calls, waiting sequences take the slots
+    Each prompt is prefilled once for its group, on each device that has slots of the group. The
+    samples of a group also share the cache of a long prompt while they are decoded. Device calls
+    decode a few tokens of every slot. Between calls, waiting sequences take the slots
     of ended sequences. Once no sequence waits, the number of slots is halved as sequences end. The
     cache grows in a few steps with the longest response, because attention computes over its whole
     size, used or not.
@@ -102,6 +105,8 @@ class Continuous(Sampler):
             return
 
         n = slot_counts(self.slots_of(B), mesh.row_shards, R)[0]
+        shares = shares_prompts(W, run.prompts, B, n)
+        begin = 0 if shares else W  # the columns of prompts in the cache of the slots
 
         def cache_of(columns: int) -> Any:
             row_n: Any = jax.ShapeDtypeStruct((n,), jnp.int32)
@@ -109,18 +114,30 @@ class Continuous(Sampler):
             return with_shardings(cache, cache_shardings(cache, mesh))
 
         row_n = run.rows((n,), jnp.int32, mesh)
-        cache, before = cache_of(W + room), response_room(room // 2, room)
+        cache, before = cache_of(begin + room), response_room(room // 2, room)
         if before < room:  # the cache grows, one layer after another: the last is here twice
-            smaller = cache_of(W + before)
+            smaller = cache_of(begin + before)
             layer = replace(smaller, layers=smaller.layers[:1])
-            traced = resized_layer.trace(layer, row_n, W + room, mesh)
+            traced = resized_layer.trace(layer, row_n, begin + room, mesh)
             live = (resident, prefilled, layer, cache.layers[1:])
             read = run.bytes_of((smaller, cache))
         else:
-            traced = place.trace(None, prefilled, row_n, W + room, mesh)
+            traced = place.trace(None, prefilled, row_n, begin + room, mesh, states=shares)
             live, read = (resident, prefilled), None
         yield PlannedProgram(phase="arrange", traced=traced, live=live, read=read)
 
+        prompts, of_prompts, beside = None, (), prefilled
+        if shares:
+            rows = P if n >= B else min(P, n + -n % mesh.row_shards)
+            of_prompts = without_states(prefilled)
+            if rows < P or n < B:  # copies, beside the prompts that wait
+                row_P: Any = jax.ShapeDtypeStruct((rows,), jnp.int32)
+                copies = jax.eval_shape(lambda x, row_P: x.rows(row_P, W), of_prompts, row_P)
+                of_prompts = with_shardings(copies, cache_shardings(copies, mesh))
+            else:
+                beside = ()
+            places = (rows, few(run.group_size)), (n,)
+            prompts = PromptCache(of_prompts, *(run.rows(x, jnp.int32, mesh) for x in places))
         slots = Slots(n)
         state, constants = jax.tree.map(
             lambda x: run.rows(x.shape, x.dtype, mesh), (slots.state, slots.constants)
@@ -134,28 +151,33 @@ class Continuous(Sampler):
             SharedDistribution(sampling=self.sampling, greedy=False),
             0,
             0,
+            prompts=prompts,
             extras=False,
             mesh=mesh,
         )
         iterations = R * -(-B // n)
         # A step reads the written part of the cache: on average, half of the response columns.
-        written = (W + R / 2) / (W + R)
+        written = (begin + R / 2) / (begin + R)
         weights = run.bytes_per_decode_step(params)
-        caches = run.bytes_of(cache.layers)
+        caches = run.bytes_of(cache.layers) * written + run.bytes_of(of_prompts)
         yield PlannedProgram(
             phase="decode",
             traced=traced,
-            live=(resident, prefilled, cache, state, constants),
+            live=(resident, beside, prompts, cache, state, constants),
             iterations=iterations,
-            read=iterations * (weights + caches * written),
+            read=iterations * (weights + caches),
         )
 
     def caches(self, run: Any) -> Sequence[CacheSize]:
-        """Returns the prefilled prompts, and the largest cache."""
+        """Returns the prefilled prompts, those that slots share, and the largest cache."""
         W, R, shards = run.prompt_columns, run.response_tokens, run.policy.sampling_mesh.row_shards
         n = slot_counts(self.slots_of(run.sequences), shards, R)[0]
-        columns = W + R + self.draft_tokens
-        return CacheSize(rows=run.prompts, columns=W), CacheSize(rows=n, columns=columns)
+        own, prompts = R + self.draft_tokens, CacheSize(rows=run.prompts, columns=W)
+        if not shares_prompts(W, run.prompts, run.sequences, n):
+            return prompts, CacheSize(rows=n, columns=W + own)
+        shared = CacheSize(rows=min(run.prompts, n), columns=W, shared=True)
+        slots = CacheSize(rows=n, columns=own)
+        return (shared, slots) if n >= run.sequences else (prompts, shared, slots)
 
     def slots_of(self, sequences: int) -> int:
         """Returns how many of a step's sequences are decoded at a time."""

@@ -29,6 +29,7 @@ from rl4p.distributed import collectives
 from rl4p.model.attention import MASKED, AttentionInputs, Kernel, attend
 from rl4p.model.cache import Latents, Writer
 from rl4p.model.decoder_config import DecoderConfig, options
+from rl4p.model.prompt_cache import Keys, joined
 from rl4p.model.rope import YarnScaling, rotate
 
 EPSILON = 1e-6  # of the norms of latents, in every family
@@ -67,11 +68,13 @@ class LatentAttention(nn.Module):
         view: AttentionInputs,
         cache: Latents | None = None,
         write: Writer | None = None,
+        prompt: Latents | None = None,
     ) -> tuple[Array, Latents]:
         """Returns the output, and the latents of the cache and of x.
 
         Args:
           write: writes the latents of x to the cache; None appends them.
+          prompt: the latents of the prompts that rows share, if they do.
         """
         q_BTHh, new = self.queries(x_BTD, view), self.latents(x_BTD, view)
         if cache is None:
@@ -83,11 +86,11 @@ class LatentAttention(nn.Module):
         if write is None:
             attended = self.expanded(q_BTHh, latents, view, in_order=True)
         else:
-            absorbs = absorbing_is_cheaper(
+            absorbs = prompt is not None or absorbing_is_cheaper(
                 self.config, q_BTHh.shape[1], latents.latents_BSR.shape[1]
             )
             attended = (
-                self.absorbed(q_BTHh, latents, view)
+                self.absorbed(q_BTHh, latents, view, prompt)
                 if absorbs
                 else self.expanded(q_BTHh, latents, view, in_order=False)
             )
@@ -141,12 +144,19 @@ class LatentAttention(nn.Module):
             kernel=self.kernel,
         )
 
-    def absorbed(self, q_BTHh: Array, latents: Latents, view: AttentionInputs) -> Array:
+    def absorbed(
+        self, q_BTHh: Array, latents: Latents, view: AttentionInputs, prompt: Latents | None
+    ) -> Array:
         """Attends to the latents, in the dtype of the cache; the softmax is in float32."""
         (latents_BSR, keys_BSr), dtype = latents, latents.latents_BSR.dtype
         scaled = q_BTHh * score_scale(self.config)
         plain, turned = jnp.split(scaled, [options(self.config.latent).unrotated_width], axis=-1)
         q_BTHR = self.times_keys(plain).astype(dtype)
+        if prompt is not None:
+            queries = [x.astype(dtype)[:, :, None] for x in (q_BTHR, turned)]  # one KV head
+            seen_BT1HR = joined(queries, as_keys(latents), as_keys(prompt), view)
+            out_BTHv = self.times_values(seen_BT1HR[:, :, 0].astype(q_BTHh.dtype))
+            return out_BTHv.reshape(*q_BTHh.shape[:2], -1)
         scores_BHTS = jnp.einsum("BTHR,BSR->BHTS", q_BTHR, latents_BSR).astype(jnp.float32)
         turned_BHTS = jnp.einsum("BTHr,BSr->BHTS", turned.astype(dtype), keys_BSr)
         scores_BHTS += turned_BHTS.astype(jnp.float32)
@@ -181,6 +191,11 @@ class LatentAttention(nn.Module):
         """Returns the parts of keys and of values: [rank, H, unrotated_width], [rank, H, v]."""
         up_RHw = up_RF.reshape(up_RF.shape[0], self.config.heads, -1)
         return jnp.split(up_RHw, [options(self.config.latent).unrotated_width], axis=-1)
+
+
+def as_keys(latents: Latents) -> Keys:
+    """Returns the factors of scores and the values, as of one KV head."""
+    return [x.swapaxes(1, 2)[:, None] for x in latents], latents.latents_BSR[:, None]
 
 
 def score_scale(c: DecoderConfig) -> float:

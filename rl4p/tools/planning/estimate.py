@@ -367,14 +367,18 @@ class StepEstimate:
             return {}
         mesh, decoder, R = run.policy.sampling_mesh, run.policy.decoder, run.response_tokens
         tokens = run.sequences * R + run.prompts * run.prompt_columns
-        slots = slots_of(run) or max((cache.rows for cache in rollout.caches(run)), default=1)
+        caches = rollout.caches(run)
+        slots = slots_of(run) or max((cache.rows for cache in caches), default=1)
         steps, tp = R * -(-run.sequences // slots), mesh.devices.shape["tp"]
         # Of the operations that a device of the update has.
         share = run.mesh.devices.shape["tp"] * run.mesh.column_shards / tp
         # On average half of the response columns are written.
-        columns = run.prompt_columns + R / 2
+        shared = [cache for cache in caches if cache.shared]
+        columns = R / 2 + (0 if shared else run.prompt_columns)
         read = run.bytes_per_decode_step(run.sampling_params())
         read += slots / mesh.row_shards * bytes_of_cache(run, columns)
+        of_prompts = (each.rows * bytes_of_cache(run, each.columns) for each in shared)
+        read += sum(of_prompts) / mesh.row_shards
         # What a device sends in a layer of a decode step: bytes, and links in a row.
         c, count = decoder.config, mesh.devices_per_row
         sharing = count // tp  # devices with the same KV head, each of which has rows of its own

@@ -12,7 +12,7 @@ from rl4p.model.decoder_config import ConvolutionConfig, LatentConfig, MambaConf
 from rl4p.tools.planning.abstract import bytes_of_chip
 from rl4p.tools.planning.costs import cost
 from rl4p.tools.planning.estimate import bytes_of_cache, local
-from rl4p.tools.planning.programs import programs, unplanned, updates
+from rl4p.tools.planning.programs import programs, rollout, unplanned, updates
 from tests.support.estimates import CPU, SMALL, estimate_of
 
 
@@ -256,6 +256,31 @@ def test_fewer_slots_take_more_decode_steps():
     read = [each.seconds["sampling"]["memory"] for each in (all_at_once, few)]
     assert read[1] > 2 * read[0]  # each step reads all parameters
     assert few.sampling()["cache"] < all_at_once.sampling()["cache"]
+
+
+LONG = "max_prompt_tokens=512", "model.max_positions=1024"
+
+
+def test_a_prompt_that_a_group_shares_is_counted_once():
+    """Eight prompts and 64 responses; in 16 slots, those that wait are there too."""
+    everything = estimate_of(*LONG)
+    of_prompts, of_responses = (bytes_of_cache(everything.run, n) for n in (512, 192))
+    assert everything.sampling()["cache"] == 8 * of_prompts + 64 * of_responses
+    few = estimate_of(*LONG, "rollout.slots=16")
+    assert few.sampling()["cache"] == 2 * 8 * of_prompts + 16 * of_responses
+    copies = estimate_of(*LONG, "group_size=1", "prompts_per_step=64", "advantage=running_baseline")
+    assert copies.sampling()["cache"] == 64 * (2 * of_prompts + of_responses)
+
+
+@pytest.mark.slow
+@pytest.mark.mixed_dtypes
+def test_decoding_needs_the_shared_prompts_that_are_estimated():
+    guess = estimate_of(*LONG)
+    decode = rollout(guess.run)[-1]
+    parts = guess.while_sampling()
+    assert decode.live == pytest.approx(sum(parts.values()) - parts["sampled logits"], rel=0.02)
+    compiled = cost(decode, CPU, guess.run.mesh)
+    assert compiled.total == pytest.approx(sum(parts.values()), rel=TOLERANCE)
 
 
 def test_offloaded_moments_are_on_the_device_when_one_gradient_is_left():
