@@ -46,6 +46,16 @@ PRODUCTS = jax.checkpoint_policies.save_from_both_policies(
 )
 
 
+def all_but_parameters(primitive: Any, *_: Any, **options: Any) -> bool:
+    """Keeps what a layer computes. Its parameters are sliced and gathered again.
+
+    The policy of JAX that excludes names keeps all: it looks at no name.
+    """
+    if primitive.name == "custom_vjp_call":
+        return "all_gather" not in str(options["call_jaxpr"])
+    return primitive.name not in ("slice", "squeeze") and options.get("name") != GATHERED
+
+
 @dataclass(frozen=True, kw_only=True)
 class Decoder:
     """The functions of a decoder, without its parameters.
@@ -250,9 +260,7 @@ class Decoder:
         load: bool,
     ) -> tuple[Array, Any]:
         """Runs all layers of a period; returns the activations, and caches and loads by place."""
-        saved = jax.checkpoint_policies.save_anything_except_these_names(GATHERED)
-        if self.remat != "none":
-            saved = PRODUCTS if self.remat == "elementwise" else None
+        saved = {"none": all_but_parameters, "elementwise": PRODUCTS, "layer": None}[self.remat]
 
         # The kinds at a place of the period. Those with one structure are chosen while it runs.
         kinds = [
@@ -268,17 +276,18 @@ class Decoder:
         def run(x_BTD: Array, scanned: tuple[Params, Any, Any, Any]) -> tuple[Array, Any]:
             stacked, numbers, cached, own = scanned
             kept, loads = [], []
-            for place, layer in enumerate(unstack(stacked, places(self.config), period)):
-                kind = kinds[place][0]
+            for place, (kind, *_) in enumerate(kinds):
                 keeps = keep or (self.config.sharing is not None and not kind.shares)
-                run_layer = partial(self.run_layer, kind, views_of[place], keep=keeps, load=load)
-                if self.remat != "none" or gathered_axes():
+                run_layer = partial(
+                    self.run_layer, (period, place), views_of[place], keep=keeps, load=load
+                )
+                if self.remat != "none" or gathered_axes() or period.length > 1:
                     # A loop keeps the compiler from merging the recomputation with the original.
                     apart = self.unroll or period.repeats == 1
                     run_layer = jax.checkpoint(run_layer, prevent_cse=apart, policy=saved)
                 cache = None if cached is None else cached[place]
                 inputs = shared.get(kind.full), None if own is None else own[place]
-                inputs = layer, numbers[place], cache, *inputs
+                inputs = stacked, numbers[place], cache, *inputs
                 x_BTD, cache, of_layer = run_layer(x_BTD, inputs)
                 kept.append(cache)
                 loads.append(of_layer)
@@ -288,7 +297,7 @@ class Decoder:
 
     def run_layer(
         self,
-        kind: LayerKind,
+        where: tuple[Period, int],
         seen: dict[LayerKind, AttentionInputs],
         x_BTD: Array,
         scanned: tuple[Params, Any, Any, Any, Any],
@@ -296,9 +305,12 @@ class Decoder:
         keep: bool,
         load: bool,
     ) -> tuple[Array, Any, RouterLoad | None]:
-        """Runs one layer of the structure of `kind`, with one of the views."""
-        layer, number, cache, shared, own_BTP = scanned
-        layer = gather(own_tree(layer, kind), self.dtype)
+        """Runs the layer at a place of a period, with one of the views."""
+        period, place = where
+        stacked, number, cache, shared, own_BTP = scanned
+        kind = self.config.kinds[period.start + place]
+        layer = own_tree(unstack(stacked, places(self.config), period, place), kind)
+        layer = gather(layer, self.dtype)
         view = traced_view(seen, number)
         result: Any = self.layer(kind).apply(
             {"params": layer},

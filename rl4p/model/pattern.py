@@ -18,13 +18,15 @@ their own under the name of its stack (`LayerKind.stack`), which then is the one
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from rl4p.base.types import Array, Params
+from rl4p.distributed.partition import GATHERED
 from rl4p.model.attention import AttentionInputs
 from rl4p.model.decoder_config import DecoderConfig, LayerKind
 from rl4p.model.layer import Layer
@@ -123,17 +125,21 @@ def stack(layers: Params, at: Places, period: Period) -> Params:
     return result
 
 
-def unstack(stacked: Params, at: Places, period: Period) -> list[Params]:
-    """Returns the parameters of each layer of one repetition of a period, from those of all."""
+def unstack(stacked: Params, at: Places, period: Period, place: int) -> Params:
+    """Returns the parameters of a layer of one repetition of a period, from those of all.
+
+    A backward pass slices them again (`GATHERED`): they would stand in memory twice.
+    """
     own = at[period.start : period.start + period.length]
     several = Counter(name for one in own for name, _ in one)
-    seen: Counter[str] = Counter()
-    result = []
-    for one in own:
-        layer = {}
-        for name, _ in one:
-            x, i = stacked[name], seen[name]
-            layer[name] = x if several[name] == 1 else jax.tree.map(lambda x, i=i: x[i], x)
-        seen.update(layer.keys())
-        result.append(layer)
-    return result
+    before = Counter(name for one in own[:place] for name, _ in one)
+
+    def part(x: Any, i: int) -> Any:
+        return checkpoint_name(x[i], GATHERED)
+
+    return {
+        name: stacked[name]
+        if several[name] == 1
+        else jax.tree.map(partial(part, i=before[name]), stacked[name])
+        for name, _ in own[place]
+    }

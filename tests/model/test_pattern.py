@@ -1,6 +1,8 @@
 """Tests how layers of several kinds are stacked, and the periods in which they repeat."""
 
 import dataclasses
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -68,7 +70,7 @@ def test_a_period_has_the_parameters_of_its_layers(config):
         stacked = stack(layers, at, period)
         for repeat in range(period.repeats):
             one = jax.tree.map(lambda x, repeat=repeat: x[repeat], stacked)
-            found += unstack(one, at, period)
+            found += [unstack(one, at, period, place) for place in range(period.length)]
     numbers = [{name: int(np.ravel(tree["x"])[0]) for name, tree in own.items()} for own in found]
     assert numbers == [dict(own) for own in at]
 
@@ -88,3 +90,61 @@ def test_layers_are_run_in_their_order(config):
     apart, _ = decoder.extend(params | {"layers": tuple(alone)}, *row, cache, 0)
     np.testing.assert_allclose(together, apart, atol=2e-5)
     assert np.std(together) > 0.1
+
+
+@pytest.mark.parametrize("remat", ["none", "elementwise", "layer"])
+def test_a_backward_pass_keeps_no_copy_of_the_parameters_of_a_period(config, remat):
+    """A layer's slice of them is a copy: all slices together are once more the parameters."""
+    options = {"layers": 6, "mixers": config.mixers[1:], "feed_forward_width": 8192}
+    config = dataclasses.replace(config, **options)
+    decoder = Decoder(config=config, remat=remat)
+    params = jax.eval_shape(decoder.init, jax.random.key(0))
+    row = [jax.ShapeDtypeStruct((1, 2), jnp.int32)] * 3
+    gradient = jax.grad(lambda params, row: decoder.hidden(params, *row).sum())
+    memory = jax.jit(gradient).lower(params, row).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < 0.75 * memory.argument_size_in_bytes
+
+
+GATHERED_AGAIN = """
+import jax, jax.numpy as jnp
+from rl4p.distributed import collectives, partition
+from rl4p.distributed.mesh import Mesh
+from rl4p.model.scratch import Scratch
+
+WIDTH, WIDE = 64, 320
+
+def handed_on(jaxpr):
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "scan":
+            yield from (x.aval.shape for x in equation.outvars)
+        for jaxpr in jax.core.jaxprs_in_params(equation.params):
+            yield from handed_on(jaxpr)
+
+for remat in ("none", "elementwise", "layer"):
+    for interval in (None, 2):
+        mesh = Mesh(dp=1, fsdp=2, tp=2)
+        policy, params = Scratch(
+            width=WIDTH, heads=4, num_kv_heads=2, layers=4, feed_forward_width=WIDE, remat=remat,
+            attention_interval=interval,
+        ).abstract(mesh)
+
+        def gradient(params, rows):
+            def loss(params):
+                return policy.decoder.hidden(partition.gather(params, "float32"), *rows).sum()
+            return collectives.total_gradient(mesh, jax.grad(loss)(params))
+
+        rows = [jax.ShapeDtypeStruct((4, 8), jnp.int32)] * 3
+        function = lambda p, r: collectives.on_rows(
+            mesh, gradient, p, r, results=collectives.parts(mesh, p)
+        )
+        shapes = {shape[-2:] for shape in handed_on(jax.make_jaxpr(function)(params, rows).jaxpr)}
+        assert (WIDTH // 2, WIDE) in shapes  # gradients of the shards
+        assert (WIDTH, WIDE) not in shapes, remat
+"""
+
+
+def test_a_backward_pass_gathers_parameters_again(on_devices):
+    done = subprocess.run(
+        [sys.executable, "-c", GATHERED_AGAIN], capture_output=True, text=True, env=on_devices(4)
+    )
+    assert done.returncode == 0, done.stderr

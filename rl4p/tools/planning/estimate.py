@@ -307,6 +307,9 @@ class StepEstimate:
 
         jaxpr = jax.make_jaxpr(backward)(trained, prefix, frozen, micro).jaxpr
         given = set(map(id, jaxpr.invars))
+        for equation in jaxpr.eqns:
+            if equation.primitive.name == "reshape" and id(equation.invars[0]) in given:
+                given.add(id(equation.outvars[0]))  # of a period: no copy
         residuals = {id(x): x.aval for x in jaxpr.outvars if not isinstance(x, Literal)}
         stored = self.run.policy.decoder.attention == "xla"  # kernels store no scores
         logits = (bytes_in(x) for x in arrays(jaxpr) if x.shape[-1:] == (c.vocabulary,))
