@@ -23,6 +23,7 @@ from rl4p.model.decoder import Decoder
 from rl4p.model.policy import padded_width
 
 COLUMNS_PER_READ = 512  # of a long context that are processed at a time
+STAGES = 4  # of a long context, each compiled: a token sees no column behind its stage
 
 
 def read(
@@ -43,21 +44,27 @@ def read(
     cache = decoder.empty_cache(P, T)
     begin_P1, end_P1 = padding_P[:, None], (padding_P + lengths_P)[:, None]
 
-    def part(cache: Cache, start: Array | int, width: int) -> tuple[Cache, Array]:
+    def part(
+        cache: Cache, start: Array | int, width: int, end: int | None = None
+    ) -> tuple[Cache, Array]:
         columns_1W = start + jnp.arange(width, dtype=jnp.int32)[None]
         segments_PW = ((columns_1W >= begin_P1) & (columns_1W < end_P1)).astype(jnp.int32)
         positions_PW = jnp.maximum(columns_1W - begin_P1, 0)
         tokens_PW = jax.lax.dynamic_slice_in_dim(tokens_PT, start, width, axis=1)
         inputs = tokens_PW, positions_PW, segments_PW
-        hidden_PWD, cache = decoder.extend(params, *inputs, cache, start, mesh)
+        hidden_PWD, cache = decoder.extend(params, *inputs, cache, start, mesh, columns=end)
         return cache, hidden_PWD
 
     if T <= COLUMNS_PER_READ:
         return part(cache, 0, T)
     width = COLUMNS_PER_READ  # T is a power of two, too
-    starts = jnp.arange(0, T, width, dtype=jnp.int32)
-    cache, hidden_APWD = jax.lax.scan(partial(part, width=width), cache, starts)
-    return cache, jnp.moveaxis(hidden_APWD, 0, 1).reshape(P, T, -1)
+    size, hidden = T // min(STAGES, T // width), []
+    for begin in range(0, T, size):
+        starts = jnp.arange(begin, begin + size, width, dtype=jnp.int32)
+        run = partial(part, width=width, end=begin + size)
+        cache, hidden_APWD = jax.lax.scan(run, cache, starts)
+        hidden.append(jnp.moveaxis(hidden_APWD, 0, 1).reshape(P, size, -1))
+    return cache, jnp.concatenate(hidden, axis=1)
 
 
 @partial(jax.jit, static_argnames=("decoder", "mesh"))

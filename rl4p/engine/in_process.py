@@ -255,6 +255,7 @@ class ContinuousEngine(InProcess):
                 break
             driver.step()
         self.prefilled_tokens += driver.batch.prefilled_tokens
+        driver.batch.clear()  # the driver and its receiver refer to each other, and would keep it
         return [
             (np.array(x.tokens[len(x.context) :], np.int32), np.array(logprobs[x], np.float32))
             for x in sequences

@@ -331,6 +331,7 @@ def attend(
 
     Args:
       k_BKhS, v_BKSh: keys and values in the layout of a cache, so that decoding needs no transpose.
+        The mask may have fewer columns, and no query sees the others.
         Their dtype may be wider than that of the queries, which is that of the result.
       in_order: whether the queries are the last T of the S keys and no token sees a later column.
         Blocks of queries then skip later keys, which saves nearly half of the work.
@@ -375,5 +376,5 @@ def attend(
         blocks = [block(start, end, before + end) for start, end in places]
         out_BKGTh = jnp.concatenate(blocks, axis=3)
     else:
-        out_BKGTh = block(0, T, v_BKSh.shape[2])
+        out_BKGTh = block(0, T, view.mask_BTS.shape[2])
     return out_BKGTh.transpose(0, 3, 1, 2, 4).reshape(B, T, H * v).astype(q_BTHh.dtype)

@@ -374,6 +374,7 @@ class Decoder:
         slot: Array | int,
         mesh: Mesh | None = None,
         prompts: PromptCache | None = None,
+        columns: int | None = None,
     ) -> tuple[Array, Cache]:
         """Runs T more tokens of each row, and writes their keys and values to the cache.
 
@@ -381,6 +382,7 @@ class Decoder:
           params: parameters with one tree per layer (`partition.for_decoding`).
           slot, mesh: as of `cache.Writer`.
           prompts: the prompts that the rows continue, if the cache lacks their tokens.
+          columns: the first columns, behind which no token sees any; None for all.
 
         Returns:
           Final normed activations [B, T, D] and the new cache.
@@ -388,7 +390,8 @@ class Decoder:
         put = Writer(slot, mesh)
         positions_BS = put(cache.positions_BS, positions_BT, 1)
         segment_ids_BS = put(cache.segment_ids_BS, segment_ids_BT, 1)
-        seen = views(self.config, positions_BT, segment_ids_BT, positions_BS, segment_ids_BS)
+        keys = (x[:, :columns] for x in (positions_BS, segment_ids_BS))
+        seen = views(self.config, positions_BT, segment_ids_BT, *keys)
         (x_BTD, own_LBTP), written = self.inputs(params, tokens_BT), []
         before: Any = (None,) * self.config.layers
         if prompts is not None:

@@ -1,6 +1,7 @@
 """Requests of all kinds, answered by the engine of each sampler."""
 
 import dataclasses
+import gc
 
 import jax
 import numpy as np
@@ -82,6 +83,21 @@ def test_both_samplers_answer_alike(ending, params, requests):
         engine.publish(params, 0)
         found.append(engine.complete(requests))
     assert_same(*found)
+
+
+def test_a_call_releases_its_cache(ending, params, requests):
+    """Without waiting for the garbage collector, which large arrays do not hurry."""
+    engine = Continuous(max_response_tokens=R).open(ending)
+    engine.publish(params, 0)
+    engine.complete(requests)
+    gc.collect()
+    before = len(jax.live_arrays())
+    gc.disable()
+    try:
+        engine.complete(requests)
+        assert len(jax.live_arrays()) <= before
+    finally:
+        gc.enable()
 
 
 def test_a_call_counts_its_sequences_and_tokens(engine, requests, counts):

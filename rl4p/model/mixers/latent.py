@@ -86,13 +86,13 @@ class LatentAttention(nn.Module):
         if write is None:
             attended = self.expanded(q_BTHh, latents, view, in_order=True)
         else:
-            absorbs = prompt is not None or absorbing_is_cheaper(
-                self.config, q_BTHh.shape[1], latents.latents_BSR.shape[1]
-            )
+            S = view.mask_BTS.shape[2]
+            seen = Latents(*(x[:, :S] for x in latents))
+            absorbs = prompt is not None or absorbing_is_cheaper(self.config, q_BTHh.shape[1], S)
             attended = (
-                self.absorbed(q_BTHh, latents, view, prompt)
+                self.absorbed(q_BTHh, seen, view, prompt)
                 if absorbs
-                else self.expanded(q_BTHh, latents, view, in_order=False)
+                else self.expanded(q_BTHh, seen, view, in_order=False)
             )
             attended = write.for_products(attended)
         return self.output(collectives.to_columns(attended)), latents
