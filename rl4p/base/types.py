@@ -237,6 +237,8 @@ class Trajectories(Serializable):
       policy_version_BT: int32, the step of the parameters that drew each token, or -1.
       group_ids_B: int32 in [0, B), equal for the samples of one prompt, in any order.
       finish_B: int8, a `Finish`.
+      experts_BTX: the experts that the sampler chose for each token (`Router.choose`): 1 + their
+        numbers in each layer with experts, or 0 where the trainer chooses; None if not recorded.
       group_size: the number of rows of every group, if it is known to be the same; otherwise 1.
       prompt_columns: the number of leading columns that hold only prompts, padded left, which are
         equal in the rows of a group; 0 if not known.
@@ -250,6 +252,7 @@ class Trajectories(Serializable):
     policy_version_BT: Array
     group_ids_B: Array
     finish_B: Array
+    experts_BTX: Array | None = None
     group_size: int = field(default=1, metadata={"static": True})
     prompt_columns: int = field(default=0, metadata={"static": True})
 

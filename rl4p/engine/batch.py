@@ -22,6 +22,7 @@ drawn but never read.
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -101,8 +102,16 @@ class Batch:
         if self.speculation is not None:
             self.speculation.ended += sequences
         for slot, sequence in enumerate(self.slots.sequences):
-            if id(sequence) in leaving:
+            if sequence is not None and id(sequence) in leaving:
+                self.record(slot, sequence)
                 self.slots.clear(slot)
+
+    def record(self, slot: int, sequence: TokenSequence) -> None:
+        """Takes the experts of a sequence that leaves its slot, if they are recorded."""
+        if self.decoder.records:
+            row = self.row_of(slot, sequence, slice(-1, None))
+            padding = self.layout.padding(sequence.context)
+            sequence.record = row.layers[0].chosen_BSX, padding
 
     def admit(self, params: Params, new: Sequence[TokenSequence], *, keep: bool) -> None:
         """Prefills the contexts of sequences, each once, and places them in free slots.
@@ -342,18 +351,28 @@ class Batch:
             if sequence.penalizes:
                 sequence.new += outcome.tokens_nM[slot, :count].tolist()
             if not goes_on:
+                self.record(slot, sequence)
                 self.slots.clear(slot)
             if not goes_on and sequence.keep:
-                sequence.kept = self.row_of(slot, sequence)
+                sequence.kept = self.row_of(slot, sequence, slice(None))
         self.untimed = False
         return Ended(outcome, drawn, slots, self.size, seconds)
 
-    def row_of(self, slot: int, sequence: TokenSequence) -> Cache:
-        """Returns a row with the cache of a sequence, its context included."""
+    def row_of(self, slot: int, sequence: TokenSequence, of: slice) -> Cache:
+        """Returns a row with the caches of a sequence, its context included.
+
+        Args:
+          of: the layers.
+        """
+
+        def part(cache: Cache) -> Cache:
+            return replace(cache, layers=cache.layers[of])
+
         if self.prompts is None:
-            return programs.row_of(self.cache, np.int32(slot), self.columns, self.mesh)
+            return programs.row_of(part(self.cache), np.int32(slot), self.columns, self.mesh)
         rows = np.int32(self.prompts.row(slot, sequence)), np.int32(slot)
-        return programs.whole_row(self.prompts.cache, self.cache, *rows, self.mesh)
+        prompts = part(self.prompts.cache)
+        return programs.whole_row(prompts, part(self.cache), *rows, self.mesh)
 
 
 def placed(policy: Policy, params: Params) -> Params:

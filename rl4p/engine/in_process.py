@@ -49,6 +49,7 @@ class PublishedWeights(NamedTuple):
 
 # The options that the program of a `SharedDistribution` knows.
 SHARED = ("temperature", "top_k", "top_p", "min_p")
+Drawn = tuple[np.ndarray, np.ndarray, np.ndarray | None]  # as in `Completion`
 NO_WEIGHTS = PublishedWeights(None, -1, {})
 
 
@@ -102,12 +103,14 @@ class InProcess(ABC):
         with counted("rollout", "sequences", len(of_rows)) as count:
             drawn = self.decode(weights, requests, distribution, stop, greedy, count)
         completions = []
-        for (tokens, logprobs), request in zip(drawn, of_rows, strict=True):
+        for (tokens, logprobs, experts), request in zip(drawn, of_rows, strict=True):
             count = self.stopped_at(request, tokens.tolist())
             ending = finish(tokens, self.policy.end_ids, request.max_tokens)
             ending = ending if count is None else Finish.STOP
-            cut = tokens[:count], logprobs[:count]
-            completions.append(completion(*cut, weights.version, ending))
+            cut = completion(tokens[:count], logprobs[:count], weights.version, ending)
+            if experts is not None:
+                cut = replace(cut, experts=experts[: len(request.tokens) + len(cut.tokens)])
+            completions.append(cut)
         return completions
 
     def stopped_at(self, request: Request, tokens: Sequence[int]) -> int | None:
@@ -149,8 +152,8 @@ class InProcess(ABC):
         stop: Stop | None,
         greedy: bool,
         count: Count,
-    ) -> Iterable[tuple[np.ndarray, np.ndarray]]:
-        """Returns the tokens int32 and log-probabilities float32 of all completions, in order.
+    ) -> Iterable[Drawn]:
+        """Returns the tokens int32, log-probabilities float32 and experts of all completions.
 
         Args:
           weights: the weights at the start of the call.
@@ -206,7 +209,7 @@ class ContinuousEngine(InProcess):
         stop: Stop | None,
         greedy: bool,
         count: Count,
-    ) -> Iterable[tuple[np.ndarray, np.ndarray]]:
+    ) -> Iterable[Drawn]:
         own = None if distribution is not None else partial(self.row_sampling, weights.version)
         of_sequences = {
             sequence: request
@@ -255,9 +258,15 @@ class ContinuousEngine(InProcess):
                 break
             driver.step()
         self.prefilled_tokens += driver.batch.prefilled_tokens
+        decoder = self.policy.decoder
+        driver.batch.remove(driver.batch.slots.running())  # those that `stop` left
         driver.batch.clear()  # the driver and its receiver refer to each other, and would keep it
         return [
-            (np.array(x.tokens[len(x.context) :], np.int32), np.array(logprobs[x], np.float32))
+            (
+                np.array(x.tokens[len(x.context) :], np.int32),
+                np.array(logprobs[x], np.float32),
+                x.experts(*decoder.config.record) if decoder.records else None,
+            )
             for x in sequences
         ]
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from rl4p.base.errors import InputError
 from rl4p.base.types import Finish, Sampling
+from rl4p.distributed.processes import to_host
 from rl4p.engine.decode import (
     Outcome,
     OwnDistributions,
@@ -37,6 +38,8 @@ class TokenSequence:
       alternatives: how many of the most probable tokens are reported with each token.
       keep: whether its cache is kept when it ends, in `kept`: one row.
       owner, index: whom its tokens are for, and its number there.
+      record: the experts of its row when it left its slot, and the padding in the row
+        (`Decoder.records`).
       tokens: the context and the new tokens.
     """
 
@@ -52,6 +55,7 @@ class TokenSequence:
     owner: Any = None
     index: int = 0
     kept: Any = None
+    record: Any = None
     tokens: list[int] = field(init=False)
     new: list[int] = field(init=False)  # also those that are not yet in `tokens`
     begun: int = field(init=False)  # `drawn` at the start
@@ -75,6 +79,18 @@ class TokenSequence:
         seen_V[list(self.context[:first])] = PROMPT
         seen_V[[*self.context[first:], *self.new]] = RESPONSE
         return seen_V
+
+    def experts(self, columns: int, dtype: str) -> np.ndarray:
+        """Returns the experts of its tokens, as in `Completion` (`DecoderConfig.record`).
+
+        They are 0 for the last token, which was drawn and not read, and before it has a slot.
+        """
+        experts = np.zeros((len(self.tokens), columns), dtype)
+        if self.record is not None:
+            row_1SX, padding = self.record
+            read = slice(padding, padding + len(experts) - 1)
+            experts[:-1] = np.asarray(to_host(row_1SX))[0, read]
+        return experts
 
     @property
     def needs_extras(self) -> bool:

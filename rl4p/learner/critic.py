@@ -1,6 +1,6 @@
 """Critics, which estimate the return for advantages that need `values`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import jax
@@ -93,4 +93,5 @@ class Separate(CriticOptions):
         self, decoder: Decoder, params: Params, hidden_BTD: Array, trajectories: Trajectories
     ) -> Array:
         """Returns float32 [B, T]: at t, the value of the state in which token t is chosen."""
-        return values(params["critic"], trunk(decoder, params["critic"], trajectories))
+        own = replace(trajectories, experts_BTX=None)  # those of the policy
+        return values(params["critic"], trunk(decoder, params["critic"], own))

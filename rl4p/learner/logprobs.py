@@ -123,27 +123,29 @@ def trunk(
     last token of the prompt, which predicts the first of R response tokens, there would be R + 1
     columns, which neither blocks of 512 nor even numbers divide.
     """
-    tokens, more = tokens_to_run(decoder, trajectories)
-    return jnp.pad(decoder.hidden(params, *tokens, before), ((0, 0), (0, more), (0, 0)))
+    tokens, experts_BTX, more = tokens_to_run(decoder, trajectories)
+    hidden_BTD = decoder.hidden(params, *tokens, before, experts_BTX)
+    return jnp.pad(hidden_BTD, ((0, 0), (0, more), (0, 0)))
 
 
 def trunk_and_load(
     decoder: Decoder, params: Params, trajectories: Trajectories, before: Prefix | None = None
 ) -> tuple[Array, RouterLoad]:
     """Returns `trunk`, and what the routers do with its tokens."""
-    tokens, more = tokens_to_run(decoder, trajectories)
-    hidden_BTD, load = decoder.hidden_and_load(params, *tokens, before)
+    tokens, experts_BTX, more = tokens_to_run(decoder, trajectories)
+    hidden_BTD, load = decoder.hidden_and_load(params, *tokens, before, experts_BTX)
     return jnp.pad(hidden_BTD, ((0, 0), (0, more), (0, 0))), load
 
 
 def tokens_to_run(
-    decoder: Decoder, trajectories: Trajectories
-) -> tuple[tuple[Array, Array, Array], int]:
-    """Returns the tokens that `trunk` runs, and the number of columns that it does not."""
-    t = trajectories
-    if decoder.attention == "xla" or collectives.devices() > 1:
-        return (t.tokens_BT, t.positions_BT, t.segment_ids_BT), 0
-    return (t.tokens_BT[:, :-1], t.positions_BT[:, :-1], t.segment_ids_BT[:, :-1]), 1
+    decoder: Decoder, t: Trajectories
+) -> tuple[tuple[Array, Array, Array], Array | None, int]:
+    """Returns the tokens that `trunk` runs, their experts, and how many columns it does not run."""
+    ours, more = slice(None), 0
+    if decoder.attention != "xla" and collectives.devices() == 1:
+        ours, more = slice(-1), 1
+    tokens = t.tokens_BT[:, ours], t.positions_BT[:, ours], t.segment_ids_BT[:, ours]
+    return tokens, None if t.experts_BTX is None else t.experts_BTX[:, ours], more
 
 
 class ForwardRows(NamedTuple):

@@ -64,6 +64,7 @@ class SharedPrompts:
     """The prompts of P groups, each without its last token; no columns if nothing is shared.
 
     Attributes:
+      experts_PSX: their experts, if those are recorded.
       group_size: the number of rows in a group, which are neighbours.
       microbatching: how prompts are divided into microbatches, the same as for rows.
     """
@@ -72,6 +73,7 @@ class SharedPrompts:
     tokens_PS: Array
     positions_PS: Array
     segment_ids_PS: Array
+    experts_PSX: Array | None
     group_size: int
     microbatching: Microbatching
 
@@ -87,11 +89,13 @@ class SharedPrompts:
         """Creates the shared prompts of rows that are sorted by group."""
         G = trajectories.group_size if shared else 1
         S = trajectories.prompt_columns - 1 if shared else 0
+        experts_BTX = trajectories.experts_BTX
         return cls(
             decoder=decoder,
             tokens_PS=trajectories.tokens_BT[::G, :S],
             positions_PS=trajectories.positions_BT[::G, :S],
             segment_ids_PS=trajectories.segment_ids_BT[::G, :S],
+            experts_PSX=None if experts_BTX is None else experts_BTX[::G, :S],
             group_size=G,
             microbatching=microbatching,
         )
@@ -99,6 +103,11 @@ class SharedPrompts:
     @property
     def columns(self) -> int:
         return self.tokens_PS.shape[1]
+
+    @property
+    def prompts(self) -> tuple[Any, ...]:
+        """The arguments of `Decoder.caches`."""
+        return self.tokens_PS, self.positions_PS, self.segment_ids_PS, self.experts_PSX
 
     def rest(self, rows: Any) -> Any:
         """Returns arrays [B, T] without the columns of the shared prompts."""
@@ -108,10 +117,10 @@ class SharedPrompts:
         """Returns the caches of all prompts, from column 0 on; () if nothing is shared."""
         if not self.columns:
             return ()
-        S, prompts = self.columns, (self.tokens_PS, self.positions_PS, self.segment_ids_PS)
-        shapes = jax.eval_shape(self.decoder.caches, params, *prompts)
+        S = self.columns
+        shapes = jax.eval_shape(self.decoder.caches, params, *self.prompts)
 
-        def put(caches: Caches, part: tuple[Array, ...], rows: MicrobatchRows) -> Caches:
+        def put(caches: Caches, part: tuple[Any, ...], rows: MicrobatchRows) -> Caches:
             # A microbatch of prompts is as wide as its longest, so its part of the prefixes is
             # filled up with zeros. Nobody sees them: `before` gives the keys there segment 0.
             def filled(x: Array, axis: int) -> Array:
@@ -142,7 +151,7 @@ class SharedPrompts:
         if not self.columns:
             return gradient
 
-        def add(gradient: Params, part: tuple[Array, ...], rows: MicrobatchRows) -> Params:
+        def add(gradient: Params, part: tuple[Any, ...], rows: MicrobatchRows) -> Params:
             width, of_rows = part[0].shape[1], take_groups(prefix_gradient, rows.rows_b)
             back = jax.vjp(lambda x: self.decoder.caches(merge(x), *part), params)[1]
 
@@ -155,8 +164,7 @@ class SharedPrompts:
         return self.fold(add, gradient)
 
     def fold(self, add: Callable[[Any, Any, MicrobatchRows], Any], start: Any) -> Any:
-        prompts = self.tokens_PS, self.positions_PS, self.segment_ids_PS
-        return fold(add, start, prompts, self.segment_ids_PS, self.microbatching)
+        return fold(add, start, self.prompts, self.segment_ids_PS, self.microbatching)
 
     def packing(self, segment_ids_BT: Array) -> Packing | None:
         """Returns the packing of the rest of the rows (`rest`); None if they are not packed.

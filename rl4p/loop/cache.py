@@ -151,6 +151,8 @@ def with_solution(group: Group, solution: Solution) -> Group:
     changed["behaviour_logprobs_BT"][-1, columns:] = 0
     changed["policy_version_BT"][-1, columns:] = -1
     changed["finish_B"][-1] = solution.finish
+    if "experts_BTX" in changed:
+        changed["experts_BTX"][-1, columns:] = 0
     episode = replace(
         group.episodes[-1],
         response=solution.response,

@@ -86,8 +86,9 @@ def joined(
         fill, rows = pad_id if name == "tokens_BT" else FILL.get(name, 0), []
         for part, left, width in zip(parts, before, widths, strict=True):
             value = np.asarray(getattr(part, name))
-            value = np.pad(value, ((0, 0), (left, 0)), constant_values=fill)
-            after = ((0, 0), (0, max(widths) - width))
+            flat = ((0, 0),) * (value.ndim - 2)
+            value = np.pad(value, ((0, 0), (left, 0), *flat), constant_values=fill)
+            after = ((0, 0), (0, max(widths) - width), *flat)
             if name == "positions_BT":
                 rows.append(np.pad(value, after, mode="edge"))
             else:
@@ -95,12 +96,14 @@ def joined(
         return np.concatenate(rows)
 
     group_size = sizes[0] if len(set(sizes)) == 1 else 1
+    recorded = all(part.experts_BTX is not None for part in parts)
     trajectories = Trajectories(
         tokens_BT=join("tokens_BT"),
         positions_BT=join("positions_BT"),
         **{name: join(name) for name in FILL},
         group_ids_B=np.repeat(np.arange(len(groups), dtype=np.int32), sizes),
         finish_B=np.concatenate([np.asarray(part.finish_B) for part in parts]),
+        experts_BTX=join("experts_BTX") if recorded else None,
         group_size=group_size,
         prompt_columns=prompts,
     )

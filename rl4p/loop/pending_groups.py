@@ -178,6 +178,7 @@ class PendingGroups:
                     versions=np.concatenate([before.versions, part.versions]),
                     finish=part.finish,
                     engine=part.engine,
+                    experts=first_experts(before.experts, part.experts),
                 )
         if not interrupted:
             added = any(part is not None and len(part.tokens) for part in parts)
@@ -266,6 +267,9 @@ class PendingGroups:
             for name in ("tokens", "logprobs", "versions")
             if any(len(x.tokens) for x in samples)
         }
+        recorded = [x.experts for x in samples if x.experts is not None]
+        if recorded and len(recorded) == len(samples):
+            arrays["experts"] = np.concatenate(recorded)
         return {
             "next_number": self.next_number,
             "finished": self.finished,
@@ -291,9 +295,11 @@ class PendingGroups:
         """Restores a state that `state` returned; no group is sampled or graded then."""
         self.next_number, self.finished = state["next_number"], state["finished"]
         self.counts, self.groups, read = Counter(state["counts"]), [], 0
+        experts, of_experts = state.get("experts"), 0
         empty = {"tokens": np.int32, "logprobs": np.float32, "versions": np.int32}
         arrays = {name: state.get(name, np.zeros(0, dtype)) for name, dtype in empty.items()}
         for fields in state["groups"]:
+            prompt = replace(find(fields["id"]), drawn_by=fields["drawn_by"])
             completions: list[Completion | None] = []
             for sample in fields["samples"]:
                 if sample is None:
@@ -301,11 +307,23 @@ class PendingGroups:
                     continue
                 length, finish = sample
                 parts = {name: x[read : read + length] for name, x in arrays.items()}
-                completions.append(Completion(**parts, finish=Finish(finish)))
+                own = None
+                if experts is not None:
+                    own = experts[of_experts : of_experts + len(prompt.tokens) + length]
+                    of_experts += len(own)
+                completions.append(Completion(**parts, finish=Finish(finish), experts=own))
                 read += length
-            prompt = replace(find(fields["id"]), drawn_by=fields["drawn_by"])
             kept = {name: fields[name] for name in ("number", "restarts", "failures", "order")}
             self.groups.append(PendingGroup(prompt=prompt, completions=completions, **kept))
+
+
+def first_experts(before: np.ndarray | None, after: np.ndarray | None) -> np.ndarray | None:
+    """Returns the experts of a completion that went on: of each token those that drew with it."""
+    if before is None or after is None:
+        return None
+    experts = after.copy()
+    experts[: len(before)] = np.where(before > 0, before, experts[: len(before)])
+    return experts
 
 
 def requests_for(

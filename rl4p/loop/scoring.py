@@ -74,7 +74,8 @@ class Scoring:
         for name in sorted(needs & others.keys()):
             decoder, params = others[name]
             own_options = replace(options, decoder=decoder)
-            computed = score_tokens(own_options, params, trajectories, **temperature)
+            own = replace(trajectories, experts_BTX=None)  # those of the policy
+            computed = score_tokens(own_options, params, own, **temperature)
             scores[name] = computed["logprobs"]
         for name in sorted(needs & phases.scores.keys()):
             score_BT = phases.scores[name](policy, state, trajectories, episodes, collected.rewards)

@@ -130,6 +130,17 @@ class NoCache(NamedTuple):
     divided = True
 
 
+class ChosenExperts(NamedTuple):
+    """The experts of each token, 1 + their numbers, in all layers with experts; 0 for no token.
+
+    It is a last cache behind those of the layers (`Decoder.records`).
+    """
+
+    chosen_BSX: Array
+    slot_axes = (1,)
+    divided = False
+
+
 def map_cache(function: Callable[[Any, Any], Any], layers: Any) -> Any:
     """Returns function(array, axis of its slots) for each array of the caches in a tree."""
     return jax.tree.map(
@@ -144,7 +155,7 @@ def map_cache(function: Callable[[Any, Any], Any], layers: Any) -> Any:
 class Cache:
     """The caches of all layers, with the positions and segments that masks depend on."""
 
-    layers: tuple[Any, ...]  # of each layer, such as `KeysValues`
+    layers: tuple[Any, ...]  # of each layer, such as `KeysValues`; and any `ChosenExperts`
     positions_BS: Array
     segment_ids_BS: Array  # 0 on unwritten slots
 

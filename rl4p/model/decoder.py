@@ -19,7 +19,7 @@ from rl4p.distributed import collectives
 from rl4p.distributed.mesh import Mesh
 from rl4p.distributed.partition import GATHERED, gather, gathered_axes
 from rl4p.model.attention import AttentionInputs, Kernel, softcapped, traced_view, views
-from rl4p.model.cache import Cache, Prefix, Writer
+from rl4p.model.cache import Cache, ChosenExperts, Prefix, Writer, write
 from rl4p.model.decoder_config import DecoderConfig, LayerKind
 from rl4p.model.layer import Layer, RMSNorm
 from rl4p.model.lora import LoRA
@@ -72,6 +72,7 @@ class Decoder:
       attention: the attention kernel for full sequences (`kernels.py`).
       lora: the options of adapters, if the parameters contain any.
       platform: what the decoder is compiled for: cpu, gpu or tpu.
+      records: whether caches have the experts of their tokens (`cache.ChosenExperts`).
 
     Raises:
       InputError: `unroll` is set and `remat` is not `none`.
@@ -85,6 +86,7 @@ class Decoder:
     attention: Kernel = "xla"
     lora: LoRA = field(default_factory=LoRA)
     platform: str = "cpu"
+    records: bool = False
 
     def __post_init__(self) -> None:
         if self.unroll and self.remat != "none":
@@ -176,12 +178,16 @@ class Decoder:
         positions_BT: Array,
         segment_ids_BT: Array,
         before: Prefix | None = None,
+        experts_BTX: Array | None = None,
     ) -> Array:
         """Returns final normed activations [B, T, D] of sequences, which may follow a prefix.
 
         Where devices divide the columns (`collectives.py`), they are of this device's columns.
+
+        Args:
+          experts_BTX: the experts of each token, as in `Trajectories`; None to choose them.
         """
-        tokens = tokens_BT, positions_BT, segment_ids_BT
+        tokens = tokens_BT, positions_BT, segment_ids_BT, experts_BTX
         return self.final_norm(params, self.run_layers(params, *tokens, before=before)[0])
 
     def hidden_and_load(
@@ -191,17 +197,24 @@ class Decoder:
         positions_BT: Array,
         segment_ids_BT: Array,
         before: Prefix | None = None,
+        experts_BTX: Array | None = None,
     ) -> tuple[Array, RouterLoad]:
         """Returns `hidden`, and what the routers do with these tokens."""
-        tokens = tokens_BT, positions_BT, segment_ids_BT
+        tokens = tokens_BT, positions_BT, segment_ids_BT, experts_BTX
         x_BTD, _, loads = self.run_layers(params, *tokens, before=before, load=True)
         return self.final_norm(params, x_BTD), jax.tree.map(lambda *x: jnp.concatenate(x), *loads)
 
     def caches(
-        self, params: Params, tokens_BT: Array, positions_BT: Array, segment_ids_BT: Array
+        self,
+        params: Params,
+        tokens_BT: Array,
+        positions_BT: Array,
+        segment_ids_BT: Array,
+        experts_BTX: Array | None = None,
     ) -> Any:
         """Returns the caches of all layers, as in `Prefix`: of B rows with T slots."""
-        return self.run_layers(params, tokens_BT, positions_BT, segment_ids_BT, keep=True)[1]
+        tokens = tokens_BT, positions_BT, segment_ids_BT, experts_BTX
+        return self.run_layers(params, *tokens, keep=True)[1]
 
     def run_layers(
         self,
@@ -209,6 +222,7 @@ class Decoder:
         tokens_BT: Array,
         positions_BT: Array,
         segment_ids_BT: Array,
+        experts_BTX: Array | None = None,
         *,
         before: Prefix | None = None,
         keep: bool = False,
@@ -229,12 +243,13 @@ class Decoder:
         seen = views(c, positions_BT, segment_ids_BT, *keys)
         at = places(c)
         x_BTD, own_LBTP = self.inputs(params, collectives.own(tokens_BT))
+        experts_LBTC = None if experts_BTX is None else self.by_layer(collectives.own(experts_BTX))
         shared: dict[bool, Any] = {}  # the last keys and values, of full layers and of others
         caches, loads = [], []
         for number, period in enumerate(periods([kind.structure for kind in c.kinds])):
             stacked = stack(params["layers"], at, period)
             cached = None if before is None else before.layers[number]
-            own = None if own_LBTP is None else period.part(own_LBTP)
+            own = jax.tree.map(period.part, (own_LBTP, experts_LBTC))
             x_BTD, (kept, loads_of) = self.run_period(
                 x_BTD, period, stacked, cached, seen, shared, own, keep=keep, load=load
             )
@@ -246,6 +261,15 @@ class Decoder:
                     shared[kind.full] = jax.tree.map(lambda x: x[-1], cache)
         return x_BTD, tuple(caches), loads
 
+    def by_layer(self, experts_BTX: Array) -> Array:
+        """Returns the experts of each layer, [L, B, T, C], or those of another if it has none."""
+        with_experts = self.config.expert_layers
+        own_L = [
+            with_experts.index(i) if i in with_experts else 0 for i in range(self.config.layers)
+        ]
+        experts = experts_BTX.reshape(*experts_BTX.shape[:2], len(with_experts), -1)
+        return jnp.moveaxis(experts, 2, 0)[jnp.asarray(own_L)]
+
     def run_period(
         self,
         x_BTD: Array,
@@ -254,12 +278,16 @@ class Decoder:
         cached: Any,
         seen: dict[LayerKind, AttentionInputs],
         shared: dict[bool, Any],
-        own: Array | None,
+        own: tuple[Array | None, Array | None],
         *,
         keep: bool,
         load: bool,
     ) -> tuple[Array, Any]:
-        """Runs all layers of a period; returns the activations, and caches and loads by place."""
+        """Runs all layers of a period; returns the activations, and caches and loads by place.
+
+        Args:
+          own: the layers' own inputs and their experts, of all repetitions; or None.
+        """
         saved = {"none": all_but_parameters, "elementwise": PRODUCTS, "layer": None}[self.remat]
 
         # The kinds at a place of the period. Those with one structure are chosen while it runs.
@@ -286,8 +314,8 @@ class Decoder:
                     apart = self.unroll or period.repeats == 1
                     run_layer = jax.checkpoint(run_layer, prevent_cse=apart, policy=saved)
                 cache = None if cached is None else cached[place]
-                inputs = shared.get(kind.full), None if own is None else own[place]
-                inputs = stacked, numbers[place], cache, *inputs
+                of_place = jax.tree.map(lambda x, place=place: x[place], own)
+                inputs = stacked, numbers[place], cache, shared.get(kind.full), *of_place
                 x_BTD, cache, of_layer = run_layer(x_BTD, inputs)
                 kept.append(cache)
                 loads.append(of_layer)
@@ -300,33 +328,49 @@ class Decoder:
         where: tuple[Period, int],
         seen: dict[LayerKind, AttentionInputs],
         x_BTD: Array,
-        scanned: tuple[Params, Any, Any, Any, Any],
+        scanned: tuple[Params, Any, Any, Any, Any, Any],
         *,
         keep: bool,
         load: bool,
     ) -> tuple[Array, Any, RouterLoad | None]:
         """Runs the layer at a place of a period, with one of the views."""
         period, place = where
-        stacked, number, cache, shared, own_BTP = scanned
+        stacked, number, cache, shared, own_BTP, experts_BTC = scanned
         kind = self.config.kinds[period.start + place]
         layer = own_tree(unstack(stacked, places(self.config), period, place), kind)
         layer = gather(layer, self.dtype)
         view = traced_view(seen, number)
-        result: Any = self.layer(kind).apply(
-            {"params": layer},
-            x_BTD,
-            view,
-            cache,
-            shared=shared,
-            own_BTP=own_BTP,
-            mutable=["routing"] if load else [],
+        options = {"shared": shared, "own_BTP": own_BTP, "experts_BTC": experts_BTC}
+        (x_BTD, cache), routing = self.apply(
+            kind, layer, x_BTD, view, cache, **options, report=load
         )
-        (x_BTD, cache), variables = result
         of_layer = None
-        if routing := variables.get("routing"):
+        if routing is not None:
             real_BT = collectives.own(view.segment_ids_BT) != 0
-            of_layer = RouterLoad.of(real_BT=real_BT, **routing["experts"])
+            of_layer = RouterLoad.of(real_BT=real_BT, **routing)
         return x_BTD, cache if keep else None, of_layer
+
+    def apply(
+        self,
+        kind: LayerKind,
+        layer: Params,
+        *args: Any,
+        experts_BTC: Array | None = None,
+        report: bool,
+        **options: Any,
+    ) -> tuple[tuple[Array, Any], dict[str, Array] | None]:
+        """Returns the result of `Layer`, and any report of its router: the choice and the shares.
+
+        Args:
+          experts_BTC: the experts of each token (`Router.choose`); None to choose them.
+          report: whether a router reports.
+        """
+        variables: dict[str, Any] = {"params": layer}
+        if experts_BTC is not None:
+            variables["replay"] = {"experts": {"chosen": experts_BTC}}
+        mutable = ["routing"] if report else []
+        result: Any = self.layer(kind).apply(variables, *args, **options, mutable=mutable)
+        return result[0], result[1].get("routing", {}).get("experts")
 
     def final_norm(self, params: Params, x_BTD: Array) -> Array:
         return self.norm(params["norm"], x_BTD)
@@ -362,6 +406,9 @@ class Decoder:
         layers = tuple(
             self.layer(kind).empty_cache(rows, slots, dtype) for kind in self.config.kinds
         )
+        if self.records:
+            columns, small = self.config.record
+            layers += (ChosenExperts(jnp.zeros((rows, slots, columns), small)),)
         return Cache(layers=layers, positions_BS=zeros, segment_ids_BS=zeros)
 
     def extend(
@@ -399,10 +446,12 @@ class Decoder:
             queries = positions_BT, segment_ids_BT, self.config.window
             seen = with_prompts(seen, prompts, *queries, shards)
         shared: dict[bool, Any] = {}  # the caches of the last layer with keys: of rows, of prompts
+        chosen = []
         for i, kind in enumerate(self.config.kinds):
             keys, prompt = shared[kind.full] if kind.shares else (None, before[i])
-            x_BTD, layer_cache = self.layer(kind).apply(
-                {"params": own_tree(params["layers"][i], kind)},
+            (x_BTD, layer_cache), routing = self.apply(
+                kind,
+                own_tree(params["layers"][i], kind),
                 x_BTD,
                 seen[kind],
                 cache.layers[i],
@@ -410,10 +459,17 @@ class Decoder:
                 keys,
                 None if own_LBTP is None else own_LBTP[i],
                 prompt,
+                report=self.records,
             )
             written.append(layer_cache)
+            if routing is not None:
+                chosen.append(routing["chosen"] + 1)
             if not kind.shares:
                 shared[kind.full] = layer_cache, prompt
+        if self.records:
+            old_BSX = cache.layers[-1].chosen_BSX
+            new_BTX = jnp.concatenate(chosen, axis=-1).astype(old_BSX.dtype)
+            written.append(ChosenExperts(write(old_BSX, new_BTX, slot, 1)))
         cache = Cache(
             layers=tuple(written), positions_BS=positions_BS, segment_ids_BS=segment_ids_BS
         )

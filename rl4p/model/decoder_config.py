@@ -332,6 +332,18 @@ class DecoderConfig:
         return sizes
 
     @property
+    def expert_layers(self) -> tuple[int, ...]:
+        """The numbers of the layers with experts."""
+        with_experts = ("experts", "both")
+        return tuple(i for i, kind in enumerate(self.kinds) if kind.feed_forward in with_experts)
+
+    @property
+    def record(self) -> tuple[int, str]:
+        """The number and the dtype of the experts of a token in all layers (`ChosenExperts`)."""
+        columns = len(self.expert_layers) * self.chosen_experts
+        return columns, "uint8" if self.experts < 255 else "uint16"
+
+    @property
     def kinds(self) -> tuple[LayerKind, ...]:
         """The kind of each of L layers."""
         none, L = (False,) * self.layers, self.layers

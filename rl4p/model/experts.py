@@ -96,20 +96,27 @@ class Experts(nn.Module):
             factor_E = self.param("router_factor", nn.initializers.ones, (E,))
         routed_BTD = x_BTD if routed_BTD is None else routed_BTD
         product_BTE = jnp.einsum("BTD,DE->BTE", routed_BTD.astype(exact), router_DE)
-        inputs = x_BTD, plus(product_BTE, router_bias_E).astype(jnp.float32)
-        of_experts = correction_E, factor_E
-        if self.is_mutable_collection("routing"):  # what `Decoder.run_layer` asks for
+        scores_BTE = plus(product_BTE, router_bias_E).astype(jnp.float32)
+        replayed_BTC: Any = self.get_variable("replay", "chosen")
+        inputs, of_experts = (x_BTD, scores_BTE, replayed_BTC), (correction_E, factor_E)
+        if self.is_mutable_collection("routing"):  # what `Decoder.apply` asks for
             keep = partial(self.sow, "routing", reduce_fn=lambda _, x: x)
-            keep("chosen", self.choose(inputs[1], of_experts)[1])
-            keep("shares", c.router.shares(inputs[1]))
+            keep("chosen", self.choose(scores_BTE, replayed_BTC, of_experts)[1])
+            keep("shares", c.router.shares(scores_BTE))
         run = self.dense if self.dispatch == "dense" else self.grouped
         return with_own_experts(run, inputs, of_experts, own, mesh)
 
-    def choose(self, scores_BTE: Array, of_experts: OfExperts) -> tuple[Array, Array]:
+    def choose(
+        self, scores_BTE: Array, replayed_BTC: Array | None, of_experts: OfExperts
+    ) -> tuple[Array, Array]:
         """Returns the weights and the numbers of the chosen experts of each token: [B, T, C]."""
         c, (correction_E, factor_E) = self.config, of_experts
         weights_BTC, chosen_BTC = c.router.choose(
-            scores_BTE, correction_E, c.chosen_experts, normalized=c.normalized_experts
+            scores_BTE,
+            correction_E,
+            c.chosen_experts,
+            normalized=c.normalized_experts,
+            replayed_BTC=replayed_BTC,
         )
         if factor_E is not None:
             which_BTCE = jax.nn.one_hot(chosen_BTC, c.experts, dtype=jnp.float32)
@@ -121,13 +128,14 @@ class Experts(nn.Module):
         self,
         x_BTD: Array,
         scores_BTE: Array,
+        replayed_BTC: Array | None,
         of_experts: OfExperts,
         kernels: Sequence[Any],
         biases: Sequence[Array | None],
         first: Array | int = 0,
     ) -> Array:
         """Runs E experts, of which the first has the number `first`, on every token."""
-        weights_BTC, chosen_BTC = self.choose(scores_BTE, of_experts)
+        weights_BTC, chosen_BTC = self.choose(scores_BTE, replayed_BTC, of_experts)
         (gate_EDF, up_EDF, down_EFD), (gate_bias_EF, up_bias_EF, down_bias_ED) = kernels, biases
         # All 0 for another expert.
         chosen_BTCE = jax.nn.one_hot(chosen_BTC - first, len(up_EDF), dtype=self.dtype)
@@ -146,6 +154,7 @@ class Experts(nn.Module):
         self,
         x_BTD: Array,
         scores_BTE: Array,
+        replayed_BTC: Array | None,
         of_experts: OfExperts,
         kernels: Sequence[Any],
         biases: Sequence[Array | None],
@@ -158,7 +167,7 @@ class Experts(nn.Module):
         """
         gate_EDF, up_EDF, down_EFD = kernels
         E = len(up_EDF)
-        weights_BTC, chosen_BTC = self.choose(scores_BTE, of_experts)
+        weights_BTC, chosen_BTC = self.choose(scores_BTE, replayed_BTC, of_experts)
         experts_N = chosen_BTC.reshape(-1) - first
         experts_N = jnp.where((experts_N >= 0) & (experts_N < E), experts_N, E)
         sorted_N = jnp.argsort(experts_N)
@@ -217,7 +226,7 @@ class SharedExperts(nn.Module):
 
 def with_own_experts(
     run: Callable[..., Array],
-    inputs: tuple[Array, ...],
+    inputs: tuple[Any, ...],
     whole: Any,
     experts: Any,
     mesh: Mesh | None,
@@ -225,7 +234,7 @@ def with_own_experts(
     """Returns run(*inputs, whole, *experts, first), summed over devices that divide the experts.
 
     Args:
-      inputs: arrays [B, T, ...], whose rows other devices may divide.
+      inputs: arrays [B, T, ...], whose rows other devices may divide; or None.
       whole: arrays that each device has in full.
       experts: arrays [E, ...].
       mesh: as in `Experts.__call__`.
@@ -241,7 +250,7 @@ def with_own_experts(
 
     count = math.prod(devices.shape[axis] for axis in axes)
 
-    def of_device(inputs: tuple[Array, ...], whole: Any, experts: Any) -> Array:
+    def of_device(inputs: tuple[Any, ...], whole: Any, experts: Any) -> Array:
         first = jax.lax.axis_index(axes) * len(experts[0][-1])
         with jax.named_scope(experts_of(count)):
             y_BTD = run(*inputs, whole, *experts, first)

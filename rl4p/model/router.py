@@ -58,7 +58,13 @@ class Router:
             )
 
     def choose(
-        self, scores_BTE: Array, correction_E: Array | None, chosen: int, *, normalized: bool
+        self,
+        scores_BTE: Array,
+        correction_E: Array | None,
+        chosen: int,
+        *,
+        normalized: bool,
+        replayed_BTC: Array | None = None,
     ) -> tuple[jax.Array, jax.Array]:
         """Returns the weights, float32, and the numbers of the chosen experts: [B, T, C].
 
@@ -66,6 +72,8 @@ class Router:
           scores_BTE: x R in float32.
           correction_E: b; None if there is none.
           chosen, normalized: C, and whether the weights are normalized.
+          replayed_BTC: 1 + the numbers of experts that replace the choice of a token, or 0 where
+            they do not (rollout routing replay, 2510.11370). The weights follow the scores here.
         """
         p_BTE = (jax.nn.softmax if self.score == "softmax" else jax.nn.sigmoid)(scores_BTE)
         if correction_E is None and self.groups == 1:
@@ -76,6 +84,10 @@ class Router:
                 rank_BTE = rank_BTE + jnp.broadcast_to(correction_E, rank_BTE.shape)
             rank_BTE = self.within_groups(jax.lax.stop_gradient(rank_BTE))
             chosen_BTC = jax.lax.top_k(rank_BTE, chosen)[1]
+            weights_BTC = jnp.take_along_axis(p_BTE, chosen_BTC, axis=-1)
+        if replayed_BTC is not None:
+            replayed_BTC = replayed_BTC.astype(jnp.int32)
+            chosen_BTC = jnp.where(replayed_BTC > 0, replayed_BTC - 1, chosen_BTC)
             weights_BTC = jnp.take_along_axis(p_BTE, chosen_BTC, axis=-1)
         if normalized:
             sum_BT1 = jnp.sum(weights_BTC, axis=-1, keepdims=True)

@@ -51,6 +51,8 @@ class Completion(Serializable):
       versions: int32 [n], the weight version that drew each token; -1 if no policy did.
       finish: the reason why it ended.
       engine: the address of the server that drew the last token; "" for this process.
+      experts: the experts of each token of the context and of `tokens`, as in
+        `Trajectories.experts_BTX`; None if they are not recorded.
     """
 
     tokens: np.ndarray
@@ -58,6 +60,7 @@ class Completion(Serializable):
     versions: np.ndarray
     finish: Finish
     engine: str = ""
+    experts: np.ndarray | None = None
 
 
 class Engine(Protocol):

@@ -46,10 +46,16 @@ class Continuous(Sampler):
         are used where they are estimated to pay: for few sequences, so that a step takes little
         longer, and if they are often right. While a sequence has a penalty or fewer than
         `least_tokens`, no sequence has drafts. There are none in episodes and in `rl4p.serve`.
+      replay_experts: whether the trainer uses the experts that the sampler chose for each token,
+        with the weights of its own router (rollout routing replay, 2510.11370). The policy that
+        drew the tokens then differs by rounding alone. A token that was sampled earlier and
+        continued later keeps the experts that drew it. The reference, a teacher and a separate
+        critic choose their own.
     """
 
     slots: Positive | None = None
     draft_tokens: Annotated[Natural, Le(MOST_DRAFTED)] = 0
+    replay_experts: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -73,7 +79,7 @@ class Continuous(Sampler):
                 "layers with a state, which a rejected token cannot leave: set it to 0."
             )
         return ContinuousEngine(
-            policy,
+            self.recording(policy),
             self.options,
             self.temperature_at,
             slots=self.slots,
@@ -81,6 +87,17 @@ class Continuous(Sampler):
             draft_tokens=self.draft_tokens,
             counts=self.counts,
         )
+
+    def recording(self, policy: Policy) -> Policy:
+        """Returns the policy, of which caches record the experts if the trainer replays them."""
+        if not self.replay_experts:
+            return policy
+        if not policy.decoder.config.experts:
+            raise InputError(
+                "rollout.replay_experts=true has no effect, because the model has no experts: "
+                "leave it out."
+            )
+        return replace(policy, decoder=replace(policy.decoder, records=True))
 
     def metrics(self) -> dict[str, float]:
         """Returns the metrics of the engine that was opened last, if tokens may be drafted."""
@@ -91,7 +108,8 @@ class Continuous(Sampler):
 
         `decode` is planned without drafts, which serve few sequences.
         """
-        policy, mesh, params = run.policy, run.policy.sampling_mesh, run.sampling_params()
+        policy, mesh = self.recording(run.policy), run.policy.sampling_mesh
+        params = run.sampling_params()
         P, W, B, R = run.prompts, run.prompt_columns, run.sequences, run.response_tokens
         room = R + self.draft_tokens
         resident = run.resident_while_sampling()

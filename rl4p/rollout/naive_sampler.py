@@ -14,7 +14,7 @@ from rl4p.distributed.counting import Count
 from rl4p.distributed.mesh import Mesh
 from rl4p.distributed.processes import to_host
 from rl4p.engine.decode import Distribution, OwnDistributions, SharedDistribution, without
-from rl4p.engine.in_process import InProcess, PublishedWeights, Stop
+from rl4p.engine.in_process import Drawn, InProcess, PublishedWeights, Stop
 from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy, pad_left
 from rl4p.model.sampling import PROMPT, RESPONSE, penalized
@@ -102,7 +102,7 @@ class NaiveEngine(InProcess):
         stop: Stop | None,
         greedy: bool,
         count: Count,
-    ) -> list[tuple[np.ndarray, np.ndarray]]:
+    ) -> list[Drawn]:
         assert stop is None
         mesh = self.policy.sampling_mesh
         counts_P = [len(request.keys_N) for request in requests]
@@ -133,7 +133,7 @@ class NaiveEngine(InProcess):
             mesh,
         )
         tokens_BR, logprobs_BR, lengths_B = to_host(drawn)
-        return [(tokens_BR[b, :n], logprobs_BR[b, :n]) for b, n in enumerate(lengths_B[:B])]
+        return [(tokens_BR[b, :n], logprobs_BR[b, :n], None) for b, n in enumerate(lengths_B[:B])]
 
 
 @partial(jax.jit, static_argnames=("decoder", "max_response_tokens", "end_ids", "mesh"))

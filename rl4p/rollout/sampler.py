@@ -306,6 +306,11 @@ def answers_on_host(
             for start, end in ranges:
                 rows_GT[:, first + start : first + end] = True
         response_mask_BT &= segments_BT > 0  # a response may be cut
+    experts_BTX = None
+    recorded = [x.experts for x in completions if x.experts is not None]
+    if recorded and len(recorded) == B:
+        experts_BTX = np.zeros((*segments_BT.shape, recorded[0].shape[1]), recorded[0].dtype)
+        experts_BTX[segments_BT > 0] = np.concatenate(recorded)
     trajectories = Trajectories(
         tokens_BT=of_responses("tokens", policy.pad_id, tokens_PT),
         response_mask_BT=response_mask_BT,
@@ -315,6 +320,7 @@ def answers_on_host(
         policy_version_BT=of_responses("versions", -1, np.full_like(tokens_PT, -1)),
         group_ids_B=np.arange(B, dtype=np.int32) // group_size,
         finish_B=np.array([x.finish for x in completions], np.int8),
+        experts_BTX=experts_BTX,
         group_size=group_size,
         prompt_columns=tokens_PT.shape[1] if chosen is None else 0,
     )

@@ -531,3 +531,35 @@ def test_a_group_is_finished_once_all_its_samples_are():
         ([1, 1, 1, 1], 3),
     ):
         assert finished_groups(places, np.array(finished, bool)) == count
+
+
+def test_a_completion_that_goes_on_keeps_the_experts_that_drew_it(make_group):
+    """Also in a restored state; without a record of both parts there is none."""
+
+    def recorded(experts, *tokens, finish=Finish.ABORT):
+        part = partial_completion(*tokens, finish=finish)
+        return replace(part, experts=np.array(experts, np.uint8)[:, None])
+
+    def begin():
+        pending = PendingGroups(limits=LIMITS)
+        pending.groups.append(make_group())
+        first = [recorded([1, 2, 3, 4, 0], 4, 5), recorded([6, 6, 6, 0], 9)]
+        pending.receive(pending.groups[0], first, interrupted=True)
+        return pending
+
+    def go_on(pending):
+        parts = [recorded([9] * 6 + [0], 6, 2, finish=Finish.STOP), recorded([5] * 5, 1)]
+        pending.receive(pending.groups[0], parts)
+        return [x.experts[:, 0].tolist() for x in pending.groups[0].completions]
+
+    assert go_on(begin()) == [[1, 2, 3, 4, 9, 9, 0], [6, 6, 6, 5, 5]]
+    arrays = {}
+    state = json.loads(json.dumps(without_arrays(begin().state(), arrays)))
+    restored = PendingGroups(limits=LIMITS)
+    prompt = begin().groups[0].prompt
+    restored.restore(with_arrays(state, arrays), lambda id: prompt)
+    assert go_on(restored) == [[1, 2, 3, 4, 9, 9, 0], [6, 6, 6, 5, 5]]
+    unrecorded = begin()
+    parts = [partial_completion(6), partial_completion(1)]
+    unrecorded.receive(unrecorded.groups[0], parts)
+    assert [x.experts for x in unrecorded.groups[0].completions] == [None, None]

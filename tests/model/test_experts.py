@@ -188,7 +188,7 @@ def test_the_parts_of_all_devices_add_up(experts, monkeypatch):
 
     def part(x_BTD, scores_BTE, kernels, first):
         module = Experts(CONFIG, jnp.dtype("float32"), "grouped")
-        return module.grouped(x_BTD, scores_BTE, (None, None), kernels, [None] * 3, first)
+        return module.grouped(x_BTD, scores_BTE, None, (None, None), kernels, [None] * 3, first)
 
     def gradient(*pieces):
         def loss(x_BTD, scores_BTE, kernels):
