@@ -43,7 +43,7 @@ class PromptView(NamedTuple):
     """The inputs of attention to prompts that depend on positions.
 
     Attributes:
-      mask_PMTS: which tokens of its prompt each query sees.
+      mask_PMTS: which tokens of its prompt each query sees; 1 for M and T if all see the same.
       row_PM, place_B: as in `PromptCache`.
       shards: the number of parts that rows and prompts are divided into.
     """
@@ -67,18 +67,22 @@ def with_prompts(
     Args:
       window: of the layers that slide.
     """
-    of_prompts = partial(taken, index=prompts.row_PM, shards=shards)
     (P, M), T = prompts.row_PM.shape, positions_BT.shape[1]
-    queries = (of_prompts(x).reshape(P, M * T) for x in (positions_BT, segment_ids_BT))
-    places = *queries, prompts.cache.positions_BS, prompts.cache.segment_ids_BS
-    views, masks = {}, {}
-    for kind, view in seen.items():
-        if kind.slides not in masks:
-            mask = visible(*places, window=window if kind.slides else None)
-            masks[kind.slides] = mask.reshape(P, M, T, -1)
-        rows = prompts.row_PM, prompts.place_B
-        views[kind] = view._replace(prompts=PromptView(masks[kind.slides], *rows, shards))
-    return views
+    keys = prompts.cache.positions_BS, prompts.cache.segment_ids_BS
+    # All queries are behind their prompt: without a window, they see all of it.
+    masks = {False: (keys[1] != 0)[:, None, None]}
+    if any(kind.slides for kind in seen):
+
+        def of_prompts(x_BT: Array) -> Array:
+            return taken(x_BT, prompts.row_PM, shards).reshape(P, M * T)
+
+        queries = of_prompts(positions_BT), of_prompts(segment_ids_BT)
+        masks[True] = visible(*queries, *keys, window=window).reshape(P, M, T, -1)
+    view_of = {
+        slides: PromptView(mask, prompts.row_PM, prompts.place_B, shards)
+        for slides, mask in masks.items()
+    }
+    return {kind: view._replace(prompts=view_of[kind.slides]) for kind, view in seen.items()}
 
 
 def taken(x: Array, index: Array, shards: int) -> jax.Array:

@@ -274,8 +274,9 @@ def test_a_prompt_that_a_group_shares_is_counted_once():
 
 @pytest.mark.slow
 @pytest.mark.mixed_dtypes
-def test_decoding_needs_the_shared_prompts_that_are_estimated():
-    guess = estimate_of(*LONG)
+@pytest.mark.parametrize("slots", [64, 16])
+def test_decoding_needs_the_shared_prompts_that_are_estimated(slots):
+    guess = estimate_of(*LONG, f"rollout.slots={slots}")
     decode = rollout(guess.run)[-1]
     parts = guess.while_sampling()
     assert decode.live == pytest.approx(sum(parts.values()) - parts["sampled logits"], rel=0.02)
