@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 import jax
 import numpy as np
@@ -164,8 +164,6 @@ class SyncedSampler(RemoteSampler):
         ends it. `auto` is 0.05, for the collectors whose tokens have the weights of the step.
     """
 
-    repeats_head: ClassVar[bool] = False  # whether tied embeddings are sent as the head, too
-
     annealing: Linear | None = None
     top_k: Natural = 0
     sync_every: Positive = 1
@@ -187,10 +185,14 @@ class SyncedSampler(RemoteSampler):
     def temperature_at(self, step: int) -> float | None:
         return None if self.annealing is None else self.annealing(self.temperature, step)
 
+    def folder(self, parent: Path) -> WeightsFolder:
+        """Returns the folder through which weights reach the servers."""
+        return WeightsFolder(parent)
+
     def transfer(self, policy: Policy) -> WeightTransfer:
         parent = Path(self.weights_folder or Path(tempfile.gettempdir(), "rl4p"))
         return WeightTransfer(
-            folder=WeightsFolder(parent, repeats_head=self.repeats_head),
+            folder=self.folder(parent),
             probe=Probe(policy, token_logprobs, limit=self.max_probe_gap),
             seconds=self.update_seconds,
         )

@@ -5,11 +5,14 @@ flags that a server needs.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rl4p.base.errors import InputError
 from rl4p.base.http import InvalidResponseError, RefusedError, RequestError
+from rl4p.engine.remote.engine import WeightTransfer
 from rl4p.engine.remote.protocol import (
     Deadline,
     NewWeights,
@@ -22,11 +25,13 @@ from rl4p.engine.remote.protocol import (
     only_choice,
     value_at,
 )
-from rl4p.engine.remote.weights import Exported
+from rl4p.engine.remote.weights import Exported, WeightsFolder
+from rl4p.model.policy import Policy
 from rl4p.protocols.engine import Completion
 from rl4p.rollout.remote_sampler import SyncedSampler
 
 DEVELOPMENT = "start it with VLLM_SERVER_DEV_MODE=1"
+LORA = "start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, --enable-lora and --max-lora-rank"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,14 +44,29 @@ class VLLM(SyncedSampler):
 
     Attributes:
       model: the name of the model at the servers; None for the first that they list.
+      adapters: whether the adapters are sent alone, and not merged into the weights. Each version
+        has a name of its own, which a request asks for as its model, and a response repeats. The
+        servers need the base model, and ``--enable-lora``.
     """
 
-    repeats_head = True
     model: str | None = None
+    adapters: bool = False
 
     def protocol(self) -> "VLLMProtocol":
         whole = not self.top_k and self.top_p == 1 and self.annealing is None
-        return VLLMProtocol(self.model, raw_logprobs=whole and self.temperature in (0, 1))
+        raw = whole and self.temperature in (0, 1)
+        return VLLMProtocol(self.model, raw_logprobs=raw, adapters=self.adapters)
+
+    def folder(self, parent: Path) -> WeightsFolder:
+        return WeightsFolder(parent, repeats_head=not self.adapters, adapters=self.adapters)
+
+    def transfer(self, policy: Policy) -> WeightTransfer:
+        if self.adapters and not policy.decoder.lora.rank:
+            raise InputError(
+                "rollout.adapters=true sends adapters, but the model has none: set "
+                "model.lora.rank, or leave rollout.adapters out."
+            )
+        return super().transfer(policy)
 
 
 class VLLMProtocol(WeightsProtocol):
@@ -56,10 +76,13 @@ class VLLMProtocol(WeightsProtocol):
       model: the name of the model at the servers; None for the first that they list.
       raw_logprobs: whether tokens are drawn from the distribution of raw log-probabilities, so that
         a server may return these.
+      adapters: whether the weights are adapters of the model that a server has.
     """
 
-    def __init__(self, model: str | None, *, raw_logprobs: bool) -> None:
-        self.model, self.raw_logprobs = model, raw_logprobs
+    def __init__(
+        self, model: str | None, *, raw_logprobs: bool = False, adapters: bool = False
+    ) -> None:
+        self.model, self.raw_logprobs, self.adapters = model, raw_logprobs, adapters
 
     async def check(self, server: RemoteServer, deadline: Deadline) -> None:
         await super().check(server, deadline)
@@ -74,7 +97,12 @@ class VLLMProtocol(WeightsProtocol):
         self, server: RemoteServer, request: ServerRequest, id: str, *, seconds: float
     ) -> Completion:
         body = self.body(server, request)
-        choice = only_choice(await server.send("POST", "/v1/completions", body, seconds=seconds))
+        response = await server.send("POST", "/v1/completions", body, seconds=seconds)
+        if self.adapters and (name := value_at(response, "model")) != request.label:
+            raise InvalidResponseError(
+                f"tokens of {name!r}, but the current adapters are {request.label!r}"
+            )
+        choice = only_choice(response)
         prompt = choice.get("prompt_token_ids") if isinstance(choice, dict) else None
         if prompt is not None and prompt != list(request.tokens):
             raise InvalidResponseError("it continued another prompt")
@@ -93,7 +121,7 @@ class VLLMProtocol(WeightsProtocol):
     def body(self, server: RemoteServer, request: ServerRequest) -> dict[str, Any]:
         """Returns the body of a request for one completion."""
         return {
-            "model": self.model or server.features["model"],
+            "model": server.features.get("adapters") or self.model or server.features["model"],
             "prompt": list(request.tokens),
             "n": 1,
             "max_tokens": request.max_tokens,
@@ -123,6 +151,11 @@ class VLLMProtocol(WeightsProtocol):
             await server.send("POST", path, seconds=deadline.left)
         except RefusedError as error:
             raise RefusedError(f"{error} ({DEVELOPMENT})", error.status) from None
+        if self.adapters:
+            await self.load_adapters(server, weights, deadline)
+            await server.send("POST", "/resume", seconds=deadline.left)
+            await self.check_logprobs(server, deadline)
+            return
         if await self.transfers_from_disk(server, deadline):
             start = "/start_weight_update", {"is_checkpoint_format": True}
             try:
@@ -152,6 +185,21 @@ class VLLMProtocol(WeightsProtocol):
         await check_checksums(server, "/weight_checker", weights, deadline)
         await server.send("POST", "/resume", seconds=deadline.left)
         await self.check_logprobs(server, deadline)
+
+    async def load_adapters(
+        self, server: RemoteServer, weights: NewWeights, deadline: Deadline
+    ) -> None:
+        """Makes a server load adapters under their label, and forget the ones before."""
+        path, body = "/v1/unload_lora_adapter", {"lora_name": server.features.get("adapters")}
+        if body["lora_name"] is not None:
+            with suppress(RefusedError):  # by a server that was started again
+                await server.send("POST", path, body, seconds=deadline.left)
+        body = {"lora_name": weights.label, "lora_path": str(weights.exported.path)}
+        try:
+            await server.send("POST", "/v1/load_lora_adapter", body, seconds=deadline.left)
+        except RefusedError as error:
+            raise RefusedError(f"{error} ({LORA})", error.status) from None
+        server.features["adapters"] = weights.label
 
     async def reload(self, server: RemoteServer, exported: Exported, deadline: Deadline) -> None:
         """Makes a server reload its model from a folder, and then the head of tied embeddings.

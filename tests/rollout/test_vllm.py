@@ -1,11 +1,16 @@
 """Tests what is particular to vLLM's protocol."""
 
+from contextlib import closing
+from dataclasses import replace
+
+import jax
 import pytest
 
-from rl4p.base.errors import RunError
+from rl4p.base.errors import InputError, RunError
+from rl4p.model.lora import LoRA
 from rl4p.rollout.annealing import Linear
 from rl4p.rollout.vllm import VLLM
-from tests.support.remote_doubles import rescored
+from tests.support.remote_doubles import VLLMDouble, rescored
 from tests.support.remote_engines import engine_on, of_step, requests_of
 
 PROMPTS = [[1, 2, 3], [5, 6, 7, 8, 9]]
@@ -132,3 +137,28 @@ def test_annealing_needs_a_temperature():
             temperature=0,
             annealing=Linear(end=0.5, steps=3),
         )
+
+
+def test_adapters_are_refused_where_there_are_none(opened):
+    with pytest.raises(InputError, match=r"set model\.lora\.rank"), opened(adapters=True):
+        pass
+
+
+def test_adapters_are_written_alone_and_need_a_server_that_takes_them(policy, params, tmp_path):
+    decoder = replace(policy.decoder, lora=LoRA(rank=2))
+    adapters = decoder.lora.init(jax.random.key(0), params)
+    adapted = replace(policy, decoder=decoder, frozen=params)
+    with closing(VLLMDouble(policy, params)) as double:
+        rollout = VLLM(
+            servers=(double.url,),
+            max_response_tokens=8,
+            adapters=True,
+            weights_folder=str(tmp_path),
+        )
+        with closing(rollout.open(adapted)) as engine:
+            with pytest.raises(RunError, match="--enable-lora"):
+                engine.publish(adapters, 1)
+            (folder,) = [x.path for x in engine.transfer.folder.held]
+            names = {file.name for file in folder.iterdir()}
+    assert names == {"adapter_config.json", "adapter_model.safetensors"}
+    assert "/collective_rpc" not in double.asked

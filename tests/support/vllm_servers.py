@@ -27,8 +27,10 @@ FLAGS = (
     *("--enforce-eager", "--kv-cache-memory-bytes", "64M"),  # to start quickly
 )
 PROCESSED = ("--logprobs-mode", "processed_logprobs")
+LORA = ("--enable-lora", "--max-lora-rank", "8")
 ENVIRONMENT = {
     "VLLM_SERVER_DEV_MODE": "1",
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the servers share the cores
     "OMP_NUM_THREADS": "1",
     "HF_HUB_OFFLINE": "1",
@@ -58,12 +60,13 @@ class Servers:
             )
         return f"http://127.0.0.1:{port}"
 
-    def wait_for(self, url):
+    def ready(self, url):
+        """Returns the address of a server once it answers."""
         end = time.monotonic() + SECONDS
         while time.monotonic() < end and self.processes[url].poll() is None:
             try:
                 if httpx2.get(f"{url}/health", timeout=5).status_code == 200:
-                    return
+                    return url
             except httpx2.TransportError:
                 time.sleep(0.3)
         log = (self.folder / f"{url.rpartition(':')[2]}.log").read_text()

@@ -8,7 +8,7 @@ import pytest
 from rl4p.distributed.mesh import Mesh
 from rl4p.model.pretrained import Pretrained
 from rl4p.rollout.vllm import VLLM
-from tests.support.vllm_servers import PROCESSED, PYTHON, SMOLLM2, TINY, Proxy, Servers
+from tests.support.vllm_servers import LORA, PROCESSED, PYTHON, SMOLLM2, TINY, Proxy, Servers
 
 
 @pytest.fixture(scope="session")
@@ -20,29 +20,33 @@ def servers(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def started(servers):
-    """Two servers of the tiny policy, and one of SmolLM2."""
-    urls = [servers.start(TINY, *PROCESSED), servers.start(TINY, *PROCESSED)]
-    return [*urls, servers.start(SMOLLM2, "--max-model-len", "256")]
+def started(servers, request):
+    """The addresses of the servers that the selected tests need, which start at the same time."""
+    flags = {
+        "first": (TINY, *PROCESSED),
+        "second": (TINY, *PROCESSED, *LORA),
+        "real": (SMOLLM2, "--max-model-len", "256"),
+    }
+    needed = {name for item in request.session.items for name in item.fixturenames}
+    return {name: servers.start(*words) for name, words in flags.items() if name in needed}
 
 
 @pytest.fixture(scope="session")
 def first(servers, started):
-    servers.wait_for(started[0])
-    return started[0]
+    """The address of a server of the tiny policy."""
+    return servers.ready(started["first"])
 
 
 @pytest.fixture(scope="session")
 def second(servers, started):
-    servers.wait_for(started[1])
-    return started[1]
+    """The address of a server of the tiny policy that takes adapters too."""
+    return servers.ready(started["second"])
 
 
 @pytest.fixture(scope="session")
 def real(servers, started):
     """The address of a server of SmolLM2."""
-    servers.wait_for(started[2])
-    return started[2]
+    return servers.ready(started["real"])
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,7 @@ from rl4p.base.errors import RunError
 from rl4p.base.types import Finish
 from rl4p.distributed.mesh import Mesh
 from rl4p.engine.remote import pool
+from rl4p.model.lora import LoRA
 from rl4p.model.pretrained import Pretrained
 from rl4p.rollout.continuous import Continuous
 from tests.support.remote_doubles import rescored
@@ -221,6 +222,19 @@ def test_responses_are_generated_with_weights_and_through_the_chat(first, tmp_pa
         assert len((tmp_path / f"{name}.responses.jsonl").read_text().splitlines()) == 8
 
 
+def test_adapters_are_sent_alone_and_draw_the_tokens(second, opened):
+    """No other weights are sent: the server has the base model."""
+    model = Pretrained(path=str(TINY), lora=LoRA(rank=4))
+    policy, adapters = model.build(Mesh(dp=1), jax.random.key(0))
+    with opened(second, policy=policy, adapters=True) as engine:
+        for step in range(3):
+            weights = after_steps(adapters, step, 0.03)
+            engine.publish(weights, step)
+            found = engine.complete(requests_of(PROMPTS, 4, step, limit=16))
+            assert rescored(policy, weights, found, repeated(PROMPTS, 4)) < ROUNDING
+            assert {int(version) for x in found for version in x.versions} == {step}
+
+
 def test_a_real_model_draws_from_its_weights(real, opened):
     policy, params = Pretrained(path=str(SMOLLM2)).build(Mesh(dp=1), jax.random.key(0))
     prompts = [policy.tokenizer("The capital of France is")["input_ids"]]
@@ -246,7 +260,7 @@ def test_a_server_that_is_killed_and_comes_back_takes_part_again(
         found = engine.complete(requests_of(PROMPTS, 8, 1))
         assert {x.engine for x in found} == {first}
         servers.start(TINY, port=int(second.rpartition(":")[2]))  # with raw log-probabilities
-        servers.wait_for(second)
+        servers.ready(second)
         while not all(server.healthy for server in engine.servers.pool.servers):
             time.sleep(0.1)
         found = engine.complete(requests_of(PROMPTS, 8, 2))

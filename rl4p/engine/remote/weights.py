@@ -17,7 +17,7 @@ from rl4p.base.errors import InputError, RunError
 from rl4p.base.types import Params
 from rl4p.distributed.partition import decoding_dtype
 from rl4p.model.families.wrappers import name_in_files
-from rl4p.model.huggingface import write_configs
+from rl4p.model.huggingface import write_adapter, write_configs
 from rl4p.model.model_tensors import EMBEDDING, HEAD, model_tensors, other_tensors
 from rl4p.model.policy import Policy
 from rl4p.model.tensor_files import WrittenFiles, linked, stored_tensors, write_tensors
@@ -64,18 +64,24 @@ class WeightsFolder:
     """
 
     def __init__(
-        self, parent: Path, *, shard_bytes: int = SHARD_BYTES, repeats_head: bool = False
+        self,
+        parent: Path,
+        *,
+        shard_bytes: int = SHARD_BYTES,
+        repeats_head: bool = False,
+        adapters: bool = False,
     ) -> None:
         """Creates the folder, and `parent` if it is not there.
 
         Args:
           repeats_head: whether tied embeddings are written a second time, as the output head.
+          adapters: whether the adapters alone are written, in the format of PEFT.
 
         Raises:
           RunError: the folder cannot be created.
         """
         self.path = parent.expanduser().absolute() / f"weights-{token_hex(8)}"
-        self.shard_bytes, self.repeats_head = shard_bytes, repeats_head
+        self.shard_bytes, self.repeats_head, self.adapters = shard_bytes, repeats_head, adapters
         self.count = 0
         self.held: list[Exported] = []
         self.newest: WrittenFiles | None = None
@@ -100,30 +106,14 @@ class WeightsFolder:
         self.count += 1  # a path is never used twice, because a server may remember it
         path = self.path / f"{self.count}-{label}"
         unfinished = self.path / f".{path.name}"
-        dtype_of = partial(decoding_dtype, dtype=policy.decoder.dtype)
-        wrapper, tied = policy.decoder.config.wrapper, policy.decoder.config.tied_embedding
-        repeats_head = self.repeats_head and tied
+        files = WrittenFiles(folder=path, checksums={})
         try:
             unfinished.mkdir()
-            tensors = model_tensors(policy.decoder, policy.merged(params), dtype_of)
-            if policy.wrapper is not None:  # a server may want each tensor that it has
-                tensors += other_tensors(policy.wrapper, policy.decoder.config)
-            files = write_tensors(unfinished, tensors, self.shard_bytes, self.newest)
-            if repeats_head:
-                names = [tensor.name for tensor in tensors]
-                head = copy(tensors[names.index(name_in_files(wrapper, EMBEDDING))])
-                head.name = name_in_files(wrapper, HEAD)
-                (unfinished / ".head").mkdir()
-                write_tensors(unfinished / ".head", [head], self.shard_bytes)
-            write_configs(
-                unfinished,
-                policy.decoder,
-                policy.end_ids,
-                pad_id=policy.pad_id,
-                kept=policy.kept,
-                dtype=str(tensors[0].dtype),
-            )
-            self.add_tokenizer(unfinished, policy)
+            if self.adapters:
+                trained = {name: x for name, x in params.items() if name != "critic"}
+                write_adapter(unfinished, policy.decoder, trained, policy.base)
+            else:
+                files = self.write_model(unfinished, policy, params)
             unfinished.rename(path)
         except OSError as error:
             raise RunError(
@@ -133,14 +123,37 @@ class WeightsFolder:
             shutil.rmtree(unfinished, ignore_errors=True)
         self.newest = replace(files, folder=path)
         checksums = {name: x for file in files.checksums.values() for name, x in file.items()}
+        head = path / ".head"
         exported = Exported(
-            path=path,
-            label=label,
-            checksums=checksums,
-            head=path / ".head" if repeats_head else None,
+            path=path, label=label, checksums=checksums, head=head if head.is_dir() else None
         )
         self.held.append(exported)
         return exported
+
+    def write_model(self, folder: Path, policy: Policy, params: Params) -> WrittenFiles:
+        """Writes merged weights, and what else a server needs to open the folder."""
+        dtype_of = partial(decoding_dtype, dtype=policy.decoder.dtype)
+        wrapper, tied = policy.decoder.config.wrapper, policy.decoder.config.tied_embedding
+        tensors = model_tensors(policy.decoder, policy.merged(params), dtype_of)
+        if policy.wrapper is not None:  # a server may want each tensor that it has
+            tensors += other_tensors(policy.wrapper, policy.decoder.config)
+        files = write_tensors(folder, tensors, self.shard_bytes, self.newest)
+        if self.repeats_head and tied:
+            names = [tensor.name for tensor in tensors]
+            head = copy(tensors[names.index(name_in_files(wrapper, EMBEDDING))])
+            head.name = name_in_files(wrapper, HEAD)
+            (folder / ".head").mkdir()
+            write_tensors(folder / ".head", [head], self.shard_bytes)
+        write_configs(
+            folder,
+            policy.decoder,
+            policy.end_ids,
+            pad_id=policy.pad_id,
+            kept=policy.kept,
+            dtype=str(tensors[0].dtype),
+        )
+        self.add_tokenizer(folder, policy)
+        return files
 
     def add_tokenizer(self, folder: Path, policy: Policy) -> None:
         """Adds the tokenizer's files, which are written once and then linked."""
