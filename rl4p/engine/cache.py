@@ -20,6 +20,7 @@ from rl4p.distributed.collectives import gather_rows
 from rl4p.distributed.mesh import ROW_AXES, Mesh
 from rl4p.model.cache import Cache
 from rl4p.model.decoder import Decoder
+from rl4p.model.exact_sums import token_logprobs
 from rl4p.model.policy import padded_width
 
 COLUMNS_PER_READ = 512  # of a long context that are processed at a time
@@ -294,7 +295,10 @@ def score(
 
     def logprobs(chunk: tuple[Array, Array]) -> jax.Array:
         hidden_CD, next_C = chunk
-        logprobs_CV = jax.nn.log_softmax(decoder.logits(params, hidden_CD), axis=-1)
+        logits_CV = decoder.logits(params, hidden_CD)
+        if decoder.exact:
+            return token_logprobs(logits_CV, next_C)
+        logprobs_CV = jax.nn.log_softmax(logits_CV, axis=-1)
         return jnp.take_along_axis(logprobs_CV, next_C[:, None], axis=1)[:, 0]
 
     chunks = hidden_1TD.reshape(T // width, width, -1), jnp.roll(tokens_T, -1).reshape(-1, width)

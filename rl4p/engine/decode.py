@@ -37,13 +37,20 @@ class SharedDistribution:
     temperature: Any = None
 
     def draw(
-        self, logits_nV: Array, active_n: Array, keys_n: Array, t_n: Array, alternatives: int
+        self,
+        logits_nV: Array,
+        active_n: Array,
+        keys_n: Array,
+        t_n: Array,
+        alternatives: int,
+        *,
+        exact: bool = False,
     ) -> Draws:
         """Draws token t_n of each slot, in free slots too; it reports no alternatives."""
         del active_n
         assert alternatives == 0
         options = keys_n, t_n, self.greedy, self.temperature
-        token_n, logprob_n = draw(logits_nV, self.sampling, *options)
+        token_n, logprob_n = draw(logits_nV, self.sampling, *options, exact=exact)
         none_n0 = jnp.zeros((len(token_n), 0), jnp.int32)
         return Draws(token_n, logprob_n, none_n0, none_n0.astype(jnp.float32))
 
@@ -73,7 +80,14 @@ class OwnDistributions:
         return cls(*(x.astype(kind) for x, kind in zip(columns, kinds, strict=True)))
 
     def draw(
-        self, logits_nV: Array, active_n: Array, keys_n: Array, t_n: Array, alternatives: int
+        self,
+        logits_nV: Array,
+        active_n: Array,
+        keys_n: Array,
+        t_n: Array,
+        alternatives: int,
+        *,
+        exact: bool = False,
     ) -> Draws:
         """Draws token t_n of each slot; a free slot never needs the vocabulary sorted."""
         return draw_each(
@@ -85,6 +99,7 @@ class OwnDistributions:
             keys_n,
             t_n,
             alternatives,
+            exact=exact,
         )
 
 
@@ -184,7 +199,7 @@ def decode(
         if seen_nV is not None and isinstance(distribution, OwnDistributions):
             penalties = distribution.repetition_n, distribution.presence_n
             logits_nV = penalized(logits_nV, seen_nV, *penalties)
-        draws = distribution.draw(logits_nV, active_n, keys_n, drawn_n, A)
+        draws = distribution.draw(logits_nV, active_n, keys_n, drawn_n, A, exact=decoder.exact)
         drawn, token_n = put(drawn, step, draws), draws.token_B
         if seen_nV is not None:
             seen_nV = seen_nV.at[jnp.arange(n), token_n].set(RESPONSE)

@@ -387,7 +387,8 @@ class ContinuousEngine(InProcess):
             begin=width,
             most=width + R,
             prefill_rows=P,
-            shares=shares_prompts(width, different, B, sizes[0]),
+            # Two parts of attention that are joined would be another order of sums.
+            shares=not self.policy.decoder.exact and shares_prompts(width, different, B, sizes[0]),
         )
 
 

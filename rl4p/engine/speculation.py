@@ -175,7 +175,8 @@ def speculate(
         hidden_nTD, cache = decoder.extend(params, *inputs, cache, column_n, mesh, prompts)
         logits_NV = decoder.logits(params, hidden_nTD).reshape(n * T, -1)
         number_nT = drawn_n[:, None] + ahead_1T
-        draws = each.draw(logits_NV, jnp.repeat(active_n, T), keys_N, number_nT.ravel(), 0)
+        inputs = logits_NV, jnp.repeat(active_n, T), keys_N, number_nT.ravel(), 0
+        draws = each.draw(*inputs, exact=decoder.exact)
         drawn_nT, logprob_nT = (x.reshape(n, T) for x in (draws.token_B, draws.logprob_B))
         ended_nT = jnp.any(drawn_nT[..., None] == c.ends_nE[:, None], axis=-1)
         ended_nT |= number_nT + 1 >= c.limit_n[:, None]

@@ -17,8 +17,9 @@ from rl4p.learner.microbatches import MicrobatchRows, fold, rows_of, scattered, 
 from rl4p.learner.packing import Packing
 from rl4p.learner.shared_prompts import SharedPrompts, pays, take_groups
 from rl4p.model.decoder import Decoder, Prefix
+from rl4p.model.exact_sums import token_logprobs
 from rl4p.model.router import RouterLoad
-from rl4p.model.sampling import sampling_logprobs
+from rl4p.model.sampling import sampling_logits, sampling_logprobs
 
 # The float32 logits that exist at a time, recomputed in the backward pass: 64 MiB on a CPU, which
 # reads few of them faster, and 512 MiB on other platforms.
@@ -73,8 +74,12 @@ def token_scores(
         # Outside the support, -inf times a probability of 0 would be nan.
         finite_BCV = jnp.where(jnp.isfinite(logprobs_BCV), logprobs_BCV, 0.0)
         probs_BCV = jnp.exp(logprobs_BCV)
+        chosen_BC = jnp.take_along_axis(logprobs_BCV, targets_BC[..., None], axis=-1)[..., 0]
+        if decoder.exact:
+            scaled_BCV = sampling_logits(logits_BCV, sampling, targets_BC, temperature)
+            chosen_BC = token_logprobs(scaled_BCV, targets_BC)
         return (
-            jnp.take_along_axis(logprobs_BCV, targets_BC[..., None], axis=-1)[..., 0],
+            chosen_BC,
             -jnp.sum(probs_BCV * finite_BCV, axis=-1),
             jnp.sum(jnp.square(probs_BCV), axis=-1),
         )

@@ -35,6 +35,7 @@ from rl4p.learner.packing import Packing
 from rl4p.model.attention import SHARED_PROMPT
 from rl4p.model.cache import map_cache
 from rl4p.model.decoder import Decoder, Prefix
+from rl4p.model.exact_sums import RUN
 
 FEWEST_COLUMNS = 64  # a shorter prompt saves little and adds programs to compile
 FEWEST_RESPONSES = 4  # of a group whose responses share rows
@@ -47,8 +48,11 @@ def pays(decoder: Decoder, trajectories: Trajectories, mesh: Mesh) -> bool:
 
     Devices that divide the columns of a row (`mesh.cp`) share no prompts: the keys and values of a
     prompt are all columns of all heads. Layers with a state share none either: each of the
-    responses that are packed behind a prompt would have to begin with its state.
+    responses that are packed behind a prompt would have to begin with its state. Exact sums of many
+    keys begin with the first token of a row (`exact_sums.aligned`).
     """
+    if decoder.exact and trajectories.tokens_BT.shape[1] > RUN:
+        return False
     rows_of_devices = mesh.row_shards * trajectories.group_size
     return (
         trajectories.group_size > 1

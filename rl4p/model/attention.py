@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec
 from rl4p.base.errors import InputError
 from rl4p.base.types import Array
 from rl4p.model.decoder_config import DecoderConfig, LayerKind
+from rl4p.model.exact_sums import LEAST, aligned, attended
 from rl4p.model.rope import YarnScaling, rotations
 
 Kernel = Literal["xla", "cudnn", "splash"]
@@ -326,6 +327,7 @@ def attend(
     in_order: bool,
     sinks_H: Array | None = None,
     kernel: Kernel = "xla",
+    exact: bool = False,
 ) -> Array:
     """Computes softmax attention with H / K query heads per KV head; the softmax is in float32.
 
@@ -337,9 +339,10 @@ def attend(
         Blocks of queries then skip later keys, which saves nearly half of the work.
       sinks_H: a score of each head, which takes a share of the softmax and has no value; or None.
       kernel: the implementation to use if `in_order` is set.
+      exact: whether the order of sums depends on no other row (`exact_sums.py`).
     """
     B, T, H, h = q_BTHh.shape
-    _, K, _, v = v_BKSh.shape  # values may be narrower than keys
+    _, K, keys_in_all, v = v_BKSh.shape  # values may be narrower than keys
     if in_order and kernel != "xla":
         v_BKSh = jnp.pad(v_BKSh, [(0, 0)] * 3 + [(0, h - v)])
         if kernel == "cudnn":
@@ -349,6 +352,9 @@ def attend(
             options = {"query_scalar": query_scalar, "softcap": softcap}
             out = splash(q_BTHh, k_BKhS, v_BKSh, *segments, **options)
         return out if h == v else out.reshape(B, T, H, h)[..., :v].reshape(B, T, H * v)
+    if exact:
+        k_BKhS, v_BKSh, mask_BTS = aligned(k_BKhS, v_BKSh, view.mask_BTS, view.segment_ids_BS)
+        view = view._replace(mask_BTS=mask_BTS)
     # Merging the query heads of a KV head with the queries gives two plain matrix products, which
     # are faster than a contraction over five axes.
     scaled_BTHh = (q_BTHh * query_scalar**-0.5).astype(k_BKhS.dtype)
@@ -356,6 +362,8 @@ def attend(
     q_BKGTh = q_BTKGh.transpose(0, 2, 3, 1, 4)
 
     def block(start: int, end: int, keys: int) -> jax.Array:
+        if exact:
+            keys = min(-(-keys // LEAST) * LEAST, k_BKhS.shape[3])
         q_BKMh = q_BKGTh[:, :, :, start:end].reshape(B, K, -1, h)
         scores = jnp.einsum("BKMh,BKhS->BKMS", q_BKMh, k_BKhS[..., :keys]).astype(jnp.float32)
         scores = softcapped(scores, softcap).reshape(B, K, H // K, end - start, keys)
@@ -364,6 +372,10 @@ def attend(
             sinks = sinks_H.astype(jnp.float32).reshape(1, K, H // K, 1, 1)
             sinks = jnp.broadcast_to(sinks, (*scores.shape[:-1], 1))
             scores = jnp.concatenate([scores, sinks], axis=-1)
+        if exact:
+            scores_BKMS = scores.reshape(B, K, -1, keys)
+            out_BKMh = attended(scores_BKMS, v_BKSh[:, :, :keys])[..., :v]
+            return out_BKMh.reshape(B, K, H // K, end - start, v)
         weights = jax.nn.softmax(scores, axis=-1)[..., :keys].astype(v_BKSh.dtype)
         weights_BKMS = weights.reshape(B, K, -1, keys)
         out_BKMh = jnp.einsum("BKMS,BKSh->BKMh", weights_BKMS, v_BKSh[:, :, :keys])
@@ -372,7 +384,7 @@ def attend(
     if in_order:
         size = -(-T // min(4, max(1, round(T / QUERY_BLOCK))))  # few, since each compiles
         places = [(start, min(start + size, T)) for start in range(0, T, size)]
-        before = v_BKSh.shape[2] - T
+        before = keys_in_all - T
         blocks = [block(start, end, before + end) for start, end in places]
         out_BKGTh = jnp.concatenate(blocks, axis=3)
     else:

@@ -71,6 +71,8 @@ class Decoder:
       experts: the dispatch of tokens to experts (`experts.Experts`), if the model has experts.
       attention: the attention kernel for full sequences (`kernels.py`).
       lora: the options of adapters, if the parameters contain any.
+      exact: whether the order of sums depends on no other row (`exact_sums.py`), so that a sampler
+        has the log-probabilities of the trainer in every digit.
       platform: what the decoder is compiled for: cpu, gpu or tpu.
       records: whether caches have the experts of their tokens (`cache.ChosenExperts`).
 
@@ -85,6 +87,7 @@ class Decoder:
     experts: Literal["dense", "grouped"] = "dense"
     attention: Kernel = "xla"
     lora: LoRA = field(default_factory=LoRA)
+    exact: bool = False
     platform: str = "cpu"
     records: bool = False
 
@@ -105,6 +108,7 @@ class Decoder:
             self.lora.scale,
             # Products of bfloat16 reach the matrix units of a CPU (AMX) only with float32 sums.
             sums="float32" if narrow_on_cpu else None,
+            exact=self.exact,
             kind=kind.structure,
             parent=None,
         )
@@ -377,7 +381,7 @@ class Decoder:
 
     def norm(self, params: Params, x: Array) -> Array:
         c = self.config
-        norm: Any = RMSNorm(c.norm_epsilon, c.centered_norm, c.mean_norm, parent=None)
+        norm: Any = RMSNorm(c.norm_epsilon, c.centered_norm, c.mean_norm, self.exact, parent=None)
         return norm.apply({"params": params}, x)
 
     def logits(self, params: Params, hidden: Array) -> Array:
@@ -391,7 +395,7 @@ class Decoder:
 
     def logits_of(self, head: Head, hidden: Array) -> Array:
         """Returns `logits` by a prepared head."""
-        logits = head_product(hidden, head.narrow_VD, head.exact_VD)
+        logits = jnp.asarray(head_product(hidden, head.narrow_VD, head.exact_VD, self.exact))
         logits = scaled(logits, self.config.logits_multiplier)
         return softcapped(logits, self.config.logits_softcap)
 

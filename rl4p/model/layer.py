@@ -1,5 +1,6 @@
 """One layer of the decoder: norms, a mixer of tokens, and a feed-forward or experts."""
 
+import math
 from functools import partial
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ from rl4p.distributed.mesh import Mesh
 from rl4p.model.attention import AttentionInputs, Kernel, attend
 from rl4p.model.cache import KeysValues, Latents, NoCache, Writer
 from rl4p.model.decoder_config import DecoderConfig, LayerKind, options
+from rl4p.model.exact_sums import in_rows, total
 from rl4p.model.experts import Experts, SharedExperts, gated
 from rl4p.model.mixers.delta import GatedDelta
 from rl4p.model.mixers.gated_convolution import GatedConvolution
@@ -32,24 +34,36 @@ class RMSNorm(nn.Module):
     epsilon: float
     centered: bool = False
     without_mean: bool = False
+    exact: bool = False
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         fresh = nn.initializers.zeros if self.centered else nn.initializers.ones
         scale = self.param("scale", fresh, (x.shape[-1],)).astype(jnp.float32)
         scale = scale + 1 if self.centered else scale
+        rows, shape = math.prod(x.shape[:-1]), x.shape
+        if self.exact:  # a loop over few rows is compiled otherwise
+            x = in_rows(x)
         x32 = x.astype(jnp.float32)
         if self.without_mean:
-            x32 = x32 - jnp.mean(x32, axis=-1, keepdims=True)
-        x32 = over_rms(x32, self.epsilon)
+            x32 = x32 - mean(x32, exact=self.exact)
+        x32 = over_rms(x32, self.epsilon, exact=self.exact)
         # The tests refuse products of arrays of different ranks, so the scale is broadcast first.
-        return (x32 * jnp.broadcast_to(scale, x32.shape)).astype(x.dtype)
+        y = (x32 * jnp.broadcast_to(scale, x32.shape)).astype(x.dtype)
+        return y[:rows].reshape(shape) if self.exact else y
 
 
-def over_rms(x: Array, epsilon: float) -> Array:
+def over_rms(x: Array, epsilon: float, *, exact: bool = False) -> Array:
     """Returns x / rms(x) over the last axis, in float32."""
     x32 = x.astype(jnp.float32)
-    return x32 * jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + epsilon)
+    return x32 * jax.lax.rsqrt(mean(jnp.square(x32), exact=exact) + epsilon)
+
+
+def mean(x32: Array, *, exact: bool) -> Array:
+    """Returns the mean over the last axis, which keeps one element."""
+    if exact:
+        return total(x32) / x32.shape[-1]
+    return jnp.mean(x32, axis=-1, keepdims=True)
 
 
 class Layer(nn.Module):
@@ -61,6 +75,7 @@ class Layer(nn.Module):
     kernel: Kernel = "xla"
     adapter_scale: float = 0.0
     sums: str | None = None  # of `product`
+    exact: bool = False  # as of `Decoder`
     kind: LayerKind = LayerKind(slides=False, unrotated=False)
 
     def setup(self) -> None:
@@ -70,10 +85,10 @@ class Layer(nn.Module):
             use_bias=False,
             dtype=self.dtype,
             kernel_init=INIT,
-            dot_general=partial(projected, sums=self.sums),
+            dot_general=partial(projected, sums=self.sums, exact=self.exact),
             adapter_scale=self.adapter_scale,
         )
-        norm = partial(RMSNorm, c.norm_epsilon, c.centered_norm, c.mean_norm)
+        norm = partial(RMSNorm, c.norm_epsilon, c.centered_norm, c.mean_norm, self.exact)
         match self.kind.mixer:
             case "attention":
                 of, shares = c.key_heads(self.kind), self.kind.shares
@@ -220,7 +235,8 @@ class Layer(nn.Module):
                 q, k = query_norm(q), key_norm(k)
             k_BKhS, v_BKSh = with_cache(k.transpose(0, 2, 3, 1), v.swapaxes(1, 2), cache, write)
         q = q if view.growth is None else (q * view.growth).astype(q.dtype)
-        run = partial(attend, q, k_BKhS, v_BKSh, in_order=write is None, kernel=self.kernel)
+        how = {"in_order": write is None, "kernel": self.kernel, "exact": self.exact}
+        run = partial(attend, q, k_BKhS, v_BKSh, **how)
         if prompt is not None:
             run = partial(attend_with_prompt, q, KeysValues(k_BKhS, v_BKSh), prompt)
         attended = run(

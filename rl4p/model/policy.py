@@ -13,6 +13,7 @@ from rl4p.base.types import Params
 from rl4p.distributed import placement
 from rl4p.distributed.mesh import Mesh
 from rl4p.model.decoder import Decoder
+from rl4p.model.exact_sums import obstacle
 from rl4p.model.lora import merge_trees
 from rl4p.model.pattern import places
 
@@ -56,6 +57,11 @@ class Policy:
     kept: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if self.decoder.exact:
+            decoder, mesh = self.decoder, self.mesh
+            reason = obstacle(decoder.config, decoder.lora.rank, mesh.size, mesh.platform)
+            if reason is not None:
+                raise InputError(f"model.exact=true {reason}: leave it out.")
         if self.decoder.config.has_state and self.mesh.column_shards > 1:
             raise InputError(
                 f"mesh.cp={self.mesh.column_shards} is not possible, because the model has layers "

@@ -45,6 +45,8 @@ class Pretrained:
       remat: which activations the backward pass recomputes (`Decoder`), to save memory for time.
       unroll: unrolls the layers, which makes updates faster on a CPU; requires `remat=none`
         (`Decoder`).
+      exact: sums have an order that does not depend on the batch, so that the sampler's
+        log-probabilities are the trainer's in every digit; on a CPU (`exact_sums.py`).
       attention: the attention kernel for full sequences: `xla`, `cudnn` (GPU), `splash` (TPU), or
         `auto`, the fastest one for these devices and this model.
       experts: the dispatch in a model with experts: `dense` runs all experts on every token,
@@ -63,6 +65,7 @@ class Pretrained:
     param_dtype: Literal["float32", "bfloat16", "nf4"] | None = "float32"
     remat: Remat = "elementwise"
     unroll: bool = False
+    exact: bool = False
     attention: Choice = "auto"
     experts: Literal["dense", "grouped"] = "dense"
     chat_template: Key | ReadPath | None = None
@@ -127,6 +130,7 @@ class Pretrained:
             dtype=self.dtype,
             remat=self.remat,
             unroll=self.unroll,
+            exact=self.exact,
             experts=self.experts,
             attention=kernel_for(self.attention, config, self.dtype, mesh.platform),
             lora=self.lora,

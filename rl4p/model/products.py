@@ -9,14 +9,15 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from rl4p.base.types import Array
+from rl4p.model import exact_sums
 from rl4p.model.quantization import NF4Kernel
 
 INIT = nn.initializers.normal(0.02)
 PRODUCT = "product of a projection"  # checkpoint policies do not see that `product` is a dot
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2,))
-def product(x: Array, kernel_DF: Array, sums: str | None = None) -> Array:
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def product(x: Array, kernel_DF: Array, sums: str | None = None, exact: bool = False) -> Array:
     """Returns the product x W over the last axis of x.
 
     The custom derivative computes dW = x^T dy as one product over all tokens. JAX would transpose
@@ -25,12 +26,16 @@ def product(x: Array, kernel_DF: Array, sums: str | None = None) -> Array:
     Args:
       sums: the dtype in which this product and those of its derivative are added up before they
         are rounded to the dtype of x; None leaves it to the compiler.
+      exact: whether the order of the sums depends on no other row (`exact_sums.py`); that of the
+        derivative may.
     """
+    if exact:
+        return exact_sums.product(x, kernel_DF, sums).astype(x.dtype)
     return rounded("...D,DF->...F", x, kernel_DF, sums)
 
 
 def product_backward(
-    sums: str | None, saved: tuple[Array, Array], dy: Array
+    sums: str | None, exact: bool, saved: tuple[Array, Array], dy: Array
 ) -> tuple[Array, Array]:
     x, kernel_DF = saved
     dx = rounded("...F,DF->...D", dy, kernel_DF, sums)
@@ -38,7 +43,7 @@ def product_backward(
     return dx, rounded("ND,NF->DF", x_ND, dy_NF, sums)
 
 
-product.defvjp(lambda x, W, sums: (product(x, W, sums), (x, W)), product_backward)
+product.defvjp(lambda x, W, *options: (product(x, W, *options), (x, W)), product_backward)
 
 
 def rounded(axes: str, x: Array, y: Array, sums: str | None) -> Array:
@@ -46,9 +51,11 @@ def rounded(axes: str, x: Array, y: Array, sums: str | None) -> Array:
     return jnp.einsum(axes, x, y, preferred_element_type=sums).astype(x.dtype)
 
 
-def projected(x: Array, kernel_DF: Array, *_: Any, sums: str | None, **__: Any) -> Array:
+def projected(
+    x: Array, kernel_DF: Array, *_: Any, sums: str | None, exact: bool = False, **__: Any
+) -> Array:
     """Returns `product`, named for checkpoint policies; it is called as `lax.dot_general` is."""
-    return checkpoint_name(product(x, kernel_DF, sums), PRODUCT)
+    return checkpoint_name(product(x, kernel_DF, sums, exact), PRODUCT)
 
 
 class Projection(nn.Dense):

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rl4p.base.types import Array, Sampling
+from rl4p.model.exact_sums import token_logprobs
 
 # From this size of the vocabulary on, a token is drawn in two stages, from two random numbers. One
 # for each token of a large vocabulary is a large part of a decode step on a CPU.
@@ -105,10 +106,11 @@ def draw(
     t_B: Array,
     greedy: Array,
     temperature: Array | None = None,
+    exact: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
     """Draws token t_B of each row by its key folded with t; returns int32 [B] and logprobs [B]."""
     logits_BV = sampling_logits(logits_BV, sampling, temperature=temperature)
-    return next_tokens(logits_BV, keys_B, t_B, greedy)
+    return next_tokens(logits_BV, keys_B, t_B, greedy, exact=exact)
 
 
 class Draws(NamedTuple):
@@ -135,6 +137,8 @@ def draw_each(
     keys_B: Array,
     t_B: Array,
     alternatives: int = 0,
+    *,
+    exact: bool = False,
 ) -> Draws:
     """Draws token t_B of each row as `draw` does, with a sampling distribution of each row's own.
 
@@ -159,8 +163,10 @@ def draw_each(
         if greedy:
             token_B = first_of_the_largest(logits_BV)
             logprob_B = of_tokens(logprobs_BV, token_B)
+            if exact:
+                logprob_B = token_logprobs(logits_BV, token_B)
         else:
-            token_B, logprob_B = next_tokens(logits_BV, keys_B, t_B, greedy_B)
+            token_B, logprob_B = next_tokens(logits_BV, keys_B, t_B, greedy_B, exact=exact)
         values_BA, others_BA = jax.lax.top_k(logprobs_BV, alternatives)
         return Draws(token_B, logprob_B, others_BA, values_BA)
 
@@ -190,13 +196,16 @@ def least_logits(logits_BV: Array, top_k_B: Array, top_p_B: Array) -> jax.Array:
 
 
 def next_tokens(
-    logits_BV: Array, keys_B: Array, t_B: Array, greedy: Array
+    logits_BV: Array, keys_B: Array, t_B: Array, greedy: Array, *, exact: bool = False
 ) -> tuple[jax.Array, jax.Array]:
     """Draws a token of each row by its key folded with t, or takes the most probable if `greedy`.
 
     Returns the tokens int32 [B], and their log-probabilities by the softmax of the logits.
     """
     V = logits_BV.shape[-1]
+    if exact:
+        token_B = next_tokens(logits_BV, keys_B, t_B, greedy)[0]
+        return token_B, token_logprobs(logits_BV, token_B)
     if V >= TWO_STAGES:
         return drawn_in_two_stages(logits_BV, keys_B, t_B, greedy)
     logprobs_BV = jax.nn.log_softmax(logits_BV, axis=-1)

@@ -38,6 +38,8 @@ class Scratch:
       remat: which activations the backward pass recomputes (`Decoder`).
       unroll: unrolls the layers, which makes updates faster on a CPU; requires `remat=none`
         (`Decoder`).
+      exact: sums have an order that does not depend on the batch, so that the sampler's
+        log-probabilities are the trainer's in every digit; on a CPU (`exact_sums.py`).
       attention: the attention kernel for full sequences: `xla`, `cudnn` (GPU), `splash` (TPU), or
         `auto`, the fastest one for these devices and this model.
     """
@@ -58,6 +60,7 @@ class Scratch:
     param_dtype: Literal["float32", "bfloat16"] = "float32"
     remat: Remat = "elementwise"
     unroll: bool = False
+    exact: bool = False
     attention: Choice = "auto"
 
     def __post_init__(self) -> None:
@@ -118,6 +121,7 @@ class Scratch:
                 dtype=self.dtype,
                 remat=self.remat,
                 unroll=self.unroll,
+                exact=self.exact,
                 attention=kernel,
                 platform=mesh.platform,
             ),

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from rl4p.base.types import Array
+from rl4p.model import exact_sums
 
 float32_product = partial(jax.lax.dot_general, preferred_element_type=jnp.float32)
 
@@ -27,15 +28,19 @@ class Head(NamedTuple):
     exact_VD: Array
 
 
-@jax.custom_vjp
-def head_product(hidden: Array, narrow_VD: Array, exact_VD: Array) -> jax.Array:
-    """Returns float32 logits [..., V] of activations [..., D]."""
+@partial(jax.custom_vjp, nondiff_argnums=(3,))
+def head_product(
+    hidden: Array, narrow_VD: Array, exact_VD: Array, exact: bool = False
+) -> jax.Array:
+    """Returns float32 logits [..., V] of activations [..., D]; `exact` is that of `product`."""
+    if exact:
+        return exact_sums.product(hidden, narrow_VD.T, "float32")
     over_width = (((hidden.ndim - 1,), (1,)), ((), ()))
     return float32_product(hidden, narrow_VD, over_width)
 
 
 def head_product_backward(
-    saved: tuple[Array, Array], dy: Array
+    exact: bool, saved: tuple[Array, Array], dy: Array
 ) -> tuple[jax.Array, None, jax.Array]:
     hidden, narrow_VD = saved
     tokens, last = tuple(range(dy.ndim - 1)), dy.ndim - 1
@@ -45,8 +50,8 @@ def head_product_backward(
 
 
 head_product.defvjp(
-    lambda hidden, narrow_VD, exact_VD: (
-        head_product(hidden, narrow_VD, exact_VD),
+    lambda hidden, narrow_VD, exact_VD, exact: (
+        head_product(hidden, narrow_VD, exact_VD, exact),
         (hidden, narrow_VD),
     ),
     head_product_backward,

@@ -168,7 +168,9 @@ def generate(
             penalties = distribution.repetition_n, distribution.presence_n
             logits_BV = penalized(logits_BV, seen_BV, *penalties)
         keys_B = jax.random.wrap_key_data(jnp.asarray(sequences.keys_B))
-        drawn = distribution.draw(logits_BV, ones_B, keys_B, sequences.drawn_B + t, 0)
+        drawn = distribution.draw(
+            logits_BV, ones_B, keys_B, sequences.drawn_B + t, 0, exact=decoder.exact
+        )
         if seen_BV is not None:
             seen_BV = jnp.asarray(seen_BV).at[jnp.arange(B), drawn.token_B].set(RESPONSE)
         return drawn.token_B, drawn.logprob_B, seen_BV

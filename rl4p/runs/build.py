@@ -39,6 +39,7 @@ from rl4p.runs.compatibility import (
     refuse_a_router_loss_without_experts,
     refuse_idle_roots,
     refuse_offloading_on_a_cpu,
+    refuse_top_p_with_exact_sums,
     refuse_what_cannot_act,
 )
 from rl4p.runs.description import describe
@@ -122,6 +123,7 @@ def build(config: DictConfig) -> Experiment:
         check_references(phases, questions)
     policy, params = model.build(mesh, jax.random.fold_in(key, 0))
     refuse_a_router_loss_without_experts(phases, policy.decoder.config)
+    refuse_top_p_with_exact_sums(phases.rollout, policy)
     _ = policy.sampling_mesh  # which checks that the mesh of the sampler divides the policy
     recorded = model.recorded() if isinstance(model, Records) else {}
     if policy.date is not None and "date" in config.model:

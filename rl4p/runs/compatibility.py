@@ -17,6 +17,7 @@ from rl4p.base.errors import InputError
 from rl4p.distributed.mesh import Mesh
 from rl4p.loop.phases import Phases
 from rl4p.model.decoder_config import DecoderConfig
+from rl4p.model.policy import Policy
 from rl4p.protocols.phases import NamesIdleOptions, Optimizer
 from rl4p.protocols.traits import (
     AdvantageTraits,
@@ -55,6 +56,19 @@ def refuse_a_gap_that_is_never_measured(rollout: Any, collector: Any) -> None:
             f"it compares the tokens that were drawn with the weights of the step, and "
             f"{choice('collector', collector)} trains tokens of earlier weights alone: set "
             "rollout.max_logprob_gap=null."
+        )
+
+
+def refuse_top_p_with_exact_sums(rollout: Any, policy: Policy) -> None:
+    """Refuses a cut of the distribution that depends on rounding, if no digit may.
+
+    Raises:
+      InputError: the sampler and the trainer could keep different tokens.
+    """
+    if policy.decoder.exact and rollout.sampling.top_p < 1:
+        raise InputError(
+            f"rollout.top_p={rollout.sampling.top_p:g} keeps tokens by a sum, whose rounding "
+            "model.exact=true does not fix: set rollout.top_p=1, or model.exact=false."
         )
 
 
