@@ -24,8 +24,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from rl4p import configuration
 from rl4p.base.errors import AlreadyFinished, InputError, importing, report
-from rl4p.base.terminal import VisibleStream, make_logs_visible, write
-from rl4p.command.commands import PLAN, options_of, replace_what_cannot_be_shown
+from rl4p.base.terminal import VisibleStream, write
+from rl4p.command.commands import PLAN, options_of, prepare_process
 from rl4p.command.completion import shell_completion
 from rl4p.command.launcher import AfterSweep, JobFailed, own_failures, run_sweep
 from rl4p.command.resume import as_started, config_of_run, followed_by, resume, with_local_folder
@@ -77,12 +77,8 @@ def main(
       reads_runs: whether the entry point reads a run (run=FOLDER, out=FOLDER); otherwise it
         continues one (resume=FOLDER).
     """
-    replace_what_cannot_be_shown()
+    prepare_process()
     logging.raiseExceptions = False  # a full disk would print a traceback for each line of the log
-    make_logs_visible()
-    here = str(Path.cwd())
-    if not {"", here} & set(sys.path):
-        sys.path.append(here)  # for the user's own modules; a console script lacks this entry
     try:
         argv = sys.argv[1:] if argv is None else list(argv)
         launch(name, job, join, after_sweep, argv, conf, reads_runs=reads_runs)

@@ -150,7 +150,7 @@ def run_command(
       command: its grammar, or MODULE:NAME of it, which only the completion imports.
       job: called with the arguments. It imports JAX itself, so that --help is fast.
     """
-    replace_what_cannot_be_shown()
+    prepare_process()
     lines = sys.argv[1:] if arguments is None else list(arguments)
     if {"-h", "--help"} & set(lines):
         try:
@@ -158,10 +158,6 @@ def run_command(
         except BrokenPipeError:  # of `--help | head`; otherwise Python prints it again at its end
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    here = str(Path.cwd())
-    if not {"", here} & set(sys.path):
-        sys.path.append(here)  # for the user's own modules; a console script lacks this entry
-    make_logs_visible()
     try:
         if lines[:1] in (["-sc"], ["--shell-completion"]):
             grammar = resolve_name(command) if isinstance(command, str) else command
@@ -340,15 +336,17 @@ def refuse_without_effect(
         )
 
 
-def replace_what_cannot_be_shown() -> None:
-    """Makes the standard streams replace characters that their encoding lacks.
-
-    By default Python raises UnicodeEncodeError, for example for Chinese on an ASCII terminal, and
-    for a lone surrogate on every terminal.
-    """
+def prepare_process() -> None:
+    """Prepares the streams, the log and the import path of a process for a command."""
+    # By default Python raises UnicodeEncodeError for characters that the encoding of a stream
+    # lacks: for Chinese on an ASCII terminal, and for a lone surrogate on every terminal.
     for stream, errors in ((sys.stdout, "replace"), (sys.stderr, "backslashreplace")):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=errors)
+    make_logs_visible()
+    here = str(Path.cwd())
+    if not {"", here} & set(sys.path):
+        sys.path.append(here)  # for the user's own modules; a console script lacks this entry
 
 
 BEGINNING = 2048  # bytes of a page that are searched for its generator

@@ -54,8 +54,13 @@ from rl4p.runs.evaluation import (
     evaluation_sampler,
     held_out_questions,
 )
-from rl4p.runs.lengths import check_lengths, chosen_prompt_tokens, most_prompt_tokens
-from rl4p.runs.policy import build_reference, build_teacher
+from rl4p.runs.policy import (
+    build_reference,
+    build_teacher,
+    check_lengths,
+    chosen_prompt_tokens,
+    most_prompt_tokens,
+)
 
 PROTOCOLS = {
     "rollout": protocols.Rollout,

@@ -25,7 +25,7 @@ from rl4p.protocols.traits import RewardTraits, RolloutTraits, TermTraits, requi
 from rl4p.reward.router import without_reward
 from rl4p.rollout.sampler import without_annealing
 from rl4p.runs.compatibility import choice
-from rl4p.runs.lengths import most_prompt_tokens
+from rl4p.runs.policy import most_prompt_tokens
 
 Encode = Callable[..., tuple[list[Prompt], int]]
 

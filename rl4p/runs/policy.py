@@ -1,6 +1,9 @@
-"""The models of a run: its policy, the weights of another run, the reference and the teacher."""
+"""The models of a run: its policy, the weights of another run, the reference and the teacher.
 
-from collections.abc import Collection
+The positions of the policy limit the tokens of a prompt and a response.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -11,7 +14,7 @@ from omegaconf import DictConfig
 
 from rl4p.base.errors import InputError
 from rl4p.base.storage import is_address
-from rl4p.base.types import Array, Params
+from rl4p.base.types import Array, Params, Prompt
 from rl4p.configuration import instantiate
 from rl4p.configuration.bounds import Natural
 from rl4p.configuration.capability import ReadPath
@@ -20,12 +23,14 @@ from rl4p.distributed.partition import narrowed
 from rl4p.distributed.placement import like_of, offloaded
 from rl4p.distributed.processes import agreed, first
 from rl4p.model.decoder import Decoder
-from rl4p.model.policy import Policy
+from rl4p.model.policy import Policy, padded_width
 from rl4p.protocols.engine import OpensEngine
 from rl4p.rollout.sampler import without_annealing
 from rl4p.runs.checkpoint import restore_params
 from rl4p.runs.folder import run_folder, saved_config
 from rl4p.runs.saved_steps import Choice, chosen_step
+
+MOST_BY_DEFAULT = 4096  # tokens: a few prompts that are far longer would widen all rows
 
 
 def load_policy(
@@ -200,3 +205,43 @@ def build_beside(node: DictConfig, name: str, policy: Policy, key: Array) -> tup
             f"{known} rows, so it cannot score all of them."
         )
     return other, params
+
+
+def check_lengths(config: DictConfig, policy: Policy, *response_limits: int) -> None:
+    """Refuses rows that are longer than the positions of the model.
+
+    Args:
+      response_limits: the limits of the rollouts, which are those of the run.
+    """
+    if set(response_limits) != {config.max_response_tokens}:
+        raise InputError(
+            "The rollout must use the top-level max_response_tokens: set only that one."
+        )
+    limit = policy.decoder.config.max_positions
+    if config.max_prompt_tokens is None:
+        if config.max_response_tokens >= limit:
+            raise InputError(
+                f"max_response_tokens={config.max_response_tokens} and a prompt is more than the "
+                f"{limit} positions of the model."
+            )
+        return
+    longest = config.max_prompt_tokens + config.max_response_tokens
+    if longest > limit:
+        raise InputError(
+            f"max_prompt_tokens + max_response_tokens = {longest} is more than the {limit} "
+            "positions of the model."
+        )
+
+
+def most_prompt_tokens(config: DictConfig, policy: Policy) -> int:
+    """Returns `max_prompt_tokens`; by default what the response leaves, or `MOST_BY_DEFAULT`."""
+    if config.max_prompt_tokens is not None:
+        return config.max_prompt_tokens
+    room = policy.decoder.config.max_positions - config.max_response_tokens
+    return min(MOST_BY_DEFAULT, room)
+
+
+def chosen_prompt_tokens(most: int, sets: Iterable[Sequence[Prompt]]) -> int:
+    """Returns `max_prompt_tokens` for prompts of at most `most` tokens: the longest, rounded up."""
+    longest = max(len(prompt.tokens) for prompts in sets for prompt in prompts)
+    return min(most, padded_width(longest))

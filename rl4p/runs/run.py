@@ -32,11 +32,10 @@ from rl4p.runs.best import best_of
 from rl4p.runs.build import Experiment, build
 from rl4p.runs.checkpoint import Checkpoints
 from rl4p.runs.description import changed_schedules, is_large, unusual_options
-from rl4p.runs.diagnosis import Diagnosis, loss_note
+from rl4p.runs.diagnosis import Diagnosis, History, loss_note
 from rl4p.runs.environment import data_sets, surroundings
 from rl4p.runs.folder import only_run_in, record_value, resume_command
 from rl4p.runs.grading import RecordSamples
-from rl4p.runs.history import History
 from rl4p.runs.hook import Profiler
 from rl4p.runs.outcome import EarlyStop, RunOutcome, early_stop
 from rl4p.runs.pictures import plot_collector, plot_learning_curve

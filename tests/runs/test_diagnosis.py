@@ -9,8 +9,16 @@ import pytest
 from rl4p.configuration import compose
 from rl4p.loop.loop import run_hooks, train
 from rl4p.runs.build import build
-from rl4p.runs.diagnosis import LAST_RULE, RULES, Diagnosis, Finding, diagnose, loss_note
-from rl4p.runs.history import WINDOW, History
+from rl4p.runs.diagnosis import (
+    LAST_RULE,
+    RULES,
+    WINDOW,
+    Diagnosis,
+    Finding,
+    History,
+    diagnose,
+    loss_note,
+)
 from tests.support.failing import SOUND, config_of, late, rows_of
 
 

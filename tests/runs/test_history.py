@@ -2,8 +2,7 @@ import math
 
 import pytest
 
-from rl4p.runs.diagnosis import NOISE
-from rl4p.runs.history import WINDOW, History, mean
+from rl4p.runs.diagnosis import NOISE, WINDOW, History, mean
 from tests.support.failing import config_of, late, rows_of
 
 

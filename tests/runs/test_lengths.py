@@ -9,7 +9,7 @@ from rl4p.configuration import compose
 from rl4p.configuration.yaml_file import is_own, load_yaml, read_yaml
 from rl4p.data.prompts import Prompt
 from rl4p.runs.build import build
-from rl4p.runs.lengths import chosen_prompt_tokens, most_prompt_tokens
+from rl4p.runs.policy import chosen_prompt_tokens, most_prompt_tokens
 from rl4p.train import job
 
 SMALL = ("tracker=none", "data.train_size=64", "data.held_out_size=8", "steps=1")

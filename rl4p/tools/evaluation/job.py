@@ -36,9 +36,8 @@ from rl4p.runs.evaluation import (
     held_out_questions,
 )
 from rl4p.runs.grading import STATUS, grades_of, rows_of_turns
-from rl4p.runs.lengths import check_lengths
 from rl4p.runs.outcome import params_sha256
-from rl4p.runs.policy import load_policy
+from rl4p.runs.policy import check_lengths, load_policy
 from rl4p.runs.progress import ResponseBar
 from rl4p.runs.record import EVALUATION, Record, replace_file
 from rl4p.runs.sample import Sample, SampleFile

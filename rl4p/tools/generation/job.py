@@ -26,8 +26,7 @@ from rl4p.loop.stopwatch import keep_programs
 from rl4p.runs.evaluation import encoder
 from rl4p.runs.folder import run_folder
 from rl4p.runs.grading import graded, mean_grades, text_reward
-from rl4p.runs.lengths import check_lengths
-from rl4p.runs.policy import load_policy, run_sampler
+from rl4p.runs.policy import check_lengths, load_policy, run_sampler
 from rl4p.runs.progress import ResponseBar
 from rl4p.runs.record import replace_file
 from rl4p.runs.sample import Sample, SampleFile, Status

@@ -32,8 +32,12 @@ from rl4p.runs.compatibility import (
     refuse_offloading_on_a_cpu,
 )
 from rl4p.runs.evaluation import encoder
-from rl4p.runs.lengths import check_lengths, chosen_prompt_tokens, most_prompt_tokens
-from rl4p.runs.policy import refuse_options_of_reference
+from rl4p.runs.policy import (
+    check_lengths,
+    chosen_prompt_tokens,
+    most_prompt_tokens,
+    refuse_options_of_reference,
+)
 from rl4p.tools.planning.topology import DescribedMesh
 
 # The names in `Phases.needs` whose scores are [B] instead of [B, T].
