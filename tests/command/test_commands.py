@@ -26,10 +26,10 @@ from rl4p.command.commands import (
     is_document_with,
     is_page_of,
     options_of,
+    prepare_process,
     read,
     refuse_other_file,
     refuse_without_effect,
-    replace_what_cannot_be_shown,
     run_command,
 )
 from rl4p.configuration.trust import CONF
@@ -398,7 +398,7 @@ def written(stream):
 )
 def test_what_a_stream_lacks_is_replaced(streams, encoding, errors, shown):
     out, error = streams(encoding, errors)
-    replace_what_cannot_be_shown()
+    prepare_process()
     print(TEXT)
     print(TEXT, file=sys.stderr)
     assert written(out).decode(encoding).rstrip() == shown
@@ -408,7 +408,7 @@ def test_what_a_stream_lacks_is_replaced(streams, encoding, errors, shown):
 def test_streams_that_have_no_encoding_stay(monkeypatch):
     for stream in (None, io.StringIO()):
         monkeypatch.setattr(sys, "stdout", stream)
-        replace_what_cannot_be_shown()
+        prepare_process()
         assert sys.stdout is stream
 
 
