@@ -31,6 +31,17 @@ def sizes_of(run: AbstractRun, chip: Chip, memory: float) -> dict[str, Any]:
     }
 
 
+def heading(report: Mapping[str, Any], of_chip: str = "") -> str:
+    """Returns the devices and the sizes of a step in words."""
+    mesh, step = report["mesh"], report["step"]
+    axes = " x ".join(f"{axis} {size}" for axis, size in mesh.items() if size > 1)
+    return (
+        f"{math.prod(mesh.values())} x {report['chip']}{of_chip} as {axes or 'one'}: "
+        f"{step['prompts']} prompts x {step['group_size']} samples of at most "
+        f"{step['prompt_tokens']} + {step['response_tokens']} tokens"
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
     """The traffic of the collectives of one kind."""

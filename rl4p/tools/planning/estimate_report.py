@@ -20,7 +20,7 @@ from rl4p.distributed.mesh import Mesh
 from rl4p.loop.evaluation import Evaluation
 from rl4p.protocols.data_and_model import PlannedModel
 from rl4p.tools.planning.abstract import AbstractRun, abstract_run, bytes_of_chip, of_host
-from rl4p.tools.planning.costs import sampling_sizes, sizes_of, unit_of
+from rl4p.tools.planning.costs import heading, sampling_sizes, sizes_of, unit_of
 from rl4p.tools.planning.estimate import Parts, StepEstimate
 from rl4p.tools.planning.programs import slots_of, unplanned
 from rl4p.tools.planning.topology import FRACTION, estimated, gpu_share, memory_of
@@ -308,14 +308,9 @@ def show_estimate(report: dict[str, Any]) -> None:
     phases, step = report["phases"], report["step"]
     totals = {phase: sum(parts.values()) for phase, parts in phases.items()}
     name, unit = unit_of(max(totals.values()))
-    mesh = " x ".join(f"{axis} {size}" for axis, size in report["mesh"].items() if size > 1)
     out = VisibleConsole(width=max(120, VisibleConsole().width))  # the width of the table
-    out.print(
-        f"{math.prod(report['mesh'].values())} x {report['chip']} as {mesh or 'one'}: "
-        f"{step['prompts']} prompts x {step['group_size']} samples of at most "
-        f"{step['prompt_tokens']} + {step['response_tokens']} tokens, {step['microbatches']} "
-        f"microbatches of {step['rows_of_microbatch']} rows"
-    )
+    microbatches = f"{step['microbatches']} microbatches of {step['rows_of_microbatch']} rows"
+    out.print(f"{heading(report)}, {microbatches}")
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column(name)
     for phase in phases:

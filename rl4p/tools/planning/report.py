@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import time
 from collections.abc import Callable
 from copy import deepcopy
@@ -28,6 +29,7 @@ from rl4p.tools.planning.costs import (
     advice,
     bound_of_step,
     cost,
+    heading,
     sizes_of,
     unit_of,
     wider_sampling,
@@ -202,11 +204,6 @@ def summary(run: AbstractRun, chip: Chip, memory: float, costs: list[Cost]) -> d
 
 def show(plan: dict[str, Any], costs: list[Cost]) -> None:
     """Prints the plan as a table."""
-    mesh = " x ".join(f"{axis} {size}" for axis, size in plan["mesh"].items() if size > 1)
-    step = plan["step"]
-    devices = 1
-    for size in plan["mesh"].values():
-        devices *= size
     name, unit = unit_of(max(each.total for each in costs))
 
     def written(size: float) -> str:
@@ -236,11 +233,7 @@ def show(plan: dict[str, Any], costs: list[Cost]) -> None:
         if traffic.sent >= 0.005 * unit
     }
     out = VisibleConsole(width=max(120, VisibleConsole().width))  # the width of the table
-    out.print(
-        f"{devices} x {plan['chip']} ({written(plan['memory'])} {name} each) as {mesh or 'one'}: "
-        f"{step['prompts']} prompts x {step['group_size']} samples of at most "
-        f"{step['prompt_tokens']} + {step['response_tokens']} tokens"
-    )
+    out.print(heading(plan, f" ({written(plan['memory'])} {name} each)"))
     out.print(table)
     for (phase, kind), traffic in kinds.items():
         out.print(
@@ -251,6 +244,7 @@ def show(plan: dict[str, Any], costs: list[Cost]) -> None:
         "Bytes are per chip, TFLOP for all chips, for responses of full length. `other`: arrays in "
         "memory besides the arguments. `time >=`: a bound by peak FLOP/s, bandwidth and links."
     )
+    step, devices = plan["step"], math.prod(plan["mesh"].values())
     tokens = step["prompts"] * step["group_size"] * step["response_tokens"]
     recomputes = plan["fits"] and plan["recomputes_layers"]
     if sentence := bound_of_step(costs, tokens, devices, plan["wider_sampling"], recomputes):
