@@ -249,11 +249,14 @@ def memory_of(mesh: Mesh) -> tuple[Chip, float]:
 
     JAX takes a share of an NVIDIA GPU, which XLA_PYTHON_CLIENT_MEM_FRACTION sets.
     """
-    if isinstance(mesh, EstimatedMesh | DescribedMesh):
-        chip = slice_of(str(mesh.topology)).chip
-        return chip, (gpu_share() if chip.platform == "gpu" else 1.0) * chip.memory
+    if isinstance(mesh, EstimatedMesh):
+        share = gpu_share() if mesh.platform == "gpu" else 1.0
+        return mesh.chip, share * mesh.chip.memory
     device = mesh.devices.devices.flat[0]
     chip = chip_of(device.device_kind) or Chip(platform=device.platform, kind=device.device_kind)
+    if isinstance(mesh, DescribedMesh):
+        share = gpu_share() if chip.platform == "gpu" else 1.0
+        return chip, share * chip.memory
     stats = device.memory_stats() or {}
     if "bytes_limit" in stats:
         return chip, stats["bytes_limit"]
