@@ -5,6 +5,7 @@ on the devices, with another kind of memory. Within a compiled function, the typ
 in which memory it is.
 """
 
+import ctypes
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -124,6 +125,16 @@ def like_of(params: Params) -> Params:
     return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), params
     )
+
+
+def return_freed_memory(mesh: Mesh) -> None:
+    """Returns the memory of freed arrays to the system, where the devices use that of the host.
+
+    glibc keeps freed blocks of up to 32 MB, such as the cache of a layer, and what compilers used.
+    The temporaries of a program are larger, and would be allocated beside them.
+    """
+    if mesh.platform == "cpu" and hasattr(library := ctypes.CDLL(None), "malloc_trim"):
+        library.malloc_trim(0)
 
 
 GIB = 2**30

@@ -373,6 +373,15 @@ class Driver:
         self.run_call(*self.take())
         self.deliver()
 
+    def release(self) -> None:
+        """Drops the parameters and the caches, when nothing more is decoded.
+
+        The sequences refer to the driver, and it to them: a collection of garbage, some time later,
+        would be the first to free what both hold.
+        """
+        self.params = {}
+        self.batch.clear()
+
     def stop(self, sequence: TokenSequence) -> None:
         """Ends a sequence early; a receiver of its tokens calls this during `step`."""
         self.batch.remove([sequence])

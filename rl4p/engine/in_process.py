@@ -260,7 +260,7 @@ class ContinuousEngine(InProcess):
         self.prefilled_tokens += driver.batch.prefilled_tokens
         decoder = self.policy.decoder
         driver.batch.remove(driver.batch.slots.running())  # those that `stop` left
-        driver.batch.clear()  # the driver and its receiver refer to each other, and would keep it
+        driver.release()
         return [
             (
                 np.array(x.tokens[len(x.context) :], np.int32),
@@ -344,6 +344,7 @@ class ContinuousEngine(InProcess):
         kept.clear()
         self.prefilled_tokens += driver.batch.prefilled_tokens
         self.stream_columns = driver.batch.columns
+        driver.release()
 
     def stream_layout(self, source: RequestSource) -> Layout:
         """Returns the sizes of a batch of sequences whose contexts begin in column 0.

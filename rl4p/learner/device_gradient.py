@@ -20,7 +20,7 @@ from rl4p.distributed import collectives
 from rl4p.distributed.partition import gather
 from rl4p.learner.logprobs import ForwardRows, trunk_and_load
 from rl4p.learner.masking import masked_sum
-from rl4p.learner.microbatches import MicrobatchRows, fold
+from rl4p.learner.microbatches import MicrobatchRows, add_gradient, fold
 from rl4p.learner.objective import Objective, token_loss
 from rl4p.learner.packing import Packing
 from rl4p.learner.shared_prompts import Caches, SharedPrompts, add_groups, take_groups
@@ -99,12 +99,14 @@ def device_gradient(
         # The keys and values are an argument of their own, so that they get a gradient: of all
         # rows of a group it is added up here, and goes back through the prompt once, in step 3.
         prefix = take_groups(prefixes, groups_b)
-        differentiate = jax.grad(loss, argnums=(0, 1), has_aux=True)
-        (gradient, prefix_gradient), (sums, gap_max) = differentiate(
-            params, prefix, groups_b, micro, forward, places
-        )
+
+        def of_rows(params: Params, prefix: Caches) -> Any:
+            return loss(params, prefix, groups_b, micro, forward, places)
+
+        _, back, (sums, gap_max) = jax.vjp(of_rows, params, prefix, has_aux=True)
+        gradient, prefix_gradient = add_gradient(back, jnp.float32(1), totals.gradient, prefix)
         return Totals(
-            gradient=jax.tree.map(jnp.add, totals.gradient, gradient),
+            gradient=gradient,
             prefix_gradient=add_groups(totals.prefix_gradient, groups_b, prefix_gradient),
             sums=jax.tree.map(jnp.add, totals.sums, sums),
             gap_max=jnp.maximum(totals.gap_max, gap_max),

@@ -270,25 +270,22 @@ def optimizer_step(
     """
     moments = on_device(state.optimizer_state)
     norm = optax.tree.norm(gradient.params)
-    direction, optimizer_state = optimizer.transform().update(
-        gradient.params, moments, state.params
-    )
-    learning_rate = optimizer.learning_rate_at(state.step)
-    params = optax.apply_updates(state.params, jax.tree.map(lambda d: learning_rate * d, direction))
     finite = jnp.isfinite(norm) & jnp.isfinite(gradient.sums["loss"])
 
-    def accepted(new: Array, old: Array) -> Array:
-        return jnp.where(finite, new, old)
+    # A conditional, and no choice of values behind the change: a compiler would copy the moments at
+    # the start of the program, and keep the copies beside the activations.
+    def changed() -> tuple[Params, Any]:
+        direction, optimizer_state = optimizer.transform().update(
+            gradient.params, moments, state.params
+        )
+        rate = optimizer.learning_rate_at(state.step)
+        params = optax.apply_updates(state.params, jax.tree.map(lambda d: rate * d, direction))
+        params = jax.tree.map_with_path(
+            lambda path, new, old: old if is_constant(path, old) else new, params, state.params
+        )
+        return placement.constrain(mesh, params, optimizer_state)
 
-    params, optimizer_state = placement.constrain(
-        mesh,
-        jax.tree.map_with_path(
-            lambda path, new, old: old if is_constant(path, old) else accepted(new, old),
-            params,
-            state.params,
-        ),
-        jax.tree.map(accepted, optimizer_state, moments),
-    )
+    params, optimizer_state = jax.lax.cond(finite, changed, lambda: (state.params, moments))
     sums = gradient.sums | {"grad_norm": norm, "skipped": jnp.where(finite, 0.0, 1.0)}
     optimizer_state = as_before(optimizer_state, state.optimizer_state)
     return replace(state, params=params, optimizer_state=optimizer_state), sums

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from rl4p.base.types import Array, Microbatching
+from rl4p.base.types import Array, Microbatching, Params
 from rl4p.distributed import collectives
 from rl4p.distributed.collectives import ROWS, on_rows
 from rl4p.distributed.mesh import Mesh
@@ -115,6 +115,26 @@ def fold(
         with jax.named_scope(f"microbatches_{loop.rows}x{loop.width}_most_{most}"):
             carry = jax.lax.while_loop(lambda carry, end=end: carry[0] < end, turn, carry)
     return carry[1]
+
+
+def add_gradient(back: Any, cotangent: Any, total: Params, *others: Any) -> tuple[Any, ...]:
+    """Adds the gradient of parameters to a total in place, layer by layer.
+
+    A sum of two trees would keep the gradient of a microbatch beside the total.
+
+    Args:
+      back: the function that `jax.vjp` returns, of the parameters and any `others`.
+      cotangent: the argument of `back`.
+      total: the gradient of the parameters so far.
+      others: the other arguments of the differentiated function.
+
+    Returns:
+      The new total, and the gradients of the `others`.
+    """
+    refs = jax.tree.map(jax.new_ref, total)
+    new = jax.tree.map(lambda _: False, others)  # any leaf but a reference asks for a new array
+    _, *gradients = back.with_refs(refs, *new)(cotangent)
+    return jax.tree.map(jax.freeze, refs), *gradients
 
 
 def loops(

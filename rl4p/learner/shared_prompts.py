@@ -30,7 +30,7 @@ import jax.numpy as jnp
 
 from rl4p.base.types import Array, Microbatching, Params, Trajectories
 from rl4p.distributed.mesh import Mesh
-from rl4p.learner.microbatches import MicrobatchRows, fold, loops
+from rl4p.learner.microbatches import MicrobatchRows, add_gradient, fold, loops
 from rl4p.learner.packing import Packing
 from rl4p.model.attention import SHARED_PROMPT
 from rl4p.model.cache import map_cache
@@ -163,7 +163,7 @@ class SharedPrompts:
                 x = jax.lax.slice_in_dim(x, 0, width, axis=axis + 1)
                 return x.astype(self.decoder.dtype)
 
-            return jax.tree.map(jnp.add, gradient, back(map_cache(cotangent, of_rows))[0])
+            return add_gradient(back, map_cache(cotangent, of_rows), gradient)[0]
 
         return self.fold(add, gradient)
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rl4p.base.types import Array, Episode, Metrics, Rewards, TrainingBatch, TrainState
+from rl4p.distributed.placement import return_freed_memory
 from rl4p.distributed.processes import to_host
 from rl4p.loop.metrics import collection_metrics, task_metrics
 from rl4p.loop.phases import Memory, Phases
@@ -87,6 +88,7 @@ def rollout_batch(loop: Loop, state: TrainState) -> RolloutBatch:
     trajectories, rewards = collected.trajectories, collected.rewards
 
     phases.free()  # scores and updates may need the memory
+    return_freed_memory(policy.mesh)
     with watch("scoring"):
         scores = loop.scoring(phases, policy, state, collected)
         phases.free()  # a score may sample greedy responses

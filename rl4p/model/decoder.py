@@ -56,6 +56,17 @@ def all_but_parameters(primitive: Any, *_: Any, **options: Any) -> bool:
     return primitive.name not in ("slice", "squeeze") and options.get("name") != GATHERED
 
 
+def is_kept(primitive: Any, *inputs: Any, **params: Any) -> bool:
+    """Returns whether `remat=elementwise` keeps a result: a product, if its operands are no less.
+
+    They are less than the scores of attention: [B, K, M, S] of [B, K, M, h] and [B, K, h, S].
+    """
+    if primitive is jax.lax.dot_general_p:
+        result = primitive.abstract_eval(*inputs, **params)[0]
+        return result.size <= sum(x.size for x in inputs)
+    return bool(PRODUCTS(primitive, *inputs, **params))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Decoder:
     """The functions of a decoder, without its parameters.
@@ -64,7 +75,7 @@ class Decoder:
       config: the shape and the options of the model.
       dtype: the dtype of activations, "float32" or "bfloat16"; logits are always float32.
       remat: which activations the backward pass recomputes: `none`, `elementwise` (all but matrix
-        products) or `layer`.
+        products, and the scores of attention) or `layer`.
       unroll: unrolls the layers in training instead of scanning over them. On a CPU this runs
         faster, since a scan slices and stacks, but compiles longer. It requires `remat=none`:
         without a loop, a CPU's compiler keeps the activations that it should recompute.
@@ -292,7 +303,7 @@ class Decoder:
         Args:
           own: the layers' own inputs and their experts, of all repetitions; or None.
         """
-        saved = {"none": all_but_parameters, "elementwise": PRODUCTS, "layer": None}[self.remat]
+        saved = {"none": all_but_parameters, "elementwise": is_kept, "layer": None}[self.remat]
 
         # The kinds at a place of the period. Those with one structure are chosen while it runs.
         kinds = [

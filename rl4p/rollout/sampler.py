@@ -170,7 +170,9 @@ class Sampler(ABC):
         engine.publish(params, version)
         keys_P = np.split(to_host(sequence_keys(key, len(prompts) * group_size)), len(prompts))
         requests = requests_of(prompts, keys_P, limit)
-        return answers(policy, prompts, engine.complete(requests, greedy=greedy), limit)
+        completions = engine.complete(requests, greedy=greedy)
+        engine.release()
+        return answers(policy, prompts, completions, limit)
 
 
 def requests_of(

@@ -398,17 +398,17 @@ def test_without_old_logprobs_the_ratio_is_one(in_half_precision, batch):
     assert metrics["update/loss"] == pytest.approx(float(loss), rel=1e-5)
 
 
-def abstract(objective, rows, columns, words):
+def abstract(objective, rows, columns, words, width=64, layers=1, max_grad_norm=1.0):
     """Arguments of a gradient step, as shapes."""
     decoder = Decoder(
         config=DecoderConfig(
             vocabulary=words,
-            width=64,
-            layers=1,
+            width=width,
+            layers=layers,
             heads=2,
             head_width=32,
             num_kv_heads=1,
-            feed_forward_width=64,
+            feed_forward_width=width,
             max_positions=columns,
         )
     )
@@ -417,7 +417,7 @@ def abstract(objective, rows, columns, words):
         return jax.ShapeDtypeStruct(shape, dtype)
 
     params = jax.eval_shape(decoder.init, jax.random.key(0))
-    optimizer, of_token = AdamW(), (rows, columns)
+    optimizer, of_token = AdamW(max_grad_norm=max_grad_norm), (rows, columns)
     state = TrainState(
         step=array(np.int32),
         params=params,
@@ -456,6 +456,17 @@ def test_logits_of_all_tokens_are_never_in_memory_at_once(make_objective):
     objective = make_objective(PPO(tokens_per_microbatch=rows * columns, microbatch_widths=1))
     program = gradient_step.lower(*abstract(objective, rows, columns, words)).compile()
     assert program.memory_analysis().temp_size_in_bytes < 5 * rows * columns * words * 4 / 8
+
+
+@pytest.mark.mixed_dtypes
+def test_a_gradient_is_once_in_memory_and_no_moment_twice(make_objective):
+    """Microbatches of few tokens add to one gradient in place, layer by layer."""
+    objective = make_objective(PPO(tokens_per_microbatch=16, microbatch_widths=1))
+    # Without clipping: a clipped gradient is another array.
+    arguments = abstract(objective, 4, 16, 264, width=256, layers=8, max_grad_norm=0.0)
+    program = gradient_step.lower(*arguments).compile()
+    size = sum(4 * x.size for x in jax.tree.leaves(arguments[3].params))
+    assert program.memory_analysis().temp_size_in_bytes < 1.4 * size
 
 
 @pytest.mark.slow

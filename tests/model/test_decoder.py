@@ -215,7 +215,26 @@ def test_what_is_recomputed_is_not_kept(decoder, params):
         gradient = jax.grad(lambda p, run=run, row=row: jnp.sum(run(p, *row)))
         products.append(str(jax.make_jaxpr(gradient)(params)).count("dot_general["))
     assert kept[0] - kept[2] > 2 * (kept[1] - kept[2]) > 0  # all three keep the parameters
-    assert products[0] == products[1] < products[2]
+    assert products[0] + 1 == products[1] < products[2]  # the scores of attention
+
+
+def test_scores_of_attention_are_not_kept(decoder, params):
+    """They have a key for each query: of 200 tokens, more numbers than all else in a layer."""
+    tokens_BT = jnp.ones((1, 200), jnp.int32)
+    row = tokens_BT, jnp.cumsum(tokens_BT, axis=1), tokens_BT
+
+    def kept(remat):
+        run = dataclasses.replace(decoder, remat=remat).hidden
+        left = jax.eval_shape(lambda x: jax.vjp(lambda p: run(p, *row), x)[1], params)
+        return [x.shape for x in jax.tree.leaves(left)]
+
+    def scores(shapes):
+        h = decoder.config.head_width
+        return [x for x in shapes if len(x) > 4 and min(x[-2:]) > h]
+
+    assert scores(kept("none"))
+    assert not scores(kept("elementwise"))
+    assert len(kept("elementwise")) > len(kept("layer"))
 
 
 @pytest.mark.parametrize("unroll", [False, True])

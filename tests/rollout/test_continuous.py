@@ -1,4 +1,5 @@
 import dataclasses
+import gc
 import math
 import os
 import re
@@ -338,3 +339,18 @@ def test_the_metrics_of_drafts_are_those_of_the_last_call(sample, monkeypatch):
         sample(sampler)
         assert 0 < sampler.counts.tokens <= 8 * R
         assert sampler.metrics()["rollout/tokens_per_decode_step"] >= 1
+
+
+def test_a_rollout_leaves_only_its_trajectories_in_memory(sample):
+    """The update needs the memory of the cache, before any collection of garbage."""
+    sampler = Continuous(max_response_tokens=R)
+    sample(sampler, group_size=8)
+    gc.collect()
+    gc.disable()
+    try:
+        before = set(map(id, jax.live_arrays()))
+        trajectories, _ = sample(sampler, group_size=8)
+        left = sum(x.nbytes for x in jax.live_arrays() if id(x) not in before)
+    finally:
+        gc.enable()
+    assert left <= sum(x.nbytes for x in jax.tree.leaves(trajectories))

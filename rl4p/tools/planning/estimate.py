@@ -165,8 +165,7 @@ class StepEstimate:
         trained = bytes_of_chip(run.state.params)
         itemsize = jnp.dtype(decoder.dtype).itemsize
         parts: Parts = {
-            # The sum over the microbatches, and the gradient of one.
-            "gradients": 2 * trained,
+            "gradients": trained,  # the sum over the microbatches, to which each adds in place
             "activations": self.traced.kept,
             "layer": max(layer.kept for layer in self.layers),
             "logits": LOGITS * self.traced.logits,

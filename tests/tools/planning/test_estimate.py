@@ -81,9 +81,12 @@ def test_both_phases_need_what_is_estimated(overrides):
 
 
 def test_activations_have_no_parameters_among_them():
-    one, four = (estimate_of(f"update.tokens_per_microbatch={rows * 257}") for rows in (1, 4))
-    fixed = (4 * one.traced.kept - four.traced.kept) / 3  # not in proportion to the rows
-    assert 0 <= fixed < 0.1 * bytes_of_chip(one.run.state.params)
+    one, several = (estimate_of(f"update.tokens_per_microbatch={rows * 257}") for rows in (1, 4))
+    rows, params = several.layout.rows, one.run.state.params
+    assert one.layout.rows == 1
+    # Not in proportion to the rows: the head in the dtype of the activations.
+    fixed = (rows * one.traced.kept - several.traced.kept) / (rows - 1)
+    assert 0 <= fixed - bytes_of_chip(params["embedding"]) < 0.1 * bytes_of_chip(params)
 
 
 def test_the_parts_of_the_state_are_its_arrays():
@@ -93,7 +96,7 @@ def test_the_parts_of_the_state_are_its_arrays():
     assert parts["parameters"] == parameters
     assert parts["optimizer"] == pytest.approx(1.5 * parameters, rel=1e-4)
     assert parts["reference and copies"] == 2 * parameters  # the reference and the average
-    assert guess.update()["gradients"] == 2 * parameters
+    assert guess.update()["gradients"] == parameters
 
 
 ADAPTERS = (
@@ -108,7 +111,7 @@ def test_a_base_of_adapters_has_no_gradients():
     base = guess.run.policy.frozen
     numbers = sum(x.size for x in jax.tree.leaves(base))
     assert parts["base"] == 2 * numbers
-    assert parts["gradients"] == 2 * parts["adapters"] < parts["base"]
+    assert parts["gradients"] == parts["adapters"] < parts["base"]
     assert parts["expanded layer"] == 0
 
 
@@ -151,7 +154,7 @@ def test_devices_along_cp_divide_activations_and_exchange_them():
 def test_kernels_of_accelerators_store_no_scores():
     small = tuple(word for word in SMALL if word != "mesh=single")
     stored, not_stored = (
-        estimate_of("mesh=v6e_1", f"model.attention={kernel}", small=small)
+        estimate_of("mesh=v6e_1", "model.remat=none", f"model.attention={kernel}", small=small)
         for kernel in ("xla", "splash")
     )
     assert not_stored.traced.kept < stored.traced.kept
