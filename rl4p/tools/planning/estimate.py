@@ -93,7 +93,7 @@ Parts = dict[str, float]
 class Trace:
     """What one microbatch of a device keeps and computes."""
 
-    kept: int  # the bytes that the backward pass reads, without parameters
+    kept: int  # the bytes that the backward pass reads, without parameters but with copies of them
     logits: int  # the bytes of the largest array of logits
     flops: float  # the operations of the forward pass, on this device
 
@@ -305,10 +305,13 @@ class StepEstimate:
             return jax.vjp(of, trained, prefix)[1]
 
         jaxpr = jax.make_jaxpr(backward)(trained, prefix, frozen, micro).jaxpr
-        given = set(map(id, jaxpr.invars))
+        given, copied = set(map(id, jaxpr.invars)), 0
         for equation in jaxpr.eqns:
-            if equation.primitive.name == "reshape" and id(equation.invars[0]) in given:
-                given.add(id(equation.outvars[0]))  # of a period: no copy
+            # A period's part of a stack is a copy, of this device's shards, if there are others.
+            if equation.primitive.name in ("reshape", "slice") and id(equation.invars[0]) in given:
+                given.add(id(equation.outvars[0]))
+                if equation.primitive.name == "slice":
+                    copied += bytes_in(equation.outvars[0].aval)
         residuals = {id(x): x.aval for x in jaxpr.outvars if not isinstance(x, Literal)}
         stored = self.run.policy.decoder.attention == "xla"  # kernels store no scores
         logits = (bytes_in(x) for x in arrays(jaxpr) if x.shape[-1:] == (c.vocabulary,))
@@ -322,7 +325,8 @@ class StepEstimate:
                 for name, x in residuals.items()
                 if name not in given and (stored or not is_scores(x.shape, decoder))
             )
-            // cp,
+            // cp
+            + copied // (run.mesh.devices.shape["fsdp"] * cp),
             logits=max(logits, default=0) * min(own, -(-T // cp)) // min(chunk, T),
             flops=product_flops(jaxpr) / cp,
         )
