@@ -248,10 +248,8 @@ class Probe:
         if limit is not None and rounding is not None:
             allowed = max(LARGEST_GROWTH * rounding, SMALLEST_GAP)
             if allowed < limit:
-                limit, why = (
-                    allowed,
-                    f", since the largest was {rounding:.3g} with its first weights",
-                )
+                limit = allowed
+                why = f", since the largest was {rounding:.3g} with its first weights"
         if limit is not None and gaps[worst] > limit:
             return (
                 f"the log-probability of the probe's token {worst + 1} is {values[worst]:.6g}, "
