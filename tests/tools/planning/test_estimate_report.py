@@ -180,6 +180,7 @@ def test_an_update_that_recomputes_less_is_named_if_it_fits(capsys):
 
 def test_the_named_change_fits():
     words = ("mesh=h100_8", "group_size=256", "update.tokens_per_microbatch=65536")
+    words += ("max_prompt_tokens=128", "max_response_tokens=896")  # caches are not shared
     memory = "plan.memory_gib=34"
     plan = report_of(*words, memory)
     assert not plan["fits"]
