@@ -50,7 +50,9 @@ from rl4p.model.quantization import (
     BLOCK,
     MXFP4,
     NF4Kernel,
+    dequantize_fp8,
     dequantize_mxfp4,
+    fp8_block,
     quantize_nf4,
     quantized_shapes,
 )
@@ -88,7 +90,7 @@ def read_config(folder: Path) -> DecoderConfig:
     config, where = text_config(whole, file)
     family = family_of(config, where)
     shape = family.read_config(Keys(config, where))
-    check_keys(config, where, family.quantization)
+    check_keys(config, where, family.quantization, blocks=config is whole)
     labels = read_labels(whole, file)
     if config is whole:
         return replace(shape, labels=labels)
@@ -131,6 +133,10 @@ def read_params(
         log.warning("%s has tensors that are not of its text model: %s.", folder, named)
     if family.quantization == MXFP4:
         stored = dequantize_mxfp4(stored)
+    config = folder / "config.json"
+    section = read_json(config).get("quantization_config") if config.is_file() else None
+    if block := fp8_block(section):
+        stored = dequantize_fp8(stored, block)
     if adapter is not None:
         stored = adapter.changed(stored, tied=decoder.config.tied_embedding)
     shapes = jax.eval_shape(decoder.init, jax.random.key(0))

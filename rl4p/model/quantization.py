@@ -1,10 +1,11 @@
 """Weights of 4 bits: NF4, in which a base of adapters is held, and MXFP4, which files may have.
 
-NF4 is from QLoRA (2305.14314). MXFP4 is that of the Open Compute Project; it is only read.
+NF4 is from QLoRA (2305.14314). MXFP4 is that of the Open Compute Project; it is only read. So are
+weights of 8 bits with a scale for each block, as DeepSeek-V3 has them (2412.19437).
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -154,5 +155,90 @@ def dequantize_mxfp4(stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]
             bytes=count * groups * 32 * out * 2,
             blocks=blocks,
             scales=scales,
+        )
+    return result
+
+
+FP8, SCALE_INVERSE = "F8_E4M3", "_scale_inv"
+# The keys of quantization_config beside its block, with the values that files may have.
+FP8_KEYS: dict[str, tuple[Any, ...]] = {
+    "quant_method": ("fp8",),
+    "fmt": ("e4m3",),
+    "activation_scheme": ("dynamic",),
+    "scale_fmt": ("float",),
+    "expert_dtype": ("fp8",),
+}
+FP8_LISTS = ("modules_to_not_convert", "ignored_layers")  # which the dtypes of tensors tell too
+
+
+def fp8_block(section: Any) -> tuple[int, int] | None:
+    """Returns the rows and columns that share a scale; None if a section is not of such weights.
+
+    Args:
+      section: the quantization_config of a model.
+    """
+    if not isinstance(section, Mapping) or section.get("quant_method") != "fp8":
+        return None
+    known = {"weight_block_size", *FP8_KEYS, *FP8_LISTS}
+    if section.keys() - known or any(
+        section.get(key) not in (None, *values) for key, values in FP8_KEYS.items()
+    ):
+        return None
+    match section.get("weight_block_size"):
+        case [int(rows), int(columns)] if rows > 0 and columns > 0:
+            return rows, columns
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fp8Tensor(StoredTensor):
+    """A matrix of 8 bits a number (E4M3), which is read as float32.
+
+        W[i, j] = weight[i, j] * weight_scale_inv[i // rows, j // columns]
+
+    Attributes:
+      weight, scales: the tensors in the files.
+      block: rows and columns.
+    """
+
+    weight: StoredTensor
+    scales: StoredTensor
+    block: tuple[int, int]
+
+    def pieces(self, rows: slice) -> Iterator[tuple[int, np.ndarray]]:
+        parts = [part for _, part in self.scales.pieces(slice(0, self.scales.shape[0]))]
+        scales = np.concatenate(parts).astype(np.float32)
+        of_columns = np.arange(self.shape[1]) // self.block[1]
+        for first, piece in replace(self.weight, kind="U8").pieces(rows):
+            of_rows = np.arange(first, first + len(piece)) // self.block[0]
+            numbers = piece.view(jnp.float8_e4m3fn).astype(np.float32)
+            yield first, numbers * scales[of_rows][:, of_columns]
+
+
+def dequantize_fp8(
+    stored: dict[str, StoredTensor], block: tuple[int, int]
+) -> dict[str, StoredTensor]:
+    """Returns the tensors with each matrix of 8 bits and its scales in place of one of bfloat16.
+
+    A pair whose shapes do not fit is left as it is.
+    """
+    result = dict(stored)
+    for name, weight in stored.items():
+        scales = stored.get(name + SCALE_INVERSE)
+        if scales is None or weight.kind != FP8 or scales.kind not in ("F32", "BF16"):
+            continue
+        blocks = tuple(-(-n // size) for n, size in zip(weight.shape, block, strict=False))
+        if len(weight.shape) != 2 or scales.shape != blocks:
+            continue
+        del result[name + SCALE_INVERSE]
+        result[name] = Fp8Tensor(
+            file=weight.file,
+            kind="BF16",
+            shape=weight.shape,
+            start=weight.start,
+            bytes=2 * weight.bytes,
+            weight=weight,
+            scales=scales,
+            block=block,
         )
     return result

@@ -1,5 +1,6 @@
 """Tests bases that are held in 4 bits, under adapters that are trained."""
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -18,14 +19,16 @@ from rl4p.learner.logprobs import ScoreOptions, score_tokens
 from rl4p.learner.optimizer import AdamW
 from rl4p.model import pretrained
 from rl4p.model.decoder import Decoder
-from rl4p.model.huggingface import read_params, write_model, write_policy
+from rl4p.model.huggingface import read_config, read_params, write_model, write_policy
 from rl4p.model.lora import LoRA
 from rl4p.model.pretrained import Pretrained
 from rl4p.model.quantization import (
     BLOCK,
     NF4_VALUES,
     NF4Kernel,
+    dequantize_fp8,
     dequantize_mxfp4,
+    fp8_block,
     quantize_nf4,
 )
 from rl4p.model.scratch import Scratch
@@ -355,3 +358,104 @@ def test_a_folder_with_such_weights_is_read(tmp_path, dtype):
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(InputError, match="quantized"):
         read_params(tmp_path, decoder, dtype)
+
+
+def eights(shape, block, seed=0):
+    """Returns codes of 8 bits, a scale for each block, and the numbers that they stand for."""
+    random = np.random.default_rng(seed)
+    codes = random.integers(0, 127, shape, np.uint8) + 128 * random.integers(0, 2, shape, np.uint8)
+    grid = tuple(-(-n // size) for n, size in zip(shape, block, strict=True))
+    scales = random.uniform(1e-3, 2e-3, grid).astype(np.float32)
+    numbers = np.zeros(shape)
+    for place in np.ndindex(*shape):
+        code = int(codes[place])
+        exponent, mantissa = (code >> 3) & 15, code & 7
+        size = (
+            mantissa / 8 * 2.0**-6 if exponent == 0 else (1 + mantissa / 8) * 2.0 ** (exponent - 7)
+        )
+        scale = scales[place[0] // block[0], place[1] // block[1]]
+        numbers[place] = (-size if code & 128 else size) * np.float64(scale)
+    return codes.view(jnp.float8_e4m3fn), scales, numbers
+
+
+def test_a_byte_is_a_number_of_a_scaled_block(tmp_path, monkeypatch):
+    """Also where the last blocks are not whole, and where a piece begins within a block."""
+    monkeypatch.setattr("rl4p.model.tensor_files.PIECE_BYTES", 3 * 7)
+    weight, scales, numbers = eights((8, 7), (5, 3))
+    tensors = {"a": weight, "a_scale_inv": scales, "b": weight, "b_scale_inv": scales[:1]}
+    save_file(tensors, tmp_path / "model.safetensors")
+    read = dequantize_fp8(stored_tensors(tmp_path), (5, 3))
+    assert sorted(read) == ["a", "b", "b_scale_inv"]
+    assert (read["a"].kind, read["a"].shape, read["b"].kind) == ("BF16", (8, 7), "F8_E4M3")
+    for rows in (slice(0, 8), slice(4, 6)):
+        pieces = list(read["a"].pieces(rows))
+        assert len(pieces) == (3 if rows.start == 0 else 1)
+        ours = np.concatenate([piece for _, piece in pieces])
+        np.testing.assert_allclose(ours, numbers[rows], rtol=1e-6)
+
+
+SECTION = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [16, 8]}
+
+
+@pytest.fixture
+def eight_bits(tmp_path):
+    """Returns a folder of 8-bit projections, and what they stand for by their names."""
+
+    def make(case, section=SECTION):
+        decoder = Decoder(config=decoder_config(case))
+        write_model(tmp_path, decoder, decoder.init(jax.random.key(0)), (256,))
+        expected = make_tensors(decoder.config)
+        tensors = dict(expected)
+        for seed, name in enumerate(sorted(tensors)):
+            if not name.endswith("_proj.weight"):
+                continue
+            made = eights(tensors[name].shape, (16, 8), seed)
+            tensors[name], tensors[f"{name}_scale_inv"], expected[name] = made
+        save_file(tensors, tmp_path / "model.safetensors")
+        path = tmp_path / "config.json"
+        config = json.loads(path.read_text()) | {"quantization_config": section}
+        path.write_text(json.dumps(config))
+        return tmp_path, decoder, expected
+
+    return make
+
+
+@pytest.mark.parametrize("case", ["deepseek_v3", "qwen3_moe"])
+def test_a_folder_of_8_bits_is_read_and_exported_in_full(eight_bits, case):
+    folder, decoder, expected = eight_bits(case)
+    assert read_config(folder) == decoder.config
+    params = read_params(folder, decoder, "float32")
+    out = folder / "out"
+    out.mkdir()
+    write_model(out, decoder, params, (256,), dtype="bfloat16")
+    assert "quantization_config" not in json.loads((out / "config.json").read_text())
+    written, changed = stored_tensors(out), 0
+    assert written.keys() == expected.keys()
+    for name, tensor in written.items():
+        assert tensor.kind == "BF16" or "correction" in name
+        ours = np.concatenate([x for _, x in tensor.pieces(slice(0, tensor.shape[0]))])
+        np.testing.assert_allclose(np.float32(ours), expected[name], rtol=2**-8, atol=1e-6)
+        changed += name.endswith("_proj.weight")
+    assert changed > 8
+    kernel = (
+        read_params(folder, decoder, None)["layers"]["output"]["kernel"]
+        if case == "qwen3_moe"
+        else None
+    )
+    assert kernel is None or kernel.dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        *[{"weight_block_size": None}, {"weight_block_size": [128]}, {"weight_block_size": [0, 8]}],
+        *[{"activation_scheme": "static"}, {"scale_fmt": "ue8m0"}, {"expert_dtype": "fp4"}],
+        *[{"quant_method": "gptq"}, {"fmt": "e5m2"}, {"modules_to_convert": ["embed_tokens"]}],
+    ],
+)
+def test_other_8_bits_are_refused(eight_bits, more):
+    assert fp8_block(SECTION | {"activation_scheme": "dynamic"}) == (16, 8)
+    assert fp8_block(SECTION | more) is None
+    folder, *_ = eight_bits("qwen3_moe", SECTION | more)
+    with pytest.raises(InputError, match="has a quantization_config"):
+        read_config(folder)

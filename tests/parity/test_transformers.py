@@ -123,3 +123,38 @@ def test_the_loss_of_the_routers_is_that_of_transformers(case, tmp_path):
     load = jax.jit(decoder.hidden_and_load)(params, tokens, places, real)[1]
     assert theirs > 1.005 * decoder.config.chosen_experts
     np.testing.assert_allclose(balance_loss(load, load), theirs, rtol=1e-5)
+
+
+@pytest.mark.parametrize("case", ["qwen3_moe", "deepseek_v3"])
+def test_weights_of_8_bits_are_those_that_transformers_dequantizes(case, tmp_path):
+    """In blocks that divide each matrix: transformers gives others of its own to the rest."""
+    import torch
+    from safetensors.torch import load_file, save_file
+    from transformers import AutoModelForCausalLM, FineGrainedFP8Config
+
+    random_model(case, "AutoModelForCausalLM").save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+        rows, columns = (size // 4 for size in tensors[name].shape)
+        blocks = tensors[name].reshape(rows, 4, columns, 4)
+        scales = blocks.abs().amax((1, 3), keepdim=True) / 448
+        tensors[name] = (blocks / scales).reshape(tensors[name].shape).to(torch.float8_e4m3fn)
+        tensors[f"{name}_scale_inv"] = scales[:, 0, :, 0].contiguous()
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    section = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [4, 4]}
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": section}))
+    theirs = AutoModelForCausalLM.from_pretrained(
+        tmp_path,
+        quantization_config=FineGrainedFP8Config(weight_block_size=(4, 4), dequantize=True),
+        dtype=torch.float32,
+        attn_implementation="eager",
+        experts_implementation="eager",
+    )
+    decoder = Decoder(config=read_config(tmp_path))
+    params = read_params(tmp_path, decoder, "float32")
+    tokens = sequences(decoder.config)[2]
+    with torch.no_grad():
+        expected = theirs(torch.from_numpy(tokens)[None]).logits[0].numpy()
+    ours = forward.logits(decoder, params, *forward.rows([tokens], 16))[0, : len(tokens)]
+    np.testing.assert_allclose(ours, expected, atol=1e-4)

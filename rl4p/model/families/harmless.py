@@ -9,6 +9,7 @@ from typing import Any
 
 from rl4p.base.errors import InputError
 from rl4p.model.families.keys import Config
+from rl4p.model.quantization import fp8_block
 
 log = logging.getLogger(__name__)
 
@@ -96,13 +97,20 @@ def kept_keys(content: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def check_keys(config: Mapping[str, Any], where: str, quantization: str | None = None) -> None:
+def check_keys(
+    config: Mapping[str, Any],
+    where: str,
+    quantization: str | None = None,
+    *,
+    blocks: bool = False,
+) -> None:
     """Checks that every key is read, harmless, or without a value; names the others.
 
     Args:
       config: the content of config.json, with the keys that were read, or of
         generation_config.json.
       quantization: the method of quantized weights that can be read; None if there is none.
+      blocks: whether weights of 8 bits with a scale for each block can be read.
 
     Raises:
       InputError: the weights are quantized, or a key changes what transformers computes.
@@ -112,7 +120,8 @@ def check_keys(config: Mapping[str, Any], where: str, quantization: str | None =
     for key in ("quantization_config", "compression_config"):
         if section := config.get(key):
             method = section.get("quant_method", "") if isinstance(section, dict) else ""
-            if method and method == quantization:
+            of_blocks = blocks and key == "quantization_config" and fp8_block(section)
+            if of_blocks or (method and method == quantization):
                 known.add(key)
                 continue
             raise InputError(
