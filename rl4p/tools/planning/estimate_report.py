@@ -292,7 +292,13 @@ def larger_change(estimate: StepEstimate, memory: float, phase: str) -> str:
     run, shape, cp = estimate.run, estimate.run.mesh.devices.shape, estimate.run.mesh.column_shards
     chips = math.ceil(run.mesh.size * sum(estimate.memory[phase].values()) / memory)
     words = []
-    heads = run.policy.decoder.config.heads
+    heads = (c := run.policy.decoder.config).heads
+    along_tp = math.gcd(8, shape["fsdp"], heads, c.num_kv_heads, c.experts)
+    if (
+        along_tp > 1 == shape["tp"]
+        and estimate.memory[phase].get("gathered parameters", 0) > memory / 4
+    ):
+        words.append(f"layers that devices divide (mesh.fsdp=-1 mesh.tp={along_tp})")
     if phase == "update" and shape["fsdp"] % 2 == heads % (2 * cp * shape["tp"]) == 0:
         words.append(f"devices that share a row (mesh.cp={2 * cp})")
     if not run.policy.frozen:

@@ -204,6 +204,16 @@ def test_rows_of_131072_tokens_fit_if_devices_share_them():
     assert activations[1] == pytest.approx(activations[0] / 4, rel=0.05)
 
 
+def test_layers_that_fill_a_device_are_divided():
+    """Parts of a layer on each device are less to gather."""
+    words = ("mesh=v5p_8", "mesh.dp=1", "mesh.fsdp=-1", "model=scratch", "model.width=512")
+    words += ("model.layers=2", "model.heads=4", "model.num_kv_heads=4", "model.remat=layer")
+    words += ("model.feed_forward_width=262144", "plan.memory_gib=6", "prompts_per_step=8")
+    whole, parts = report_of(*words), report_of(*words, "mesh.tp=4")
+    assert whole["change"].startswith("layers that devices divide (mesh.fsdp=-1 mesh.tp=4), ")
+    assert parts["fits"]
+
+
 def test_an_estimate_of_absent_chips_needs_neither_them_nor_their_compiler():
     plan = report_of("mesh=v5p_64")
     assert plan["fits"]
