@@ -87,6 +87,7 @@ def device_gradient(
     if objective.router_loss:
         load = router_load(objective, merge(params), trajectories)
     loss = partial(microbatch_loss, objective, prompts, merge, coefficients, load)
+    in_place = adds_in_place(objective, frozen)
 
     def add(totals: Totals, forward: Trajectories, at: MicrobatchRows) -> Totals:
         # `at` counts the rows of the trunk, and `own` the sequences in them: the same if no rows
@@ -104,7 +105,9 @@ def device_gradient(
             return loss(params, prefix, groups_b, micro, forward, places)
 
         _, back, (sums, gap_max) = jax.vjp(of_rows, params, prefix, has_aux=True)
-        gradient, prefix_gradient = add_gradient(back, jnp.float32(1), totals.gradient, prefix)
+        gradient, prefix_gradient = add_gradient(
+            back, jnp.float32(1), totals.gradient, prefix, in_place=in_place
+        )
         return Totals(
             gradient=gradient,
             prefix_gradient=add_groups(totals.prefix_gradient, groups_b, prefix_gradient),
@@ -130,10 +133,21 @@ def device_gradient(
 
     # 3. The prompts again, and 4. the other devices. `gather` has already summed the gradient of a
     # shard over the devices that gathered it; `total_gradient` sums over the others only.
-    gradient = prompts.add_gradient(totals.gradient, merge, params, totals.prefix_gradient)
+    gradient = prompts.add_gradient(
+        totals.gradient, merge, params, totals.prefix_gradient, in_place=in_place
+    )
     mesh = objective.mesh
     sums, gap_max = collectives.total(mesh, totals.sums), collectives.largest(mesh, totals.gap_max)
     return collectives.total_gradient(mesh, gradient), sums, gap_max
+
+
+def adds_in_place(objective: Objective, frozen: Params) -> bool:
+    """Returns whether the scan over the layers takes all its parameters as they are.
+
+    It does if all layers have one structure and all parameters are trained.
+    """
+    structures = {kind.structure for kind in objective.decoder.config.kinds}
+    return len(structures) == 1 and not frozen and not objective.critic.own_trunk
 
 
 def router_load(objective: Objective, params: Params, trajectories: Trajectories) -> RouterLoad:

@@ -117,20 +117,26 @@ def fold(
     return carry[1]
 
 
-def add_gradient(back: Any, cotangent: Any, total: Params, *others: Any) -> tuple[Any, ...]:
-    """Adds the gradient of parameters to a total in place, layer by layer.
-
-    A sum of two trees would keep the gradient of a microbatch beside the total.
+def add_gradient(
+    back: Any, cotangent: Any, total: Params, *others: Any, in_place: bool
+) -> tuple[Any, ...]:
+    """Adds a gradient of parameters to a total.
 
     Args:
       back: the function that `jax.vjp` returns, of the parameters and any `others`.
       cotangent: the argument of `back`.
       total: the gradient of the parameters so far.
       others: the other arguments of the differentiated function.
+      in_place: adds layer by layer, so that no second tree is in memory. The trap: if a scan takes
+        some parameters as they are and a function of others, JAX 0.10 gives their references
+        the gradients of one another (`adds_in_place`).
 
     Returns:
       The new total, and the gradients of the `others`.
     """
+    if not in_place:
+        gradient, *gradients = back(cotangent)
+        return jax.tree.map(jnp.add, total, gradient), *gradients
     refs = jax.tree.map(jax.new_ref, total)
     new = jax.tree.map(lambda _: False, others)  # any leaf but a reference asks for a new array
     _, *gradients = back.with_refs(refs, *new)(cotangent)

@@ -146,11 +146,14 @@ class SharedPrompts:
         merge: Callable[[Params], Params],
         params: Params,
         prefix_gradient: Caches,
+        *,
+        in_place: bool,
     ) -> Params:
         """Returns `gradient` with the gradient of `params` through the shared prompts.
 
         Args:
           prefix_gradient: the gradient of `caches(merge(params))`.
+          in_place: as of `microbatches.add_gradient`.
         """
         if not self.columns:
             return gradient
@@ -163,7 +166,8 @@ class SharedPrompts:
                 x = jax.lax.slice_in_dim(x, 0, width, axis=axis + 1)
                 return x.astype(self.decoder.dtype)
 
-            return add_gradient(back, map_cache(cotangent, of_rows), gradient)[0]
+            backward = map_cache(cotangent, of_rows)
+            return add_gradient(back, backward, gradient, in_place=in_place)[0]
 
         return self.fold(add, gradient)
 
