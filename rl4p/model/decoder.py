@@ -265,15 +265,12 @@ class Decoder:
             stacked = stack(params["layers"], at, period)
             cached = None if before is None else before.layers[number]
             own = jax.tree.map(period.part, (own_LBTP, experts_LBTC))
-            x_BTD, (kept, loads_of) = self.run_period(
+            (x_BTD, last), (kept, loads_of) = self.run_period(
                 x_BTD, period, stacked, cached, seen, shared, own, keep=keep, load=load
             )
             caches.append(kept)
             loads += [one for one in loads_of if one is not None]
-            for place, cache in enumerate(kept):
-                kind = c.kinds[period.start + place]
-                if c.sharing is not None and not kind.shares:
-                    shared[kind.full] = jax.tree.map(lambda x: x[-1], cache)
+            shared |= last
         return x_BTD, tuple(caches), loads
 
     def by_layer(self, experts_BTX: Array) -> Array:
@@ -297,8 +294,10 @@ class Decoder:
         *,
         keep: bool,
         load: bool,
-    ) -> tuple[Array, Any]:
+    ) -> tuple[tuple[Array, dict[bool, Any]], Any]:
         """Runs all layers of a period; returns the activations, and caches and loads by place.
+
+        Beside the activations are the last keys and values that other layers may share.
 
         Args:
           own: the layers' own inputs and their experts, of all repetitions; or None.
@@ -316,11 +315,13 @@ class Decoder:
             for own, those in zip(views_of, kinds, strict=True)
         ]
 
-        def run(x_BTD: Array, scanned: tuple[Params, Any, Any, Any]) -> tuple[Array, Any]:
-            stacked, numbers, cached, own = scanned
+        sharing = self.config.sharing is not None
+
+        def run(carry: tuple[Array, Any], scanned: tuple[Params, Any, Any, Any]) -> Any:
+            (x_BTD, last), (stacked, numbers, cached, own) = carry, scanned
             kept, loads = [], []
             for place, (kind, *_) in enumerate(kinds):
-                keeps = keep or (self.config.sharing is not None and not kind.shares)
+                keeps = keep or (sharing and not kind.shares)
                 run_layer = partial(
                     self.run_layer, (period, place), views_of[place], keep=keeps, load=load
                 )
@@ -332,11 +333,18 @@ class Decoder:
                 of_place = jax.tree.map(lambda x, place=place: x[place], own)
                 inputs = stacked, numbers[place], cache, shared.get(kind.full), *of_place
                 x_BTD, cache, of_layer = run_layer(x_BTD, inputs)
-                kept.append(cache)
+                if sharing and not kind.shares:
+                    last = last | {kind.full: cache}
+                kept.append(cache if keep else None)
                 loads.append(of_layer)
-            return x_BTD, (tuple(kept), tuple(loads))
+            return (x_BTD, last), (tuple(kept), tuple(loads))
 
-        return jax.lax.scan(run, x_BTD, (stacked, numbers, cached, own), unroll=self.unroll)
+        scanned, last = (stacked, numbers, cached, own), {}
+        if sharing:  # the loop carries the last ones: as results, those of all layers would stay
+            first = jax.tree.map(lambda x: x[0], scanned)
+            shapes = jax.eval_shape(run, (x_BTD, last), first)[0][1]
+            last = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        return jax.lax.scan(run, (x_BTD, last), scanned, unroll=self.unroll)
 
     def run_layer(
         self,

@@ -1,13 +1,19 @@
 """Tests Gemma 4: heads of full layers, shared keys, and what is refused."""
 
 import re
+from dataclasses import replace
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from rl4p.base.errors import InputError
+from rl4p.model.decoder import Decoder
 from rl4p.model.decoder_config import KeyHeads, SharedKeys
 from rl4p.model.families import FAMILIES
 from rl4p.model.rope import ProportionalScaling
+from tests.golden.cases import decoder_config
 
 TWO = {"head_dim": 16, "num_key_value_heads": 2}
 
@@ -126,3 +132,18 @@ def test_keys_of_full_layers_without_values_are_those_of_others(read):
     change = {"attention_k_eq_v": False, "per_layer_config": dict.fromkeys("14", TWO)}
     with pytest.raises(InputError, match="other key and value heads in full layers"):
         read("gemma4", change)
+
+
+def test_a_loop_keeps_the_last_shared_keys_and_not_those_of_all_layers():
+    config = replace(decoder_config("gemma4_shared"), layers=8, sliding=(True, False) * 4)
+    decoder = Decoder(config=config, remat="layer")
+    params = jax.eval_shape(decoder.init, jax.random.key(0))
+    row = [jax.ShapeDtypeStruct((5, 11), np.int32)] * 3
+
+    def loss(params, *row):
+        return jnp.sum(jnp.square(decoder.hidden(params, *row)))
+
+    of_all_layers = "f32[3,5,2,8,11]"
+    assert "f32[5,2,8,11]" in (program := str(jax.make_jaxpr(jax.grad(loss))(params, *row)))
+    assert of_all_layers not in program
+    assert of_all_layers in str(jax.make_jaxpr(decoder.caches)(params, *row))
