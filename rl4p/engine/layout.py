@@ -72,7 +72,7 @@ class Layout:
         return self.begin + response_room(used - self.begin - 1, self.most - self.begin)
 
 
-SHARED_COLUMNS = 512  # shorter prompts are read as fast from a copy in each slot
+SHARED_COLUMNS = 256  # below, the digits of short prompts stay what they were
 
 
 def shares_prompts(width: int, prompts: int, sequences: int, slots: int) -> bool:

@@ -163,10 +163,10 @@ def test_a_kept_sequence_has_its_prompt(ending, shared, kind):
 
 def test_long_prompts_of_groups_are_shared(monkeypatch):
     monkeypatch.undo()
-    assert shares_prompts(512, prompts=4, sequences=32, slots=32)
-    assert not shares_prompts(256, prompts=4, sequences=32, slots=32)
-    assert not shares_prompts(512, prompts=4, sequences=7, slots=7)
-    assert not shares_prompts(512, prompts=4, sequences=32, slots=1)
+    assert shares_prompts(256, prompts=4, sequences=32, slots=32)
+    assert not shares_prompts(128, prompts=4, sequences=32, slots=32)
+    assert not shares_prompts(256, prompts=4, sequences=7, slots=7)
+    assert not shares_prompts(256, prompts=4, sequences=32, slots=1)
 
 
 def test_the_numbers_of_places_are_few():
