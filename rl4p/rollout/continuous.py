@@ -97,6 +97,11 @@ class Continuous(Sampler):
                 "rollout.replay_experts=true has no effect, because the model has no experts: "
                 "leave it out."
             )
+        if self.draft_tokens:
+            raise InputError(
+                f"rollout.replay_experts=true records no tokens that were drafted: set "
+                f"rollout.draft_tokens=0, not {self.draft_tokens}."
+            )
         return replace(policy, decoder=replace(policy.decoder, records=True))
 
     def metrics(self) -> dict[str, float]:

@@ -224,3 +224,8 @@ def test_groups_of_other_widths_are_joined_with_their_experts(sampled, score, ma
 def test_a_model_without_experts_is_refused(policy):
     with pytest.raises(InputError, match="replay_experts=true has no effect, because the model"):
         SAMPLER.open(policy)
+
+
+def test_drafts_are_refused(mixture):
+    with pytest.raises(InputError, match="replay_experts=true .* set rollout.draft_tokens=0"):
+        dataclasses.replace(SAMPLER, draft_tokens=2).open(mixture[0])
