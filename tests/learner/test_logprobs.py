@@ -121,7 +121,9 @@ def test_a_kernel_has_large_blocks(policy, columns, before, block):
     )
 
     def activations(params, prefix, numbers):
-        batch = SimpleNamespace(tokens_BT=numbers, positions_BT=numbers, segment_ids_BT=numbers)
+        batch = SimpleNamespace(
+            tokens_BT=numbers, positions_BT=numbers, segment_ids_BT=numbers, experts_BTX=None
+        )
         return trunk(decoder, params, batch, prefix)
 
     program = jax.make_jaxpr(activations)(params, prefix, numbers)

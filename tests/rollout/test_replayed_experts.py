@@ -227,5 +227,5 @@ def test_a_model_without_experts_is_refused(policy):
 
 
 def test_drafts_are_refused(mixture):
-    with pytest.raises(InputError, match="replay_experts=true .* set rollout.draft_tokens=0"):
+    with pytest.raises(InputError, match=r"replay_experts=true .* set rollout.draft_tokens=0"):
         dataclasses.replace(SAMPLER, draft_tokens=2).open(mixture[0])

@@ -32,7 +32,7 @@ from rl4p.loop.pending_groups import (
 from rl4p.loop.prompts import take
 from rl4p.loop.stopwatch import WORK, WorkingTime, clock, doing, waited_for
 from rl4p.model.policy import Policy
-from rl4p.protocols.collection import Collected, CollectorPhases, Filter
+from rl4p.protocols.collection import Collected, CollectorPhases, Filter, OpenSource
 from rl4p.protocols.engine import Completion, Engine, HoldsEpisodes, OpensEngine, opened
 from rl4p.protocols.traits import RolloutTraits
 from rl4p.rollout.episodes import seed_of
@@ -129,8 +129,16 @@ class Asynchronous:
         # A call of the engine keeps the parameters that it began with while newer ones arrive.
         return 2 if shared and self.overlaps else 0
 
-    def open(self, *parts: Any, **sizes: int) -> "OpenAsynchronous":
-        return OpenAsynchronous(self, *parts, **sizes)
+    def open(
+        self,
+        phases: CollectorPhases,
+        policy: Policy,
+        source: OpenSource,
+        *,
+        prompts_per_step: int,
+        group_size: int,
+    ) -> "OpenAsynchronous":
+        return OpenAsynchronous(self, phases, policy, source, prompts_per_step, group_size)
 
 
 class OpenAsynchronous(OpenSynchronous):
@@ -139,10 +147,8 @@ class OpenAsynchronous(OpenSynchronous):
     The main thread alone takes prompts, rejects groups and hands them out. `condition` guards all.
     """
 
-    def __init__(
-        self, options: Asynchronous, phases: CollectorPhases, *parts: Any, **sizes: int
-    ) -> None:
-        super().__init__(phases, *parts, **sizes)
+    def __init__(self, options: Asynchronous, phases: CollectorPhases, *others: Any) -> None:
+        super().__init__(phases, *others)
         policy, source, group_size = self.policy, self.source, self.group_size
         self.options, self.every = options, RolloutTraits.read(phases.rollout).sync_every
         limits = limits_of(options, self.prompts_per_step, group_size, source, self.every)

@@ -17,7 +17,8 @@ from rl4p.loop.groups import check_filters, divided, joined
 from rl4p.loop.metrics import drawn_shares, rollout_metrics
 from rl4p.loop.prompts import Quota
 from rl4p.loop.stopwatch import Stopwatch
-from rl4p.protocols.collection import Collected, CollectorPhases, Filter
+from rl4p.model.policy import Policy
+from rl4p.protocols.collection import Collected, CollectorPhases, Filter, OpenSource
 
 PARTS = (1, 2, 4, 8)  # a round has the size of the first one, divided by one of these
 
@@ -55,17 +56,23 @@ class DynamicSampling:
                 "+filter@collector.filters.NAME=OPTION, or choose collector=synchronous."
             )
 
-    def open(self, *parts: Any, **sizes: int) -> "OpenDynamicSampling":
-        return OpenDynamicSampling(self, *parts, **sizes)
+    def open(
+        self,
+        phases: CollectorPhases,
+        policy: Policy,
+        source: OpenSource,
+        *,
+        prompts_per_step: int,
+        group_size: int,
+    ) -> "OpenDynamicSampling":
+        return OpenDynamicSampling(self, phases, policy, source, prompts_per_step, group_size)
 
 
 class OpenDynamicSampling(OpenSynchronous):
     """An `OpenCollector` that keeps the prompts whose groups were not needed."""
 
-    def __init__(
-        self, options: DynamicSampling, phases: CollectorPhases, *parts: Any, **sizes: int
-    ) -> None:
-        super().__init__(phases, *parts, **sizes)
+    def __init__(self, options: DynamicSampling, phases: CollectorPhases, *others: Any) -> None:
+        super().__init__(phases, *others)
         self.options = options
         self.cache = options.cache and options.cache.open(phases)
         check_filters(options.filters, self.group_size)

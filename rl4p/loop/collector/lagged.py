@@ -1,13 +1,13 @@
 """A collector that samples with the parameters of an earlier step."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from rl4p.base.errors import InputError
 from rl4p.configuration.bounds import Natural
 from rl4p.loop.collector.synchronous import OpenSynchronous
 from rl4p.loop.synced_weights import SyncedWeights
-from rl4p.protocols.collection import CollectorPhases
+from rl4p.model.policy import Policy
+from rl4p.protocols.collection import CollectorPhases, OpenSource
 from rl4p.protocols.traits import RolloutTraits
 
 
@@ -34,11 +34,19 @@ class Lagged:
         """Returns the copies of the parameters on the training mesh."""
         return self.lag + 1
 
-    def open(self, phases: CollectorPhases, *parts: Any, **sizes: int) -> OpenSynchronous:
+    def open(
+        self,
+        phases: CollectorPhases,
+        policy: Policy,
+        source: OpenSource,
+        *,
+        prompts_per_step: int,
+        group_size: int,
+    ) -> OpenSynchronous:
         if (every := RolloutTraits.read(phases.rollout).sync_every) > 1:
             raise InputError(
                 f"rollout.sync_every={every} and collector=lagged both choose the weights that "
                 "sample: set collector.lag, or choose collector=synchronous."
             )
         weights = SyncedWeights(phases.rollout, self.lag)
-        return OpenSynchronous(phases, *parts, **sizes, weights=weights)
+        return OpenSynchronous(phases, policy, source, prompts_per_step, group_size, weights)

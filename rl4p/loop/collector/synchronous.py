@@ -21,8 +21,16 @@ from rl4p.protocols.collection import Collected, CollectorPhases, OpenSource
 class Synchronous:
     """Options of a collector that samples and grades all trajectories of a step in that step."""
 
-    def open(self, *parts: Any, **sizes: int) -> "OpenSynchronous":
-        return OpenSynchronous(*parts, **sizes)
+    def open(
+        self,
+        phases: CollectorPhases,
+        policy: Policy,
+        source: OpenSource,
+        *,
+        prompts_per_step: int,
+        group_size: int,
+    ) -> "OpenSynchronous":
+        return OpenSynchronous(phases, policy, source, prompts_per_step, group_size)
 
 
 class OpenSynchronous:

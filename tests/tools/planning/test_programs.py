@@ -283,7 +283,7 @@ def test_devices_that_divide_experts_divide_their_products():
     )  # fmt: skip
     module = Experts(config, jnp.dtype("float32"), "grouped")
     x_BTD = jnp.ones((3, 5, 4))
-    params = module.init(jax.random.key(0), x_BTD)
+    params = {"params": module.init(jax.random.key(0), x_BTD)["params"]}
     devices = AbstractMesh((1, 1, 2), ("dp", "fsdp", "tp"), axis_types=(AxisType.Auto,) * 3)
     mesh = SimpleNamespace(size=2, product_axes=("tp",), devices=devices)
 
