@@ -103,11 +103,11 @@ def our_loss(monkeypatch, make_objective, batch_of):
     monkeypatch.setattr("rl4p.learner.objective.token_scores", scores)
     monkeypatch.setattr("rl4p.learner.critic.values", lambda head, hidden: hidden)
 
+    decoder = SimpleNamespace(dtype="float32", exact=False, config=SimpleNamespace(kinds=()))
+
     def evaluate(numbers, update, *, group_size=1, **phases):
         update = replace(update, tokens_per_microbatch=4 * numbers.mask.shape[1])
-        objective = make_objective(
-            update, group_size=group_size, decoder=SimpleNamespace(dtype="float32"), **phases
-        )
+        objective = make_objective(update, group_size=group_size, decoder=decoder, **phases)
         coefficients = {
             name: getattr(objective, name).coefficient({}) for name in ("kl", "entropy")
         }
