@@ -74,7 +74,8 @@ class Servers:
 
     def kill(self, url):
         process = self.processes.pop(url)
-        os.killpg(process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it has ended by itself
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
     def close(self):
