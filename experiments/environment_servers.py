@@ -1,7 +1,7 @@
 """Compares what a policy reads from servers with what the clients of their packages show.
 
     pip install 'rl4p[mcp,openenv]' openenv-core
-    python experiments/environment_servers.py
+    python -m experiments.environment_servers
 
 OpenEnv: the server that `openenv init` writes. MCP: the tools of a server of the package. A line
 has the number of texts that were compared, and of those that differ.
@@ -13,16 +13,13 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from time import sleep
-from typing import Any
 
-from rl4p.base.types import Prompt
+from experiments.environment_texts import played
 from rl4p.rollout.environments.mcp import MCP
 from rl4p.rollout.environments.openenv import OpenEnv
 
-PROMPT = Prompt(id="p", question="q", answer="", task="t", tokens=(1,))
 MOVES = ("hello", "", "two  spaces", "a\nb", '{"a": [1, 2.50]}', "\u00fc\u4f60", "<b>")
 CLIENT = """
 import asyncio, json, sys
@@ -56,40 +53,28 @@ server.run()
 """
 
 
-def texts_of(options: Any, moves: Sequence[str]) -> list[str]:
-    """Returns the texts that a policy reads which makes some moves."""
-
-    async def run() -> list[str]:
-        episode = options.open(PROMPT, 17, "e")
-        try:
-            first = await episode.reset()
-            texts = [first.removeprefix("\n")] if first else []
-            for move in moves:
-                result = await episode.step({"role": "assistant", "content": move})
-                texts += [message["content"] for message in result.messages]
-            return texts
-        finally:
-            await episode.close()
-
-    return asyncio.run(run())
+def answers(port: int) -> bool:
+    """Returns whether a server listens at a port of this machine."""
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
 
 
 def of_openenv() -> tuple[list[str], list[str]]:
     """Returns the texts of the template of OpenEnv: of a policy, and of the package's client."""
-    with socket.socket() as free, tempfile.TemporaryDirectory() as folder:
+    with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-        free.close()
+    with tempfile.TemporaryDirectory() as folder:
         program = str(Path(sys.executable).parent / "openenv")
         subprocess.run([program, "init", "my_env"], cwd=folder, check=True, capture_output=True)
         line = [sys.executable, "-m", "my_env.server.app", "--port", str(port)]
         server = subprocess.Popen(line, cwd=folder, stderr=subprocess.DEVNULL)
         try:
-            while socket.socket().connect_ex(("127.0.0.1", port)):
+            while server.poll() is None and not answers(port):
                 sleep(0.2)
             url = f"http://127.0.0.1:{port}"
             options = OpenEnv(url=url, action_field="message", observation_field="echoed_message")
-            ours = texts_of(options, MOVES)
+            ours = asyncio.run(played(options, MOVES))
             client = [sys.executable, "-c", CLIENT, url, json.dumps(MOVES)]
             shown = subprocess.run(client, cwd=folder, check=True, capture_output=True, text=True)
             return ours, json.loads(shown.stdout.splitlines()[-1])
@@ -116,7 +101,7 @@ def of_mcp() -> tuple[list[str], list[str]]:
     theirs = asyncio.run(shown())
     line = '<tool_call>{{"name": "{}", "arguments": {{}}}}</tool_call>'
     calls = [line.format(name) for name, _ in theirs]
-    return texts_of(MCP(command=command), calls), [text for _, text in theirs]
+    return asyncio.run(played(MCP(command=command), calls)), [text for _, text in theirs]
 
 
 def main() -> int:

@@ -24,18 +24,21 @@ PROMPT = Prompt(id="p", question="q", answer="", task="t", tokens=(1,))
 ACTIONS = ("[up]", "[1 1]", "[A B]", "[red]", "[7]", "[hit]")  # of several games; wrong in others
 
 
-async def played(options: Gymnasium, moves: Sequence[str]) -> list[str]:
+async def played(options: Any, moves: Sequence[str]) -> list[str]:
     """Returns the texts that a policy reads which makes some moves."""
     episode = options.open(PROMPT, SEED, "e")
-    texts = [(await episode.reset()).removeprefix("\n")]
-    for move in moves:
-        await asyncio.sleep(0)
-        result = await episode.step({"role": "assistant", "content": move})
-        texts.append(result.messages[0]["content"])
-        if result.done:
-            break
-    await episode.close()
-    return texts
+    try:
+        first = await episode.reset()
+        texts = [first.removeprefix("\n")] if first else []
+        for move in moves:
+            await asyncio.sleep(0)
+            result = await episode.step({"role": "assistant", "content": move})
+            texts += [message["content"] for message in result.messages]
+            if result.done:
+                break
+        return texts
+    finally:
+        await episode.close()
 
 
 def of_gem(name: str, moves: Sequence[str]) -> list[str]:

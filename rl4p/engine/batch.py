@@ -107,7 +107,7 @@ class Batch:
                 self.slots.clear(slot)
 
     def record(self, slot: int, sequence: TokenSequence) -> None:
-        """Takes the experts of a sequence that leaves its slot, if they are recorded."""
+        """Keeps the recorded experts of a sequence that leaves its slot."""
         if self.decoder.records:
             row = self.row_of(slot, sequence, slice(-1, None))
             padding = self.layout.padding(sequence.context)

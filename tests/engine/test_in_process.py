@@ -18,7 +18,7 @@ from rl4p.protocols.engine import Request
 from rl4p.rollout.annealing import Linear
 from rl4p.rollout.continuous import Continuous
 from rl4p.rollout.naive_sampler import NaiveSampler
-from tests.support.requests import keys, mixed_requests
+from tests.support.requests import keys, mixed_requests, next_turns
 
 R = 40
 KINDS = [Continuous, NaiveSampler]
@@ -233,15 +233,7 @@ def test_a_kept_sequence_is_continued_from_its_cache(ending, params, requests, s
         return completions
 
     first = complete([dataclasses.replace(request, keep=True) for request in requests])
-    contexts = [request.tokens for request in requests for _ in request.keys_N]
-    later = [
-        Request(
-            tokens=[*context, *completion.tokens.tolist(), *range(70, 73)],
-            keys_N=keys(20 + number),
-            max_tokens=9 + number,
-        )
-        for number, (context, completion) in enumerate(zip(contexts, first, strict=True))
-    ]
+    later = next_turns(requests, first)
     assert_same(complete(later), opened().complete(later))
     assert_same(complete(later[::-1]), opened().complete(later[::-1]))
     engine.publish(params, 3)

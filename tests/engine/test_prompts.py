@@ -18,7 +18,7 @@ from rl4p.model.decoder_config import ConvolutionConfig, LatentConfig, MambaConf
 from rl4p.protocols.engine import Request
 from rl4p.rollout.continuous import Continuous
 from rl4p.rollout.naive_sampler import NaiveSampler
-from tests.support.requests import keys
+from tests.support.requests import keys, next_turns
 
 R = 70
 
@@ -146,15 +146,7 @@ def test_a_kept_sequence_has_its_prompt(ending, shared, kind):
     first = engine.complete(requests)
     assert None not in shared
     before, shared[:] = engine.prefilled_tokens, []
-    contexts = [request.tokens for request in requests for _ in request.keys_N]
-    later = [
-        Request(
-            tokens=[*context, *completion.tokens.tolist(), *range(70, 73)],
-            keys_N=keys(20 + number),
-            max_tokens=9 + number,
-        )
-        for number, (context, completion) in enumerate(zip(contexts, first, strict=True))
-    ]
+    later = next_turns(requests, first)
     rollout = NaiveSampler(max_response_tokens=R)
     assert_same(engine.complete(later), answers(rollout, policy, params, later))
     assert engine.prefilled_tokens - before == 4 * len(later)

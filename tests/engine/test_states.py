@@ -13,10 +13,9 @@ from rl4p.distributed.mesh import Mesh
 from rl4p.learner.logprobs import ScoreOptions, score_tokens
 from rl4p.learner.shared_prompts import pays
 from rl4p.model.decoder_config import ConvolutionConfig, MambaConfig
-from rl4p.protocols.engine import Request
 from rl4p.rollout.continuous import Continuous
 from rl4p.rollout.naive_sampler import NaiveSampler
-from tests.support.requests import keys, mixed_requests
+from tests.support.requests import mixed_requests, next_turns
 
 R = 40
 
@@ -80,15 +79,7 @@ def test_a_sequence_is_continued_from_its_state(stateful, params, requests):
 
     engine = opened()
     first = engine.complete([dataclasses.replace(request, keep=True) for request in requests])
-    contexts = [request.tokens for request in requests for _ in request.keys_N]
-    later = [
-        Request(
-            tokens=[*context, *completion.tokens.tolist(), *range(70, 73)],
-            keys_N=keys(20 + number),
-            max_tokens=9 + number,
-        )
-        for number, (context, completion) in enumerate(zip(contexts, first, strict=True))
-    ]
+    later = next_turns(requests, first)
     before = engine.prefilled_tokens
     assert_same(engine.complete(later), opened().complete(later))
     assert engine.prefilled_tokens - before == 4 * len(later)

@@ -23,3 +23,16 @@ def mixed_requests(most):
         Request(tokens=tokens, keys_N=keys(*several), max_tokens=limit)
         for tokens, limit, several in zip(contexts, limits, seeds, strict=True)
     ]
+
+
+def next_turns(requests, completions):
+    """Returns a request behind each completion: its tokens and three more."""
+    contexts = [request.tokens for request in requests for _ in request.keys_N]
+    return [
+        Request(
+            tokens=[*context, *completion.tokens.tolist(), *range(70, 73)],
+            keys_N=keys(20 + number),
+            max_tokens=9 + number,
+        )
+        for number, (context, completion) in enumerate(zip(contexts, completions, strict=True))
+    ]

@@ -14,6 +14,7 @@ from jax.sharding import NamedSharding
 from rl4p.base.types import Params, TrainingBatch
 from rl4p.configuration.slices import Chip, least_hops
 from rl4p.distributed.partition import specs
+from rl4p.learner.device_gradient import adds_in_place
 from rl4p.learner.gradient_step import add_minibatch_scores, shares_prompts
 from rl4p.learner.logprobs import ForwardRows, columns_per_chunk
 from rl4p.learner.microbatches import rows_in
@@ -164,8 +165,10 @@ class StepEstimate:
         run, decoder, layout = self.run, self.decoder, self.layout
         trained = bytes_of_chip(run.state.params)
         itemsize = jnp.dtype(decoder.dtype).itemsize
+        objective = run.phases.objective(run.policy, run.group_size)
         parts: Parts = {
-            "gradients": trained,  # the sum over the microbatches, to which each adds in place
+            # The sum over the microbatches, and the gradient of one unless it is added in place.
+            "gradients": trained if adds_in_place(objective, run.policy.frozen) else 2 * trained,
             "activations": self.traced.kept,
             "layer": max(layer.kept for layer in self.layers),
             "logits": LOGITS * self.traced.logits,

@@ -99,6 +99,14 @@ def test_the_parts_of_the_state_are_its_arrays():
     assert guess.update()["gradients"] == parameters
 
 
+@pytest.mark.parametrize("different", ["model.attention_interval=2", "critic=separate"])
+def test_a_gradient_that_is_not_added_in_place_is_counted_twice(different):
+    """Layers of several structures, and parameters beside those of the policy."""
+    words = ("model=scratch", "model.layers=2", different)
+    guess = estimate_of(*words, *(["advantage=gae"] if "critic" in different else []))
+    assert guess.update()["gradients"] == 2 * bytes_of_chip(guess.run.state.params)
+
+
 ADAPTERS = (
     *("model=tiny", "model.dtype=bfloat16", "model.lora.rank=4"),
     *(word for word in SMALL if not word.startswith("model")),
@@ -111,7 +119,7 @@ def test_a_base_of_adapters_has_no_gradients():
     base = guess.run.policy.frozen
     numbers = sum(x.size for x in jax.tree.leaves(base))
     assert parts["base"] == 2 * numbers
-    assert parts["gradients"] == parts["adapters"] < parts["base"]
+    assert parts["gradients"] == 2 * parts["adapters"] < parts["base"]
     assert parts["expanded layer"] == 0
 
 
