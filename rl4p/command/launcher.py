@@ -224,7 +224,7 @@ def own_failures(config: DictConfig) -> Iterator[None]:
     line in its file. `os._exit` still ends the process, but prints such a sentence and uses exit
     code 1, because the job has not finished.
     """
-    parts = own_parts(OmegaConf.to_container(config))
+    parts = keys_by_target(OmegaConf.to_container(config))
     leave, process = os._exit, os.getpid()
 
     def leave_with_sentence(status: int) -> NoReturn:
@@ -257,15 +257,15 @@ def own_failures(config: DictConfig) -> Iterator[None]:
         os._exit = leave
 
 
-def own_parts(tree: Any, key: str = "") -> dict[str, str]:
-    """Returns the keys by target, without the targets of packages that are always trusted."""
+def keys_by_target(tree: Any, key: str = "") -> dict[str, str]:
+    """Returns the key of each target that belongs to no package that is always trusted."""
     keys: dict[str, str] = {}
     children = tree.items() if isinstance(tree, Mapping) else enumerate(tree)
     for name, child in children:
         if name == "_target_" and str(child).partition(".")[0] not in TRUSTED:
             keys[str(child)] = f"{keys[child]} or {key}" if child in keys else key
         elif isinstance(child, (Mapping, list)):
-            for target, other in own_parts(child, join(key, name)).items():
+            for target, other in keys_by_target(child, join(key, name)).items():
                 keys[target] = f"{keys[target]} or {other}" if target in keys else other
     return keys
 

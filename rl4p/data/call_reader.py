@@ -130,7 +130,7 @@ class CallStream:
         if not after and not ended and (self.last in QUOTES or word[0] == "`"):
             return None  # a word in quotation marks, or more of them
         if word[0] == "`":
-            return self.code(word, ended)
+            return self.code_mark(word, ended)
         if QUOTES.issuperset((self.last, after)):
             return Span(word)
         if UNOPENED.fullmatch(word):  # within a line it is a word of a sentence
@@ -148,8 +148,8 @@ class CallStream:
             block = coder_block(self.held, self.reader.functions or {}, ended=ended)
         return None if block is None else Span(self.held[: block.length], block.calls)
 
-    def code(self, word: str, ended: bool) -> Span | None:
-        """Returns the span of the beginning or the end of code, where a tag is a text."""
+    def code_mark(self, word: str, ended: bool) -> Span | None:
+        """Returns the span of a mark around code; within code, tags are texts."""
         rest = self.held[len(word) :]
         if word.startswith(FENCE):
             self.fence = not self.fence and (FENCE in rest or not ended)

@@ -73,7 +73,7 @@ class CountedCall:
 
     @contextmanager
     def called(self) -> Iterator[None]:
-        """Lets `item_done` count for this call while it goes on; then all its items are done."""
+        """Directs `item_done` to this call within a `with` block; at its end, counts the rest."""
         token = CALL.set(self)
         try:
             yield

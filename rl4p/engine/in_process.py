@@ -273,7 +273,7 @@ class ContinuousEngine(InProcess):
     def with_drafts(
         self, params: Params, layout: Layout, kept: Kept
     ) -> tuple[Layout, Kept, Speculation | None]:
-        """Returns the options of a batch with room for drafts, if they may pay for any size."""
+        """Returns the options of a batch, with room for drafts where they may save time."""
         mesh, drafted = self.policy.sampling_mesh, self.draft_tokens
         speculation = Speculation(
             drafted,

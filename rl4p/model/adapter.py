@@ -146,7 +146,7 @@ class Adapter:
             scale = self.scale(module, matrices.rank)
             yield name, partial(matrices.product, scale=scale)
             if matrices.bias is not None:
-                yield f"{module}.bias", partial(matrices.added, scale=scale)
+                yield f"{module}.bias", partial(matrices.bias_rows, scale=scale)
 
     def check_tied(self, *, tied: bool) -> None:
         """Raises InputError if an adapter changes the embedding or the head, which are one."""

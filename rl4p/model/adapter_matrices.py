@@ -59,8 +59,8 @@ class LowRank:
         a, b = self.matrices
         return np.float32(scale) * (b[rows] @ a)
 
-    def added(self, rows: slice, *, scale: float) -> np.ndarray:
-        """Returns a part of the scaled bias."""
+    def bias_rows(self, rows: slice, *, scale: float) -> np.ndarray:
+        """Returns rows of the scaled bias."""
         assert self.bias is not None
         return np.float32(scale) * whole(self.bias).astype(np.float32)[rows]
 

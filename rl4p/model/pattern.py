@@ -66,7 +66,7 @@ def parameter_names(config: DecoderConfig, structure: LayerKind) -> tuple[str, .
 
 @cache
 def places(config: DecoderConfig) -> Places:
-    """Returns the names of each layer's parameters, and its number among the layers with them."""
+    """Returns, for each layer, the names of its parameters and its index in their stacks."""
     before: Counter[str] = Counter()
     result = []
     for kind in config.kinds:

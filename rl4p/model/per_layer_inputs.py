@@ -43,8 +43,8 @@ def per_layer_inputs(
     own = rows_of_table(params["embedding"], tokens_BT).astype(x_BTD.dtype)
     own = own * jnp.asarray(c.per_layer_width**0.5, x_BTD.dtype)
 
-    def of_layers(x: Array) -> Array:
+    def by_layer(x: Array) -> Array:
         return x.reshape(*tokens_BT.shape, c.layers, c.per_layer_width)
 
-    p_BTLP = (norm(of_layers(projected)) + of_layers(own)) * 2**-0.5
+    p_BTLP = (norm(by_layer(projected)) + by_layer(own)) * 2**-0.5
     return p_BTLP.transpose(2, 0, 1, 3)

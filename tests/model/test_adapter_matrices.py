@@ -38,7 +38,7 @@ def test_the_product_by_hand(stored, transposed):
 
 def test_a_bias_is_scaled_too(stored):
     matrices = LowRank(a=stored["a"], b=stored["b"], bias=stored["bias"])
-    np.testing.assert_array_equal(matrices.added(slice(1, 3), scale=0.5), [1, 1.5])
+    np.testing.assert_array_equal(matrices.bias_rows(slice(1, 3), scale=0.5), [1, 1.5])
 
 
 @pytest.mark.parametrize("parts", [("a", "narrow"), ("bias", "b"), ("a", "b", "a")])

@@ -35,9 +35,9 @@ class TensorPart(NamedTuple):
         """Returns the shape of the tensor, given the shape of the part."""
         return (*shape[: self.axis], self.size, *shape[self.axis + 1 :])
 
-    def index_of(self, within: tuple[slice, ...]) -> tuple[slice | np.ndarray, ...]:
-        """Returns the index in the tensor of a piece of the part, given its index in the part."""
-        first, last = within[self.axis].start, within[self.axis].stop - 1
+    def index_of(self, slices: tuple[slice, ...]) -> tuple[slice | np.ndarray, ...]:
+        """Returns where a slice of the parameter stands in the tensor."""
+        first, last = slices[self.axis].start, slices[self.axis].stop - 1
         index: slice | np.ndarray
         if self.run == 1:
             start, stop = (self.start + i * self.step for i in (first, last))
@@ -45,7 +45,7 @@ class TensorPart(NamedTuple):
         else:
             steps, places = np.divmod(np.arange(first, last + 1), self.run)
             index = self.start + steps * self.step + places
-        return (*within[: self.axis], index, *within[self.axis + 1 :])
+        return (*slices[: self.axis], index, *slices[self.axis + 1 :])
 
 
 class Tensor(NamedTuple):

@@ -150,7 +150,7 @@ def used_norms(keys: Keys, _: Any) -> dict[str, Any]:
 
 
 def read_usual_heads(keys: Keys, options: dict[str, Any]) -> dict[str, Any]:
-    """Checks that the norm over all heads, which has the width of the model, is over them."""
+    """Checks that the heads together are as wide as the model, as the norm over them is."""
     keys.must_be("head_dim", options["width"] // options["heads"])
     return {}
 

@@ -233,5 +233,5 @@ def advice(run: AbstractRun, costs: Sequence[Cost], memory: float) -> str:
 
 
 def unit_of(size: float) -> tuple[str, int]:
-    """Returns the unit for sizes up to `size`: its name and its bytes."""
+    """Returns the name and the bytes of the unit in which to print sizes up to `size`."""
     return ("GiB", GIB) if size >= GIB / 10 else ("MiB", GIB // 1024)
