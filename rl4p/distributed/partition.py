@@ -86,6 +86,8 @@ DECLARED: dict[str, Parameter] = {
     "gate/bias": vector("feed_forward"),
     "up/bias": vector("feed_forward"),
     "down/bias": vector(),
+    **dict.fromkeys(("xielu/positive", "xielu/negative"), vector(None)),
+    **dict.fromkeys(("xielu/slope", "xielu/edge"), constant(None)),
     "experts/router": Parameter((None, None)),
     "experts/gate": Parameter(("experts", "width", None)),
     "experts/up": Parameter(("experts", "width", None)),

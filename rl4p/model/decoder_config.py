@@ -193,7 +193,7 @@ class DecoderConfig:
         model has any, or else a gated one.
       activation: the feed-forward of gate g and up u: `silu`, `gelu_tanh` and `relu2` (the square
         of relu) are act(g) u, and `clamped_swish` is g sigmoid(1.702 g) (u + 1), with g cut at 7
-        and u at -7 and 7.
+        and u at -7 and 7; `xielu` is `experts.XIELU`, which has no gate.
       ungated: the feed-forward has no gate, and is act(u).
       scaled_embedding: embeddings are multiplied by the square root of the width.
       embedding_multiplier, residual_multiplier, logits_multiplier: the factors of embeddings, of
@@ -256,7 +256,7 @@ class DecoderConfig:
     normed_values: bool = False
     mixers: tuple[Mixer, ...] = ()
     feed_forwards: tuple[FeedForward, ...] = ()
-    activation: Literal["silu", "gelu_tanh", "relu2", "clamped_swish"] = "silu"
+    activation: Literal["silu", "gelu_tanh", "relu2", "clamped_swish", "xielu"] = "silu"
     ungated: bool = False
     tied_embedding: bool = True
     scaled_embedding: bool = False

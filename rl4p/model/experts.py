@@ -23,6 +23,13 @@ ACTIVATIONS = {
 }
 OfExperts = tuple[Array | None, Array | None]  # corrections and factors, for `Router`
 LIMIT, SLOPE = 7.0, 1.702  # of `clamped_swish`
+# Of fresh parameters: p = n = 0.8 (`XIELU`).
+XIELU_START = {
+    "positive": math.log(math.expm1(0.8)),
+    "negative": math.log(math.expm1(0.3)),
+    "slope": 0.5,
+    "edge": -1e-6,
+}
 
 
 def gated(activation: str, gate: Array | None, up: Array) -> jax.Array:
@@ -33,6 +40,28 @@ def gated(activation: str, gate: Array | None, up: Array) -> jax.Array:
         gate, up = jnp.minimum(gate, LIMIT), jnp.clip(up, -LIMIT, LIMIT)
         return (gate * nn.sigmoid(SLOPE * gate)) * (up + 1)
     return ACTIVATIONS[activation](gate) * up
+
+
+class XIELU(nn.Module):
+    """The activation xIELU, whose two slopes are learned in each layer (2411.13010).
+
+        f(x) = p x^2 + b x                       where x > 0
+        f(x) = n (expm1(min(x, e)) - x) + b x    elsewhere
+
+    Here p = softplus(u) and n = b + softplus(v) with the parameters u and v; b and e are constants.
+    """
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        u, v, b, e = (
+            self.param(name, nn.initializers.constant(value), (1,)).astype(jnp.float32)
+            for name, value in XIELU_START.items()
+        )
+        b, e = jax.lax.stop_gradient((b, e))
+        x32, numbers = x.astype(jnp.float32), (nn.softplus(u), b + nn.softplus(v), b, e)
+        p, n, b, e = (jnp.broadcast_to(number, x.shape) for number in numbers)
+        curved = jnp.where(x32 > 0, p * jnp.square(x32), n * (jnp.expm1(jnp.minimum(x32, e)) - x32))
+        return (curved + b * x32).astype(x.dtype)
 
 
 class Experts(nn.Module):

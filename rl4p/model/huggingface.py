@@ -230,9 +230,14 @@ def read_part(
         at = stacked_index(tensor)
         if not all(i in bound for i, bound in zip(at, bounds, strict=False)):
             continue
-        into = whole[tuple(i - bound.start for i, bound in zip(at, bounds, strict=False))]
+        place = (i - bound.start for i, bound in zip(at, bounds, strict=False))
+        into = whole[(*place, ...)]
         into = into.swapaxes(-1, -2) if tensor.transposed else into
         within = tensor.of_file(tuple(bounds[len(at) :]))
+        if not within:  # a number without an axis
+            ((_, piece),) = stored[tensor.name].pieces(slice(0, 1))
+            into[...] = piece[0]
+            continue
         wanted = tuple(slice(bound.start, bound.stop) for bound in within)
         rows, *columns = wanted if tensor.part is None else tensor.part.index_of(wanted)
         if isinstance(rows, slice):

@@ -15,7 +15,7 @@ from rl4p.model.attention import AttentionInputs, Kernel, attend
 from rl4p.model.cache import KeysValues, Latents, NoCache, Writer
 from rl4p.model.decoder_config import DecoderConfig, LayerKind, options
 from rl4p.model.exact_sums import in_rows, total
-from rl4p.model.experts import Experts, SharedExperts, gated
+from rl4p.model.experts import XIELU, Experts, SharedExperts, gated
 from rl4p.model.mixers.delta import GatedDelta
 from rl4p.model.mixers.gated_convolution import GatedConvolution
 from rl4p.model.mixers.latent import LatentAttention
@@ -139,6 +139,8 @@ class Layer(nn.Module):
             if not c.ungated:
                 self.gate = dense(width, use_bias=c.feed_forward_bias)
             self.up = dense(width, use_bias=c.feed_forward_bias)
+            if c.activation == "xielu":
+                self.xielu = XIELU()
             self.down = dense(c.width, use_bias=c.feed_forward_bias)
         if c.per_layer_width:
             self.input_gate, self.input_output = dense(c.per_layer_width), dense(c.width)
@@ -290,6 +292,8 @@ class Layer(nn.Module):
             else:
                 y_BTD = self.experts(normed, mesh)
             return y_BTD + self.shared(normed) if c.shared_width else y_BTD
+        if c.activation == "xielu":
+            return self.down(self.xielu(self.up(normed)))
         gate = None if c.ungated else self.gate(normed)
         y_BTD = self.down(gated(c.activation, gate, self.up(normed)))
         if self.kind.feed_forward == "gated":

@@ -211,6 +211,13 @@ CASES = {
             "attention_bias": True,
             "mlp_bias": True,
         },
+        "apertus": {
+            "model_type": "apertus",
+            "pad_token_id": None,
+            "rope_theta": None,
+            "attention_bias": True,
+        },
+        "apertus_scaled": {"model_type": "apertus", "pad_token_id": None, "rope_scaling": YARN},
         "smollm3": {
             "model_type": "smollm3",
             "no_rope_layers": [1, 0, 1],
@@ -619,7 +626,9 @@ def make_tensors(config: DecoderConfig) -> dict[str, np.ndarray]:
     for name, shape in expected_shapes(config).items():
         if name.endswith(("norm.weight", "layer_scalar")):
             scale, offset = 0.3, 0 if config.centered_norm else 1
-        elif len(shape) == 1 or name.endswith("bias"):
+        elif name.endswith("act_fn.eps"):
+            scale, offset = 1e-2, -0.1
+        elif len(shape) < 2 or name.endswith("bias"):
             scale, offset = 0.5, 0
         elif name.endswith("gate_up_proj"):  # of GPT-OSS, [E, in, out], which is cut at 7
             scale, offset = 4 * shape[-2] ** -0.5, 0
@@ -627,7 +636,7 @@ def make_tensors(config: DecoderConfig) -> dict[str, np.ndarray]:
             scale, offset = 0.3, 0
         else:
             scale, offset = 1.5 * shape[-1] ** -0.5, 0
-        tensors[name] = np.float32(scale) * noise(name, shape) + np.float32(offset)
+        tensors[name] = np.asarray(np.float32(scale) * noise(name, shape) + np.float32(offset))
     return tensors
 
 
@@ -642,7 +651,7 @@ def to_params(config: DecoderConfig, tensors: dict[str, np.ndarray]) -> dict:
     params = jax.tree.map(lambda x: np.full(x.shape, np.nan, np.float32), shapes)
     for path, layer, expert, name, transposed, part in FAMILIES[config.family].tensors(config):
         place = tuple(i for i in (layer, expert) if i is not None)
-        into = leaf(params, path)[place]
+        into = leaf(params, path)[(*place, ...)]
         into = into.swapaxes(-1, -2) if transposed else into
         into[...] = tensors[name][part_index(part, into.shape)]
     return params

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rl4p.model.decoder import Decoder
-from rl4p.model.experts import Experts, SharedExperts
+from rl4p.model.experts import XIELU, Experts, SharedExperts
 from rl4p.model.products import Projection
 from tests.golden import forward
 from tests.golden.cases import decoder_config, make_tensors, sequences, to_params
@@ -26,6 +26,26 @@ def experts():
     layers = to_params(CONFIG, make_tensors(CONFIG))["layers"]["experts"]
     x_BTD = np.random.default_rng(0).normal(size=(2, 5, CONFIG.width)).astype(np.float32)
     return jax.tree.map(lambda x_L: x_L[0], layers), x_BTD
+
+
+def test_xielu_is_the_formula():
+    """Its two constants, which are tensors of the files, have no gradient."""
+    x = np.float32([[-9.0, -0.3, -1e-3, 0.0, 1e-3, 2.0]])
+    numbers = {"positive": 0.3, "negative": -0.4, "slope": 0.7, "edge": -0.01}
+    params = {name: jnp.float32([number]) for name, number in numbers.items()}
+
+    def run(params):
+        return XIELU().apply({"params": params}, x)
+
+    p, n = np.log1p(np.exp(0.3)), 0.7 + np.log1p(np.exp(-0.4))
+    below = n * (np.expm1(np.minimum(np.float64(x), -0.01)) - x) + 0.7 * x
+    np.testing.assert_allclose(run(params), np.where(x > 0, p * x**2 + 0.7 * x, below), rtol=1e-5)
+    gradient = jax.grad(lambda params: jnp.sum(run(params)))(params)
+    assert all(gradient[name] != 0 for name in ("positive", "negative"))
+    assert all(gradient[name] == 0 for name in ("slope", "edge"))
+    fresh = jax.jit(XIELU().init)(jax.random.key(0), x)["params"]
+    np.testing.assert_allclose(jax.nn.softplus(fresh["positive"]), 0.8, rtol=1e-6)
+    np.testing.assert_allclose(0.5 + jax.nn.softplus(fresh["negative"]), 0.8, rtol=1e-6)
 
 
 def run(dispatch, params, x_BTD, dtype="float32"):

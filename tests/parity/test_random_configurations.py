@@ -18,7 +18,7 @@ from tests.golden import forward
 from tests.support.random_models import register_models
 
 pytestmark = pytest.mark.parity
-CONSTANT = "correction|layer_scalar"
+CONSTANT = "correction|layer_scalar|act_fn"
 COUNT = int(os.environ.get("RL4P_CONFIGURATIONS", "4"))
 TOKENS = np.random.default_rng(1).integers(0, 64, 40)
 
@@ -344,6 +344,7 @@ FAMILIES = {
     "glm": {"partial_rotary_factor": [0.5, 1.0, 0.25, "-"], "head_dim": [16]},
     "glm4": {"partial_rotary_factor": [0.5, 1.0, 0.25, "-"], "head_dim": [16]},
     "arcee": MLP_BIAS | {"hidden_act": ["relu2", "relu2", "silu"]},
+    "apertus": MLP_BIAS | {"hidden_act": ["xielu", "-", "relu2"]},
     "ministral": WINDOW
     | {
         "head_dim": [8, 16],

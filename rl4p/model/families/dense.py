@@ -6,11 +6,13 @@
   (`glm4`) also has norms after each block.
 * Granite (2408.13359) and HyperCLOVA X: factors of embeddings, scores, blocks and logits.
 * OLMo 2 (2501.00656): norms after each block and none before, norms over all heads.
-* Arcee: a feed-forward without a gate, with the square of relu.
+* Arcee: a feed-forward without a gate, with the square of relu. Apertus (2509.14233): one with
+  xIELU, whose numbers are tensors, and norms of queries and keys.
 """
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -36,6 +38,7 @@ class Dense:
       layer_names: the names of the tensors in a layer.
       read_more: a function that returns further options, from the keys and the shape.
       write_more: a function that returns the keys of these.
+      prepare: a function that returns the keys in the form that the readers know.
     """
 
     stem: str
@@ -55,6 +58,7 @@ class Dense:
     layer_names: Mapping[tuple[str, ...], str] = field(default_factory=lambda: LAYER_NAMES)
     read_more: Callable[[Keys, Mapping[str, Any]], dict[str, Any]] = lambda keys, shape: {}
     write_more: Callable[[DecoderConfig], dict[str, Any]] = lambda c: {}
+    prepare: Callable[[Keys], Keys] = lambda keys: keys
 
     def family(self, model_type: str) -> Family:
         return Family(
@@ -68,6 +72,7 @@ class Dense:
 
 
 def read(model_type: str, dense: Dense, keys: Keys) -> DecoderConfig:
+    keys = dense.prepare(keys)
     activation = dense.options.get("activation", "silu")  # its name in transformers is the same
     keys.must_be("hidden_act", activation, "activation")
     keys.must_be("sliding_window", None)
@@ -103,7 +108,9 @@ def dense_names(c: DecoderConfig, layer_names: Mapping[tuple[str, ...], str]) ->
     own = {path: name for path, name in layer_names.items() if path[0] not in absent}
     fused = own.get(gate) == own[up]
     parts = rows(dict.fromkeys((gate, up), c.feed_forward_width)) if fused else {}
-    return names(c, own, parts)
+    for tensor in names(c, own, parts):
+        number = tensor.path[-1] in ("slope", "edge")  # without an axis in the files
+        yield tensor._replace(expert=0) if number else tensor
 
 
 def read_multipliers(
@@ -161,6 +168,23 @@ def read_clova(keys: Keys, shape: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def with_apertus_rope(keys: Keys) -> Keys:
+    """Returns the keys with the rope section that transformers takes for one that is absent."""
+    if any(keys.get(name, dict, {}) for name in ("rope_scaling", "rope_parameters")):
+        return keys
+    if (theta := keys.get("rope_theta", float, APERTUS_THETA)) != APERTUS_THETA:
+        raise keys.refuse(f"rope_theta {theta} without rope_scaling")  # 5 ignores it
+    config = copy(keys.config)  # a copy notes in the same place which keys were read
+    config["rope_parameters"] = {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    return Keys(config, keys.where)
+
+
 QUERY_KEY_VALUE = {"attention_bias": ("attention_bias",)}
 OLMO2_NAMES = {path: name for path, name in LAYER_NAMES.items() if path[1] != "scale"} | {
     ("attention_post_norm", "scale"): "post_attention_layernorm.weight",
@@ -177,6 +201,17 @@ GLM4_NAMES = GLM_NAMES | {
 CLOVA_NAMES = LAYER_NAMES | {
     ("attention_post_norm", "scale"): "post_norm1.weight",
     ("feed_forward_post_norm", "scale"): "post_norm2.weight",
+}
+APERTUS_THETA = 12_000_000.0
+APERTUS_NAMES = LAYER_NAMES | {
+    ("attention_norm", "scale"): "attention_layernorm.weight",
+    ("feed_forward_norm", "scale"): "feedforward_layernorm.weight",
+    ("query_norm", "scale"): "self_attn.q_norm.weight",
+    ("key_norm", "scale"): "self_attn.k_norm.weight",
+    ("xielu", "positive"): "mlp.act_fn.alpha_p",
+    ("xielu", "negative"): "mlp.act_fn.alpha_n",
+    ("xielu", "slope"): "mlp.act_fn.beta",
+    ("xielu", "edge"): "mlp.act_fn.eps",
 }
 GLM = Dense(
     stem="Glm",
@@ -242,5 +277,14 @@ TABLE = {
         layer_names=OLMO2_NAMES,
     ),
     "arcee": Dense(stem="Arcee", options={"activation": "relu2", "ungated": True}),
+    "apertus": Dense(
+        stem="Apertus",
+        theta=APERTUS_THETA,
+        biases={"attention_bias": ("attention_bias", "output_bias")},
+        options={"activation": "xielu", "ungated": True, "query_key_norm": "head"},
+        layer_names=APERTUS_NAMES,
+        prepare=with_apertus_rope,
+        write_more=lambda c: {} if c.rope_scaling else {"rope_scaling": {"rope_type": "default"}},
+    ),
 }
 DENSE = tuple(dense.family(model_type) for model_type, dense in TABLE.items())

@@ -11,6 +11,7 @@ from rl4p.model.decoder import Decoder
 from rl4p.model.decoder_config import ConvolutionConfig
 from rl4p.model.families import FAMILIES
 from rl4p.model.families.family import LAYER_NAMES, names
+from rl4p.model.rope import Llama3Scaling
 from tests.golden.cases import CASES, YARN, decoder_config
 
 
@@ -143,6 +144,18 @@ def test_each_part_of_each_parameter_stands_in_one_tensor(case, labels):
         ("nemotron_h_biases", "mlp_bias", "feed_forward_bias", False),
         ("granite_hybrid", "layer_types", "mixers", ("mamba",) * 3),
         ("granite_hybrid_moe", "position_embedding_type", "unrotated", (True,) * 3),
+        ("apertus_scaled", "attention_bias", "attention_bias", False),
+        (
+            "apertus",
+            "rope_theta",
+            "rope_scaling",
+            Llama3Scaling(
+                factor=8.0,
+                low_frequency_factor=1.0,
+                high_frequency_factor=4.0,
+                original_max_positions=8192,
+            ),
+        ),
         ("glm4", "head_dim", "head_width", 128),
         ("glm4", "partial_rotary_factor", "rotary_width", 8),
         ("gemma2", "attn_logit_softcapping", "attention_softcap", 50.0),
@@ -206,6 +219,8 @@ def test_an_absent_key_is_what_transformers_takes_it_for(read, case, key, option
         ("granite", {"logits_scaling": -2.0}, "requires logits_scaling -2"),
         ("internlm3", {"qkv_bias": False}, "requires qkv_bias False"),
         ("arcee", {"hidden_act": "silu"}, "requires activation 'silu'"),
+        ("apertus", {"hidden_act": "relu2"}, "requires activation 'relu2'"),
+        ("apertus", {"rope_theta": 500.0}, "requires rope_theta 500.0 without rope_scaling"),
         ("ministral", {"layer_types": ["chunked"] * 3}, "requires layer type 'chunked'"),
         ("cohere", {"use_qk_norm": True}, "requires use_qk_norm True"),
         ("cohere", {"hidden_act": "gelu"}, "requires activation 'gelu'"),
