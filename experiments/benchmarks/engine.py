@@ -45,7 +45,7 @@ from rl4p.learner.gradient_step import gradient_step
 from rl4p.learner.objective import Objective
 from rl4p.learner.optimizer import AdamW
 from rl4p.model.attention import Kernel
-from rl4p.model.decoder import Decoder, DecoderConfig
+from rl4p.model.decoder import Decoder, DecoderConfig, Remat
 from rl4p.model.policy import Policy
 from rl4p.model.tokenizer import byte_tokenizer
 from rl4p.protocols.engine import Completion
@@ -69,6 +69,7 @@ class Engine:
     dtype: str
     unroll: bool = False
     attention: Kernel = "xla"
+    remat: Remat = "elementwise"
 
     def policy(self, ends: tuple[int, ...] = ()) -> Policy:
         w = self.workload
@@ -80,9 +81,9 @@ class Engine:
             num_kv_heads=w.kv_heads,
             head_width=w.head_dim,
             feed_forward_width=w.intermediate,
-            max_positions=4096,
+            max_positions=max(4096, w.prompt_len + w.max_new),
         )
-        layers: Any = {"remat": "none", "unroll": True} if self.unroll else {}
+        layers: Any = {"remat": "none", "unroll": True} if self.unroll else {"remat": self.remat}
         decoder = Decoder(
             config=config,
             dtype=self.dtype,

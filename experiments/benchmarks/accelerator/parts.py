@@ -49,6 +49,46 @@ PARTS = {
             seconds=120,
         ),
         Part(
+            name="update",
+            about=(
+                "A PPO gradient step with AdamW by tokens per microbatch: 128 sequences with the "
+                "shape of Qwen2.5-1.5B; 65,536 tokens of long rows with that of Qwen3-0.6B, by "
+                "`model.remat=layer`. The share is that of useful FLOPs in the rate of a large "
+                "product, or in the vendor's. Every response counts a prompt of its own, although "
+                "a group computes its prompt once."
+            ),
+            cases=("2048", "16384", "0.6B-16384", "0.6B-65536", "16384-cublas"),
+            seconds=300,
+        ),
+        Part(
+            name="sampler",
+            about=(
+                "Decoding with the shape of Qwen2.5-1.5B, random parameters, in bfloat16. The "
+                "floor is the time of reading parameters and cache once per token at the measured "
+                "copy bandwidth; `share_at_peak` is by the vendor's figure."
+            ),
+            cases=("64", "256", "256-cublas"),
+            seconds=300,
+        ),
+        Part(
+            name="attention",
+            about=(
+                "`model.attention=cudnn` beside `xla`, forward and backward through four layers "
+                "of the shape of Qwen2.5-1.5B; differences are relative to the norm. `update` is "
+                "a whole gradient step with shared prompts."
+            ),
+            cases=("kernels", "update"),
+        ),
+        Part(
+            name="step",
+            about=(
+                "Whole GRPO steps of a configuration: 256 sequences of 256 + 128 tokens. `widths`: "
+                "with `update.microbatch_widths` of the defaults; the others have 1."
+            ),
+            cases=("0.5B-cublas", "1.5B-cublas", "0.5B", "0.5B-widths-cublas"),
+            seconds=420,
+        ),
+        Part(
             name="default",
             about="`python -m rl4p.train tracker=none`, with fewer steps.",
             seconds=300,
@@ -62,44 +102,6 @@ PARTS = {
             ),
             cases=("qwen2", "llama"),
             environment=ON_DEMAND,
-        ),
-        Part(
-            name="attention",
-            about=(
-                "`model.attention=cudnn` beside `xla`, forward and backward through four layers "
-                "of the shape of Qwen2.5-1.5B; differences are relative to the norm. `update` is "
-                "a whole gradient step with shared prompts."
-            ),
-            cases=("kernels", "update"),
-        ),
-        Part(
-            name="sampler",
-            about=(
-                "Decoding with the shape of Qwen2.5-1.5B, random parameters, in bfloat16. The "
-                "floor is the time of reading parameters and cache once per token at the measured "
-                "copy bandwidth; `share_at_peak` is by the vendor's figure."
-            ),
-            cases=("64", "256", "256-cublas"),
-            seconds=300,
-        ),
-        Part(
-            name="update",
-            about=(
-                "A PPO gradient step with AdamW, shape of Qwen2.5-1.5B, by tokens per microbatch. "
-                "The share is that of useful FLOPs in the rate of a large product; every response "
-                "counts a prompt of its own, although a group computes its prompt once."
-            ),
-            cases=("4096", "16384", "16384-cublas"),
-            seconds=300,
-        ),
-        Part(
-            name="step",
-            about=(
-                "Whole GRPO steps of a configuration: 256 sequences of 256 + 128 tokens. `widths`: "
-                "with `update.microbatch_widths` of the defaults; the others have 1."
-            ),
-            cases=("0.5B-cublas", "1.5B-cublas", "0.5B", "0.5B-widths-cublas"),
-            seconds=420,
         ),
         Part(
             name="peers",

@@ -37,6 +37,7 @@ class Workload:
     layers: int = 6
     heads: int = 8
     kv_heads: int = 2
+    head_width: int | None = None  # None divides `hidden` by the heads
     pretrained: bool = False  # weights, tokenizer and prompts are given
     hybrid: bool = False  # of four layers, three have gated delta rules (Qwen3.5)
     rope_theta: float = 1_000_000.0
@@ -44,7 +45,7 @@ class Workload:
 
     @property
     def head_dim(self):
-        return self.hidden // self.heads
+        return self.head_width or self.hidden // self.heads
 
     @property
     def sequences(self):
@@ -74,6 +75,11 @@ WORKLOADS["0.5B"] = replace(
 WORKLOADS["1.5B"] = replace(
     LARGE, name="1.5B", hidden=1536, intermediate=8960, layers=28, heads=12, kv_heads=2
 )
+# The shape of Qwen3-0.6B without its norms of queries and keys, as one long row.
+WORKLOADS["0.6B"] = replace(
+    LARGE, name="0.6B", prompts=1, group=1, prompt_len=512, hidden=1024, intermediate=3072,
+    layers=28, heads=16, kv_heads=8, head_width=128,
+)  # fmt: skip
 # The same programs with little to do.
 TINY = Workload(
     "tiny", vocab=512, prompts=2, prompt_len=64, max_new=32, fixed_length=True, hidden=64,
@@ -294,15 +300,15 @@ def step_flops(w, lengths, prompt_lengths=None):
     its state, and its update.
     """
     attends = w.layers // 4 if w.hybrid else w.layers
-    d, kv = w.hidden, w.kv_heads * w.head_dim
-    queries = 2 * d if w.hybrid else d
-    linear = 2 * attends * (d * (d + queries) + 2 * d * kv) + 6 * w.layers * d * w.intermediate
+    d, q, kv = w.hidden, w.heads * w.head_dim, w.kv_heads * w.head_dim
+    gates = q if w.hybrid else 0
+    linear = 2 * attends * d * (2 * q + gates + 2 * kv) + 6 * w.layers * d * w.intermediate
     inner = DELTA_HEADS * DELTA_WIDTH
     linear += 2 * (w.layers - attends) * (5 * d * inner + 3 * inner * DELTA_WIDTH)
     head = 2 * d * w.vocab
 
     def forward(n):  # positions 0 .. n-1, position p attends to p+1 keys
-        return n * linear + 4 * d * attends * n * (n + 1) / 2
+        return n * linear + 4 * q * attends * n * (n + 1) / 2
 
     before = prompt_lengths or [w.prompt_len] * len(lengths)
     per_seq = [forward(p + n - 1) + n * head for p, n in zip(before, lengths, strict=True)]
