@@ -100,7 +100,7 @@ class ScriptedEngine(InProcess):
 
     def decode(
         self, weights: Any, requests: Sequence[Request], *others: Any
-    ) -> list[tuple[np.ndarray, np.ndarray]]:
+    ) -> list[tuple[np.ndarray, np.ndarray, None]]:
         drawn = []
         for request in requests:
             read: Any = self.policy.tokenizer.decode(list(request.tokens))
@@ -110,7 +110,9 @@ class ScriptedEngine(InProcess):
             _, texts, _ = script(read, less=list(calls).index(key) % 2)
             tokens = tokens_of(self.policy, texts[min(number, len(texts) - 1)])
             tokens = tokens[: request.max_tokens]
-            drawn.append((np.array(tokens, np.int32), self.logprobs(weights, request, tokens)))
+            drawn.append(
+                (np.array(tokens, np.int32), self.logprobs(weights, request, tokens), None)
+            )
         return drawn
 
     def logprobs(self, weights: Any, request: Request, tokens: list[int]) -> np.ndarray:
