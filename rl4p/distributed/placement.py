@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.monitoring
 from jax import memory
 from jax.sharding import NamedSharding
 
@@ -127,14 +128,27 @@ def like_of(params: Params) -> Params:
     )
 
 
-def return_freed_memory(mesh: Mesh) -> None:
+def return_freed_memory(platform: str) -> None:
     """Returns the memory of freed arrays to the system, where the devices use that of the host.
 
     glibc keeps freed blocks of up to 32 MB, such as the cache of a layer, and what compilers used.
     The temporaries of a program are larger, and would be allocated beside them.
     """
-    if mesh.platform == "cpu" and hasattr(library := ctypes.CDLL(None), "malloc_trim"):
+    if platform == "cpu" and hasattr(library := ctypes.CDLL(None), "malloc_trim"):
         library.malloc_trim(0)
+
+
+COMPILED = "/jax/core/compile/backend_compile_duration"  # JAX sends it before the program runs
+LONG_COMPILATION = 5.0  # seconds: shorter ones leave less behind
+
+
+def after_compilation(event: str, duration_secs: float, **_: Any) -> None:
+    """Returns to the system what a compiler has freed, before the program allocates."""
+    if event == COMPILED and duration_secs >= LONG_COMPILATION:
+        return_freed_memory(jax.default_backend())
+
+
+jax.monitoring.register_event_duration_secs_listener(after_compilation)
 
 
 GIB = 2**30

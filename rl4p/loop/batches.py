@@ -88,7 +88,7 @@ def rollout_batch(loop: Loop, state: TrainState) -> RolloutBatch:
     trajectories, rewards = collected.trajectories, collected.rewards
 
     phases.free()  # scores and updates may need the memory
-    return_freed_memory(policy.mesh)
+    return_freed_memory(policy.mesh.platform)
     with watch("scoring"):
         scores = loop.scoring(phases, policy, state, collected)
         phases.free()  # a score may sample greedy responses

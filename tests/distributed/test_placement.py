@@ -3,10 +3,12 @@
 Tests that the memory of devices is what they report, and that nothing is invented.
 """
 
+import ctypes
 import subprocess
 import sys
 import weakref
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -17,6 +19,7 @@ import pytest
 import rl4p
 from rl4p.base.errors import InputError
 from rl4p.configuration import compose
+from rl4p.distributed import placement
 from rl4p.distributed.placement import (
     GIB,
     as_before,
@@ -265,3 +268,28 @@ def test_the_fullest_device_counts_and_only_what_all_report(monkeypatch, stats, 
 def test_a_cpu_reports_none():
     assert jax.local_devices()[0].platform == "cpu"
     assert device_memory() == {}
+
+
+def resident_bytes():
+    (line,) = (x for x in Path("/proc/self/status").read_text().splitlines() if "VmRSS" in x)
+    return int(line.split()[1]) * 1024
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="without glibc")
+@pytest.mark.parametrize(("least", "returned"), [(0.0, True), (1000.0, False)])
+def test_what_a_long_compilation_frees_is_returned_before_the_program_runs(
+    monkeypatch, least, returned
+):
+    monkeypatch.setattr(placement, "LONG_COMPILATION", least)
+    library, size, count = ctypes.CDLL(None), 4096, 50_000
+    library.malloc.restype, library.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    ones = jax.block_until_ready(jnp.ones(3))
+    blocks = [library.malloc(size) for _ in range(count)]
+    for block in blocks:
+        ctypes.memset(block, 1, size)
+    for block in blocks[:-1]:  # glibc keeps them below a block that is in use
+        library.free(block)
+    before = resident_bytes()
+    jax.block_until_ready(jax.jit(lambda x: x * least + 0.5)(ones))
+    library.free(blocks[-1])
+    assert (before - resident_bytes() > 0.5 * size * count) == returned
