@@ -299,6 +299,11 @@ def is_constant(path: tuple, x: Any) -> bool:
     return bool(jnp.ndim(x)) and declared(path).frozen
 
 
+def is_correction(path: tuple) -> bool:
+    """Returns whether the parameter at a path is the biases of a choice of experts (`Router`)."""
+    return names(path)[-2:] == ["experts", "router_correction"]
+
+
 def held_dtype(path: tuple, dtype: Any) -> jnp.dtype:
     """Returns the dtype of a parameter in memory and in files, where the others have `dtype`."""
     return jnp.dtype("float32" if declared(path).frozen else dtype)

@@ -225,5 +225,7 @@ def microbatch_loss(
         of_columns = collectives.total_of_columns(jax.lax.stop_gradient(own))
         sums["loss"] += objective.router_loss * of_columns
         sums["router_loss"] = of_columns
+    if load is not None and objective.router_bias_rate:
+        sums["chosen_ME"] = collectives.total_of_columns(load.chosen_ME)
     gap_max = jnp.max(jnp.where(mask_BT, per_token["logprob_gap"], 0.0))
     return loss, jax.lax.stop_gradient((sums, gap_max))

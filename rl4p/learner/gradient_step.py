@@ -22,7 +22,7 @@ from rl4p.base.errors import RunError
 from rl4p.base.types import Array, Metrics, Params, TrainingBatch, TrainState, Trajectories
 from rl4p.distributed import collectives, placement
 from rl4p.distributed.mesh import Mesh
-from rl4p.distributed.partition import is_constant
+from rl4p.distributed.partition import is_constant, is_correction
 from rl4p.distributed.placement import as_before, on_device
 from rl4p.distributed.processes import to_host
 from rl4p.learner.device_gradient import device_gradient
@@ -31,6 +31,8 @@ from rl4p.learner.objective import Objective
 from rl4p.learner.packing import packed
 from rl4p.learner.shared_prompts import pays
 from rl4p.learner.update_options import aggregation_weights
+from rl4p.model.pattern import load_order
+from rl4p.model.router import balanced
 from rl4p.protocols.phases import Optimizer, Prepares
 from rl4p.protocols.traits import UpdateTraits
 
@@ -240,7 +242,11 @@ def forward_backward(
         together=together,
         results=(collectives.parts(mesh, state.params), *[collectives.REPLICATED] * 2),
     )
-    return Gradient(gradient, sums | {"logprob_gap_max": gap_max}, state.step)
+    sums |= {"logprob_gap_max": gap_max}
+    if rate := objective.router_bias_rate:
+        chosen_ME = sums.pop("chosen_ME")[load_order(objective.decoder.config)]
+        sums |= balanced(chosen_ME, rate)._asdict()
+    return Gradient(gradient, sums, state.step)
 
 
 def check_version(optimizer: Optimizer, mesh: Mesh, state: TrainState, gradient: Gradient) -> None:
@@ -272,6 +278,11 @@ def optimizer_step(
     norm = optax.tree.norm(gradient.params)
     finite = jnp.isfinite(norm) & jnp.isfinite(gradient.sums["loss"])
 
+    def constant(path: tuple, new: Array, old: Array) -> Array:
+        if is_correction(path) and "bias_step_ME" in gradient.sums:
+            return old + gradient.sums["bias_step_ME"][:, None]
+        return old if is_constant(path, old) else new
+
     # A conditional, and no choice of values behind the change: a compiler would copy the moments at
     # the start of the program, and keep the copies beside the activations.
     def changed() -> tuple[Params, Any]:
@@ -280,9 +291,7 @@ def optimizer_step(
         )
         rate = optimizer.learning_rate_at(state.step)
         params = optax.apply_updates(state.params, jax.tree.map(lambda d: rate * d, direction))
-        params = jax.tree.map_with_path(
-            lambda path, new, old: old if is_constant(path, old) else new, params, state.params
-        )
+        params = jax.tree.map_with_path(constant, params, state.params)
         return placement.constrain(mesh, params, optimizer_state)
 
     params, optimizer_state = jax.lax.cond(finite, changed, lambda: (state.params, moments))
@@ -295,10 +304,10 @@ def shares_prompts(objective: Objective, trajectories: Trajectories) -> bool:
     """Returns whether the rows of a group share the computation of their prompt.
 
     They do not if there are several minibatches, which may divide a group, if sequences are packed,
-    if a separate critic runs the rows itself, or if the loss of the routers counts each token.
+    if a separate critic runs the rows itself, or if it matters how routers load their experts.
     """
     divides = objective.update.minibatches > 1 or UpdateTraits.read(objective.update).pack
-    if divides or objective.critic.own_trunk or objective.router_loss:
+    if divides or objective.critic.own_trunk or objective.counts_load:
         return False
     return pays(objective.decoder, trajectories, objective.mesh)
 
@@ -339,9 +348,12 @@ def summarise(sums: dict[str, Array]) -> Metrics:
         *("loss", "grad_norm", "skipped", "tokens", "weight", "squared_weight"),
         *("logprob_gap", "logprob_gap_max", "fresh", "mismatch_kl"),
         *("returns", "squared_returns", "squared_value_errors", "router_loss"),
+        *("bias_step_ME", "load_excess"),
     }
     if "router_loss" in sums:
         special["update/router_loss"] = jnp.mean(sums["router_loss"])
+    if "load_excess" in sums:
+        special["update/load_excess"] = jnp.mean(sums["load_excess"])
     if "returns" in sums:
         variance = total["squared_returns"] - jnp.square(total["returns"]) / tokens
         unexplained = total["squared_value_errors"] / jnp.maximum(variance, 1e-9)

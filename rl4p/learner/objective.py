@@ -43,6 +43,16 @@ class Objective:
         """The coefficient of the load-balancing loss (`router.balance_loss`)."""
         return UpdateTraits.read(self.update).router_loss
 
+    @property
+    def router_bias_rate(self) -> float:
+        """How far the biases of experts move in an update (`router.balanced`)."""
+        return UpdateTraits.read(self.update).router_bias_rate
+
+    @property
+    def counts_load(self) -> bool:
+        """Whether it matters what the routers do with each token."""
+        return bool(self.router_loss or self.router_bias_rate)
+
 
 def token_loss(
     objective: Objective,
@@ -54,7 +64,7 @@ def token_loss(
     """Returns the loss of each token of a microbatch, and its metrics: [B, T], valid on the mask.
 
     The loss is w (policy loss) + beta KL - alpha H + value loss, with w the correction. The third
-    result is what the routers do, if their loss counts (`Objective.router_loss`).
+    result is what the routers do, if it matters (`Objective.counts_load`).
 
     Args:
       coefficients: beta as `kl` and alpha as `entropy`; `temperature`, if it changes over the run;
@@ -71,7 +81,7 @@ def token_loss(
 
     rows = ForwardRows(trajectories) if rows is None else rows
     load, inputs = None, (decoder, params, rows.trajectories, rows.before)
-    if objective.router_loss:
+    if objective.counts_load:
         hidden_BTD, load = trunk_and_load(*inputs)
     else:
         hidden_BTD = trunk(*inputs)

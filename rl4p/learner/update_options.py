@@ -34,6 +34,10 @@ class UpdateOptions:
       router_loss: the coefficient of the load-balancing loss of a model with experts, over all
         tokens of the minibatch but padding (`router.balance_loss`). Above 0 there is another
         forward pass, which counts the choices, and the rows of a group do not share their prompt.
+      router_bias_rate: how far the bias by which a router chooses moves at each optimizer update,
+        up for an expert with less than the mean load and down for one with more (2408.15664,
+        2412.19437; `router.balanced`). The load is of the same tokens as that of `router_loss`, and
+        the rows of a group do not share their prompt either.
       reads_advantages: whether the loss depends on the advantages (`compatibility.py`).
       ratio_options: the options that act only where the ratio to an older policy is not 1.
       reads: the scores that the update needs however many optimizer updates a step has.
@@ -50,6 +54,7 @@ class UpdateOptions:
     tokens_per_microbatch: Positive = 2048
     microbatch_widths: Positive = 8
     router_loss: NonNegative = 0.0
+    router_bias_rate: NonNegative = 0.0
 
     def __post_init__(self) -> None:
         if self.aggregation == "constant" and self.aggregation_length is None:

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from rl4p.base.types import Array, Params
@@ -107,6 +108,21 @@ def periods(structures: Sequence[LayerKind]) -> Iterator[Period]:
                 best = Period(start, length, repeats)
         yield best
         start += best.length * best.repeats
+
+
+def load_order(config: DecoderConfig) -> np.ndarray:
+    """Returns where each layer's load stands among those of `Decoder.hidden_and_load`.
+
+    They are in the order of periods, then of places, then of repetitions.
+    """
+    layers = [
+        layer
+        for period in periods([kind.structure for kind in config.kinds])
+        for place in range(period.length)
+        for layer in period.layers(place)
+        if layer in config.expert_layers
+    ]
+    return np.argsort(layers)
 
 
 def stack(layers: Params, at: Places, period: Period) -> Params:

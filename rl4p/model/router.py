@@ -22,8 +22,8 @@ class Router:
 
     Attributes:
       score: the function of x R.
-      corrected: each expert has a b, for the choice only (2408.15664). It is a constant in training
-        (`partition.Parameter.frozen`).
+      corrected: each expert has a b, for the choice only (2408.15664). It has no gradient, and is a
+        constant in training (`partition.Parameter.frozen`) but for `balanced`.
       groups, chosen_groups: the number of groups, and of those that a token chooses.
       group_score: what a group is chosen by: its largest p + b, or the sum of its two largest.
       factor: the factor of the weights.
@@ -157,6 +157,32 @@ def balance_loss(load: RouterLoad, of_batch: RouterLoad) -> Array:
     tokens = jnp.maximum(jnp.sum(of_batch.shares_ME), 1)
     f_E = jax.lax.stop_gradient(jnp.sum(of_batch.chosen_ME, axis=0) / tokens)
     return experts * jnp.sum(f_E * jnp.sum(load.shares_ME, axis=0)) / jax.lax.stop_gradient(tokens)
+
+
+class Balance(NamedTuple):
+    """What balances experts by their biases.
+
+    Attributes:
+      bias_step_ME: what is added to b of each of E experts in M layers.
+      load_excess: the load of the most loaded expert of a layer over the mean one, minus 1; the
+        mean over layers.
+    """
+
+    bias_step_ME: Array
+    load_excess: Array
+
+
+def balanced(chosen_ME: Array, rate: float) -> Balance:
+    """Returns the step of biases against the load of a batch (2408.15664).
+
+        step = rate sign(mean over experts of n - n)
+
+    Args:
+      chosen_ME: n, how many tokens chose each expert of a layer.
+    """
+    mean_M1 = jnp.mean(chosen_ME, axis=-1, keepdims=True)
+    excess_M = jnp.max(chosen_ME, axis=-1) / jnp.maximum(mean_M1[:, 0], 1e-9) - 1
+    return Balance(rate * jnp.sign(mean_M1 - chosen_ME), jnp.mean(excess_M))
 
 
 PLAIN = Router()

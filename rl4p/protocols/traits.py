@@ -131,6 +131,7 @@ class UpdateTraits(PhaseTraits):
       pack: whether several sequences share a row.
       old_policy: `behaviour` if the ratio of the loss is the whole importance weight.
       router_loss: the coefficient of the load-balancing loss of experts.
+      router_bias_rate: how far the bias of each expert moves against its load.
     """
 
     reads_advantages: bool = True
@@ -138,6 +139,7 @@ class UpdateTraits(PhaseTraits):
     pack: bool = False
     old_policy: str | None = None
     router_loss: float = 0.0
+    router_bias_rate: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,8 +36,8 @@ from rl4p.runs.compatibility import (
     choice,
     idle_options,
     refuse_a_gap_that_is_never_measured,
-    refuse_a_router_loss_without_experts,
     refuse_idle_roots,
+    refuse_idle_routers,
     refuse_offloading_on_a_cpu,
     refuse_top_p_with_exact_sums,
     refuse_what_cannot_act,
@@ -127,7 +127,7 @@ def build(config: DictConfig) -> Experiment:
     if samples and AdvantageTraits.read(phases.advantage).reads_total:
         check_references(phases, questions)
     policy, params = model.build(mesh, jax.random.fold_in(key, 0))
-    refuse_a_router_loss_without_experts(phases, policy.decoder.config)
+    refuse_idle_routers(phases, policy)
     refuse_top_p_with_exact_sums(phases.rollout, policy)
     _ = policy.sampling_mesh  # which checks that the mesh of the sampler divides the policy
     recorded = model.recorded() if isinstance(model, Records) else {}

@@ -16,7 +16,6 @@ from rl4p.advantage.gdpo import GDPO
 from rl4p.base.errors import InputError
 from rl4p.distributed.mesh import Mesh
 from rl4p.loop.phases import Phases
-from rl4p.model.decoder_config import DecoderConfig
 from rl4p.model.policy import Policy
 from rl4p.protocols.phases import NamesIdleOptions, Optimizer
 from rl4p.protocols.traits import (
@@ -84,18 +83,22 @@ def refuse_offloading_on_a_cpu(config: DictConfig, mesh: Mesh, optimizer: Optimi
             )
 
 
-def refuse_a_router_loss_without_experts(phases: Phases, config: DecoderConfig) -> None:
-    """Refuses a loss of routers that the model does not have.
+def refuse_idle_routers(phases: Phases, policy: Policy) -> None:
+    """Refuses a loss of routers, and steps of their biases, that the trained model does not have.
 
     Raises:
-      InputError: the loss would have no effect.
+      InputError: the option would have no effect.
     """
-    coefficient = UpdateTraits.read(phases.update).router_loss
-    if coefficient and not config.experts:
-        raise InputError(
-            f"update.router_loss={coefficient:g} has no effect, because the model has no experts: "
-            "leave it out."
-        )
+    traits, config = UpdateTraits.read(phases.update), policy.decoder.config
+    of_bias, without = f"update.router_bias_rate={traits.router_bias_rate:g}", None
+    if traits.router_loss and not config.experts:
+        of_bias, without = f"update.router_loss={traits.router_loss:g}", "the model has no experts"
+    elif traits.router_bias_rate and not (config.experts and config.router.corrected):
+        without = "the model has no experts with a bias for their choice"
+    elif traits.router_bias_rate and policy.frozen:
+        without = "only adapters are trained"
+    if without:
+        raise InputError(f"{of_bias} has no effect, because {without}: leave it out.")
 
 
 def choice(group: str, phase: Any) -> str:

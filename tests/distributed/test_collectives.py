@@ -336,7 +336,7 @@ def results(mesh, tokens):
     if name == "packed":
         update = SFT(tokens_per_microbatch=tokens, pack=True)
     if name == "experts":
-        update = replace(update, router_loss=0.3)
+        update = replace(update, router_loss=0.3, router_bias_rate=0.1)
     model = {"decoder": decoder, "sampling": Sampling(temperature=0.8), "mesh": mesh}
     terms = {"correction": correction.NONE(), "kl": kl.NONE()}
     objective = Objective(

@@ -8,16 +8,19 @@ import numpy as np
 import pytest
 
 from rl4p.base.types import Sampling, TrainingBatch
+from rl4p.distributed.mesh import ONE_DEVICE
 from rl4p.learner.correction import SequenceMask
 from rl4p.learner.critic import Shared
 from rl4p.learner.entropy import TopTokens
-from rl4p.learner.gradient_step import forward_backward
+from rl4p.learner.gradient_step import forward_backward, optimizer_step
 from rl4p.learner.kl import Fixed
 from rl4p.learner.logprobs import trunk_and_load
 from rl4p.learner.optimizer import SGD
 from rl4p.learner.packing import Packing
 from rl4p.model.decoder import Decoder
-from rl4p.model.router import balance_loss
+from rl4p.model.decoder_config import ConvolutionConfig
+from rl4p.model.pattern import load_order
+from rl4p.model.router import Router, balance_loss
 from rl4p.rollout.sampler import answers
 from rl4p.update.dpo import DPO
 from rl4p.update.gspo import GSPO
@@ -203,3 +206,57 @@ def test_the_loss_of_the_routers_is_that_of_all_tokens_of_a_minibatch(
         for x, y in zip(*map(jax.tree.leaves, (ours, of_balance)), strict=True):
             np.testing.assert_allclose(x, 0.5 * y, atol=2e-6)
     assert jnp.abs(of_balance["layers"]["experts"]["router"]).max() > 1e-3
+
+
+def test_biases_of_experts_step_against_the_load_of_a_minibatch(
+    policy, make_trajectories, make_objective, make_state
+):
+    """Each layer chooses other experts; layers of two kinds alternate, and loads with them."""
+    config = dataclasses.replace(
+        policy.decoder.config,
+        experts=4,
+        chosen_experts=2,
+        expert_width=24,
+        layers=5,
+        mixers=("convolution", "attention", "convolution", "attention", "attention"),
+        feed_forwards=("experts",) * 4 + ("gated",),
+        convolution=ConvolutionConfig(),
+        router=Router(score="sigmoid", corrected=True),
+    )
+    assert load_order(config).tolist() == [0, 2, 1, 3]
+    decoder = Decoder(config=config)
+    params = jax.tree.map(lambda x: 3 * x, decoder.init(jax.random.key(0)))
+
+    def step(params, tokens=1000, right=0, factor=1.0):
+        trajectories = make_trajectories(right=right)
+        mask = trajectories.response_mask_BT
+        update = Reinforce(tokens_per_microbatch=tokens, router_bias_rate=0.25)
+        batch = TrainingBatch(
+            trajectories=trajectories,
+            advantages_BT=jnp.where(mask, factor, 0.0),
+            loss_mask_BT=mask,
+            scores={},
+        )
+        objective = make_objective(update, decoder=decoder)
+        state = make_state(params, SGD())
+        gradient = forward_backward(objective, {}, state, batch, {})
+        sums = jax.device_get(gradient.sums)
+        state, _ = optimizer_step(SGD(), ONE_DEVICE, state, gradient)
+        return np.asarray(state.params["layers"]["experts"]["router_correction"])[:, 0], sums
+
+    load = trunk_and_load(decoder, params, make_trajectories())[1].chosen_ME[np.array([0, 2, 1, 3])]
+    expected = 0.25 * np.sign(load.mean(-1, keepdims=True) - load)
+    for tokens, right in ((1000, 0), (16, 5)):
+        biases, sums = step(params, tokens, right)
+        np.testing.assert_array_equal(biases, expected)
+        excess = np.mean(load.max(-1) / load.mean(-1) - 1)
+        np.testing.assert_allclose(sums["load_excess"], excess, rtol=1e-6)
+    assert not step(params, factor=np.nan)[0].any()  # an update that is skipped
+
+    experts = params["layers"]["experts"]
+    chosen = np.array([[1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1], [1, 0, 0, 1]])
+    fixed = {"router": 0 * experts["router"], "router_correction": 9.0 * chosen[:, None]}
+    layers = params["layers"] | {"experts": experts | jax.tree.map(jnp.float32, fixed)}
+    biases, sums = step(params | {"layers": layers})
+    np.testing.assert_array_equal(biases, 9.0 * chosen + 0.25 * (1 - 2 * chosen))
+    assert sums["load_excess"] == 1

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl4p.model.router import Router, RouterLoad, balance_loss
+from rl4p.model.router import Router, RouterLoad, balance_loss, balanced
 
 E, C = 12, 4
 ROUTERS = {
@@ -135,3 +135,14 @@ def test_the_balance_loss_of_an_equal_load_is_the_number_of_chosen_experts():
     np.testing.assert_allclose(balance_loss(equal, equal), C, rtol=1e-6)
     one = jnp.zeros((3, E)).at[:, 2].set(15.0)
     np.testing.assert_allclose(balance_loss(RouterLoad(one, one), RouterLoad(one, one)), E)
+
+
+def test_biases_step_against_the_load():
+    """The mean loads are 3 and 2; an expert with the mean load keeps its bias."""
+    chosen_ME = jnp.float32([[7, 2, 3, 0], [2, 2, 2, 2]])
+    balance = balanced(chosen_ME, 0.25)
+    np.testing.assert_array_equal(
+        balance.bias_step_ME, [[-0.25, 0.25, 0, 0.25], [0.0, 0.0, 0.0, 0.0]]
+    )
+    np.testing.assert_allclose(balance.load_excess, (4 / 3 + 0) / 2, rtol=1e-6)
+    assert not np.any(balanced(jnp.zeros((2, 4)), 0.25).bias_step_ME)  # no token

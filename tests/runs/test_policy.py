@@ -183,6 +183,10 @@ def refusal(*overrides: str) -> str:
         ("reference.offload=true", "reference.offload=true has no effect on a CPU"),
         ("optimizer.offload=true", "optimizer.offload=true has no effect on a CPU"),
         ("update.router_loss=0.01", "update.router_loss=0.01 has no effect, because the model has"),
+        (
+            "update.router_bias_rate=0.1",
+            "update.router_bias_rate=0.1 has no effect, because the mo",
+        ),
         ("model.exact=true rollout.top_p=0.9", "rollout.top_p=0.9 keeps tokens by a sum"),
         ("+model@reference.model=scratch", "reference.model has no effect, because no phase"),
         ("kl=fixed reference.reset_every=80 steps=80", "never resets the reference of a run of"),

@@ -28,7 +28,7 @@ from rl4p.protocols.phases import Optimizer
 from rl4p.protocols.traits import CollectorTraits, OptimizerTraits, RolloutTraits
 from rl4p.runs.build import build_phases, check_rows, training_encoder
 from rl4p.runs.compatibility import (
-    refuse_a_router_loss_without_experts,
+    refuse_idle_routers,
     refuse_offloading_on_a_cpu,
 )
 from rl4p.runs.evaluation import encoder
@@ -173,7 +173,7 @@ def abstract_run(config: DictConfig, mesh: Mesh) -> AbstractRun:
     if (prompt_tokens := config.max_prompt_tokens) is None:
         prompt_tokens = prompt_tokens_of_data(config, policy, phases)
         OmegaConf.update(config, "max_prompt_tokens", prompt_tokens)
-    refuse_a_router_loss_without_experts(phases, policy.decoder.config)
+    refuse_idle_routers(phases, policy)
     whole = policy.merged(params)
     frozen = [policy.frozen]
     reference, resettable = reference_of(config, policy, params, needs)
