@@ -1,10 +1,14 @@
 """Tests that the programs of agent frameworks are all there, without installing any."""
 
+import jax
+import numpy as np
 import pytest
 
 from experiments.agents.__main__ import HERE, row
 from experiments.agents.rows import FRAMEWORKS
-from experiments.agents.scripted import question, script
+from experiments.agents.scripted import Scripted, Small, question, script
+from rl4p.distributed.mesh import Mesh
+from rl4p.protocols.engine import Request
 
 RIGHT = {"turns": 2, "segments": 1, "exact": True, "failure": None}
 WRONG = RIGHT | {"turns": 1, "exact": False, "failure": "stop is refused", "reward": None}
@@ -33,6 +37,22 @@ def test_the_answer_is_that_of_the_question(name):
     _, others, _ = script(question(name, 5), less=1)
     assert str(answer - 1) in others[-1]
     assert texts[0] == others[0]
+
+
+def test_the_scripted_engine_says_what_is_written():
+    policy, params = Small(width=8, heads=1, layers=1).build(Mesh(), jax.random.key(0))
+    engine = Scripted(max_response_tokens=64).open(policy)
+    engine.publish(params, 3)
+    tokens = policy.tokenizer.encode(question("litellm", 5), add_special_tokens=False)
+    keys = [np.asarray([n], np.uint32) for n in range(2)]
+    one, other = engine.complete(
+        [Request(tokens=tuple(tokens), keys_N=key[None], max_tokens=64) for key in keys]
+    )
+    _, texts, _ = script(question("litellm", 5))
+    assert texts[0].startswith(policy.tokenizer.decode(one.tokens[:-1]))
+    np.testing.assert_array_equal(one.tokens, other.tokens)  # only their last texts differ
+    assert (one.logprobs < 0).all()
+    assert set(one.versions) == {3}
 
 
 @pytest.mark.parametrize(
