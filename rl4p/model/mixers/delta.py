@@ -13,8 +13,9 @@ matrices (2406.06484). With a_i the sum of g up to token i, and D_ij = e^(a_i - 
     y = e^a (q S) + ((q k^T) D) u        S' = e^(a_C) S + (e^(a_C - a) k)^T u
 
 The traps: The decay of many tokens underflows, so it is only used as a difference of sums, never
-as a quotient. (I + L)^-1 is computed block by block: a series of powers of L has the same value,
-but its terms grow and cancel. Sequences of a packed row lie in one chunk, so D is 0 between them.
+as a quotient; and these sums need more digits than float32 has (`running_sums`). (I + L)^-1 is
+computed block by block: a series of powers of L has the same value, but its terms grow and cancel.
+Sequences of a packed row lie in one chunk, so D is 0 between them.
 """
 
 from collections.abc import Callable
@@ -29,6 +30,7 @@ from jax.ad_checkpoint import checkpoint_name
 from rl4p.base.types import Array
 from rl4p.model.decoder_config import DeltaConfig
 from rl4p.model.mixers.convolution import causal_convolution, fresh_windows, neighbours
+from rl4p.model.mixers.decays import between, running_sums
 from rl4p.model.mixers.mamba import fresh_steps
 from rl4p.model.products import PRODUCT
 
@@ -215,22 +217,19 @@ def chunked(
     decay, strength = (
         jnp.moveaxis(chunks(x.reshape(B, T, K, -1)), 2, -1) for x in (decay_BTH, strength_BTH)
     )
-    sums = jnp.cumsum(decay, axis=-1)
+    sums = running_sums(decay)
     runs_nbi = chunks(runs_BT, mode="edge")
     entering_nb = jnp.pad(runs_nbi[:-1, :, -1], ((1, 0), (0, 0)))
-    enters, leaves = (
-        (runs_nbi == x[..., None])[:, :, None, None] for x in (entering_nb, runs_nbi[:, :, -1])
-    )
-    from_start = jnp.where(enters, jnp.exp(sums), 0)  # what is left of the memory at each token
-    to_end = jnp.where(leaves, jnp.exp(sums[..., -1:] - sums), 0)  # and of each token at the end
-    kept = from_start[..., -1]
-
+    enters = (runs_nbi == entering_nb[..., None])[:, :, None, None]
     same = (runs_nbi[..., None] == runs_nbi[..., None, :])[:, :, None, None]
-    earlier = jnp.tril(jnp.ones((C, C), bool))[None, None, None, None]
-    between = jnp.exp(jnp.where(same & earlier, sums[..., None] - sums[..., None, :], -jnp.inf))
+    # What is left of the memory at each token, and of each token at later ones and at the end.
+    from_start = jnp.where(enters, jnp.exp(sums[0] + sums[1]), 0)
+    left = between(sums, same)
+    kept, to_end = from_start[..., -1], left[..., -1, :]
+
     kk, qk = (product("nbihk,nbjhk->nbhij", x, k_nbjhk)[:, :, :, None] for x in (k_nbjhk, q_nbihk))
-    solved = inverse(jnp.tril(kk * between * strength[..., None], -1))
-    scores = qk * between
+    solved = inverse(jnp.tril(kk * left * strength[..., None], -1))
+    scores = qk * left
     solved = solved * strength[..., None, :]
     values = product("nbhgij,nbjhgv->nbhgiv", solved, v_nbjhgv)
     reads = product("nbhgij,nbjhk->nbhgik", solved * from_start[..., None, :], k_nbjhk)

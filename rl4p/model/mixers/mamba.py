@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from rl4p.base.types import Array
 from rl4p.model.decoder_config import MambaConfig
 from rl4p.model.mixers.convolution import causal_convolution, fresh_windows
+from rl4p.model.mixers.decays import between, running_sums
 
 CHUNK = (
     64  # tokens whose scores are one matrix; longer chunks need more products, shorter more states
@@ -208,22 +209,20 @@ def run_chunk(
     """Runs one chunk of `recurrence`; R is the number of heads in a group."""
     state_BGRhN, before_B = carried
     q_BQGN, k_BQGN, v_BQGRh, logs_BQGR, runs_BQ = inputs
-    sums_BGRQ = jnp.cumsum(jnp.moveaxis(logs_BQGR, 1, -1), axis=-1)
-    end_B, total_BGR = runs_BQ[:, -1], sums_BGRQ[..., -1]
+    sums_2BGRQ = running_sums(jnp.moveaxis(logs_BQGR, 1, -1))
+    end_B, sums_BGRQ = runs_BQ[:, -1], sums_2BGRQ[0] + sums_2BGRQ[1]
 
     def alive(exponents: Array, where: Array) -> jax.Array:
-        # Before the exponential: between a later token and an earlier one it may overflow.
-        where = jnp.expand_dims(where, (1, 2))
-        return jnp.exp(jnp.where(where, exponents, -jnp.inf))
+        return jnp.exp(jnp.where(jnp.expand_dims(where, (1, 2)), exponents, -jnp.inf))
 
-    earlier_BQQ = jnp.tril(runs_BQ[:, :, None] == runs_BQ[:, None, :])
-    decays_BGRQQ = alive(sums_BGRQ[..., :, None] - sums_BGRQ[..., None, :], earlier_BQQ)
+    same_BQQ = runs_BQ[:, :, None] == runs_BQ[:, None, :]
+    decays_BGRQQ = between(sums_2BGRQ, same_BQQ[:, None, None])
     scores_BGQQ = product("BtGN,BsGN->BGts", q_BQGN, k_BQGN)
     y_BQGRh = product("BGRts,BsGRh->BtGRh", scores_BGQQ[:, :, None] * decays_BGRQQ, v_BQGRh)
     since_BGRQ = alive(sums_BGRQ, runs_BQ == before_B[:, None])
     read_BGRQh = product("BtGN,BGRhN->BGRth", q_BQGN, state_BGRhN) * since_BGRQ[..., None]
-    until_BGRQ = alive(total_BGR[..., None] - sums_BGRQ, runs_BQ == end_B[:, None])
-    kept_BGR = alive(total_BGR[..., None], (before_B == end_B)[:, None])
+    until_BGRQ = decays_BGRQQ[..., -1, :]
+    kept_BGR = alive(sums_BGRQ[..., -1:], (before_B == end_B)[:, None])
     state_BGRhN = kept_BGR[..., None] * state_BGRhN + product(
         "BsGRh,BsGN->BGRhN", v_BQGRh * jnp.moveaxis(until_BGRQ, -1, 1)[..., None], k_BQGN
     )
