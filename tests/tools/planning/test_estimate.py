@@ -69,8 +69,9 @@ def test_an_update_needs_what_is_estimated(remat):
         ("kl=fixed", "ema.decay=0.5", "optimizer=sgd"),
         ("rollout=naive_sampler", "max_prompt_tokens=32", "max_response_tokens=480"),
         ("rollout.slots=16", "update.tokens_per_microbatch=512", "optimizer.moment_dtype=bfloat16"),
+        ("model.remat=none", "model.unroll=true", "update.tokens_per_microbatch=256"),
     ],
-    ids=["default", "copies", "naive_sampler", "few"],
+    ids=["default", "copies", "naive_sampler", "few", "unrolled"],
 )
 def test_both_phases_need_what_is_estimated(overrides):
     guess = estimate_of(*overrides)
@@ -105,6 +106,11 @@ def test_a_gradient_that_is_not_added_in_place_is_counted_twice(different):
     words = ("model=scratch", "model.layers=2", different)
     guess = estimate_of(*words, *(["advantage=gae"] if "critic" in different else []))
     assert guess.update()["gradients"] == 2 * bytes_of_chip(guess.run.state.params)
+
+
+def test_the_gradient_of_unrolled_layers_is_counted_twice():
+    params = (guess := estimate_of("model.remat=none", "model.unroll=true")).run.state.params
+    assert guess.update()["gradients"] == bytes_of_chip(params) + bytes_of_chip(params["layers"])
 
 
 ADAPTERS = (
