@@ -4,7 +4,8 @@
 
 Writes a model with random weights, reads it in this process (the trainer), serves it in another
 (`python -m rl4p.serve`), changes all weights and publishes them through `rollout=sglang`. Overrides
-replace parts of the model, such as `width=512`. Prints:
+replace parts of the model, such as `width=512`. With `vllm=URL path=FOLDER` the weights go to a
+vLLM that serves the model of this folder, and `server` is left out. Prints:
 
 * `bytes`: the size of the checkpoint, whose weights are float32.
 * `export`, `load`: seconds until the files are complete, and from then on until the server has
@@ -12,6 +13,8 @@ replace parts of the model, such as `width=512`. Prints:
 * `disk_write`, `disk_read`: seconds to write and read as many bytes in the same folder, with
   `fsync` and with an empty cache.
 * `of_the_disk`: `export` + `load` divided by `disk_write` + `disk_read`.
+* `copies`, `of_copies`: seconds to copy as many bytes twice, into a file without `fsync` and from
+  its cache into memory; and `export` + `load` divided by them.
 * `trainer`, `server`: host memory divided by `bytes`: `held` before and `peak` during the
   publication, without what the process has without a model (`process`, in bytes).
 """
@@ -36,6 +39,7 @@ from rl4p.model.huggingface import write_policy
 from rl4p.model.pretrained import Pretrained
 from rl4p.model.scratch import Scratch
 from rl4p.rollout.sglang import SGLang
+from rl4p.rollout.vllm import VLLM
 
 MODEL = {"width": 1024, "layers": 20, "heads": 16, "num_kv_heads": 8, "feed_forward_width": 3072}
 MODEL |= {"vocabulary": 8192}
@@ -45,11 +49,13 @@ PIECE = 2**24  # bytes
 def main() -> None:
     """Prints the figures as JSON."""
     changed = dict(word.split("=", 1) for word in sys.argv[1:])
+    url, path = changed.pop("vllm", None), changed.pop("path", None)
     if unknown := changed.keys() - MODEL.keys():
         raise SystemExit(f"{', '.join(sorted(unknown))}: choose from {', '.join(MODEL)}.")
     model = MODEL | {name: int(value) for name, value in changed.items()}
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as folder:
-        print(json.dumps(measure(Path(folder), model), indent=2))
+        found = to_vllm(Path(folder), url, path) if url and path else measure(Path(folder), model)
+        print(json.dumps(found, indent=2))
 
 
 def measure(folder: Path, model: dict[str, int]) -> dict[str, Any]:
@@ -73,9 +79,32 @@ def measure(folder: Path, model: dict[str, int]) -> dict[str, Any]:
         held = {name: memory(pid)[0] for name, pid in pids.items()}
         for pid in pids.values():
             Path(f"/proc/{pid}/clear_refs").write_text("5")  # the peak so far is forgotten
-        export, whole = published(engine, params)
+        export, whole = published(engine, params, 1)
         peak = {name: memory(pid)[1] for name, pid in pids.items()}
+    return seconds(folder, size, export, whole) | {
+        name: {
+            "process": process[name],
+            "held": (held[name] - process[name]) / size,
+            "peak": (peak[name] - process[name]) / size,
+        }
+        for name in pids
+    }
+
+
+def to_vllm(folder: Path, url: str, path: str) -> dict[str, Any]:
+    """Returns the seconds of one publication to a running vLLM."""
+    policy, params = Pretrained(path=path).build(Mesh(dp=1), jax.random.key(0))
+    with client(folder, policy, url, VLLM) as engine:
+        engine.publish(params, 0)
+        params = jax.block_until_ready(jax.tree.map(grown, params))
+        export, whole = published(engine, params, 1)
+    return seconds(folder, sum(x.nbytes for x in jax.tree.leaves(params)), export, whole)
+
+
+def seconds(folder: Path, size: int, export: float, whole: float) -> dict[str, float]:
+    """Returns the seconds of a publication, and those of the disk and of copies."""
     write, read = disk(folder / "file", size)
+    copies = sum(disk(folder / "copy", size, cached=True))
     return {
         "bytes": size,
         "export": export,
@@ -83,13 +112,8 @@ def measure(folder: Path, model: dict[str, int]) -> dict[str, Any]:
         "disk_write": write,
         "disk_read": read,
         "of_the_disk": whole / (write + read),
-    } | {
-        name: {
-            "process": process[name],
-            "held": (held[name] - process[name]) / size,
-            "peak": (peak[name] - process[name]) / size,
-        }
-        for name in pids
+        "copies": copies,
+        "of_copies": whole / copies,
     }
 
 
@@ -132,9 +156,9 @@ def served(*arguments: str) -> Iterator[Served]:
 
 
 @contextmanager
-def client(folder: Path, policy: Any, url: str) -> Iterator[Any]:
+def client(folder: Path, policy: Any, url: str, kind: Any = SGLang) -> Iterator[Any]:
     """Opens an engine whose completions come from the server."""
-    sampler = SGLang(servers=(url,), max_response_tokens=8, weights_folder=str(folder / "shared"))
+    sampler = kind(servers=(url,), max_response_tokens=8, weights_folder=str(folder / "shared"))
     engine = sampler.open(policy)
     try:
         yield engine
@@ -142,18 +166,20 @@ def client(folder: Path, policy: Any, url: str) -> Iterator[Any]:
         engine.close()
 
 
-def published(engine: Any, params: Any) -> tuple[float, float]:
+def published(engine: Any, params: Any, version: int) -> tuple[float, float]:
     """Publishes weights; returns the seconds until they are written, and until they are served."""
-    written, write = [], engine.fleet.write
+    weights = engine.transfer.folder
+    written, write = [], weights.write
 
     def timed(*arguments: Any) -> Any:
         exported = write(*arguments)
         written.append(time.perf_counter())
         return exported
 
-    engine.fleet.write = timed
+    weights.write = timed
     start = time.perf_counter()
-    engine.publish(params, 1)
+    engine.publish(params, version)
+    weights.write = write
     return written[0] - start, time.perf_counter() - start
 
 
@@ -164,20 +190,23 @@ def memory(pid: int) -> tuple[int, int]:
     return int(found["VmRSS"]) * 1024, int(found["VmHWM"]) * 1024
 
 
-def disk(path: Path, size: int) -> tuple[float, float]:
-    """Returns the seconds to write and to read a file of this size."""
+def disk(path: Path, size: int, *, cached: bool = False) -> tuple[float, float]:
+    """Returns the seconds to write and to read a file of this size, with or without the disk."""
     piece = np.random.default_rng(0).bytes(PIECE)
     start = time.perf_counter()
     with path.open("wb", buffering=0) as file:
         for _ in range(0, size, PIECE):
             file.write(piece)
-        os.fsync(file.fileno())
+        if not cached:
+            os.fsync(file.fileno())
     write = time.perf_counter() - start
     with path.open("rb", buffering=0) as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        if not cached:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         start, into = time.perf_counter(), bytearray(PIECE)
         while file.readinto(into):
             pass
+    path.unlink()
     return write, time.perf_counter() - start
 
 

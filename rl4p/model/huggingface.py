@@ -5,6 +5,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial, reduce
 from operator import getitem
@@ -58,6 +59,7 @@ from rl4p.model.quantization import (
 )
 from rl4p.model.tensor_files import (
     DTYPES,
+    THREADS,
     NewTensor,
     StoredTensor,
     copy,
@@ -74,6 +76,7 @@ log = logging.getLogger(__name__)
 
 SHARD_BYTES = 5 * 10**9
 NO_KEYS: Mapping[str, Mapping[str, Any]] = {}
+SPAN_BYTES = 2**24  # of a tensor that a thread reads at a time
 ALIGNMENT = 64  # bytes; the CPU backend uses aligned memory in place, and copies any other
 
 
@@ -226,6 +229,7 @@ def read_part(
     whole = aligned_empty(tuple(map(len, bounds)), dtype)
     if start is not None:
         copy(np.asarray(start), whole)
+    jobs = []
     for tensor in tensors:
         at = stacked_index(tensor)
         if not all(i in bound for i, bound in zip(at, bounds, strict=False)):
@@ -242,12 +246,22 @@ def read_part(
         rows, *columns = wanted if tensor.part is None else tensor.part.index_of(wanted)
         if isinstance(rows, slice):
             rows = np.arange(rows.start, rows.stop, rows.step)
-        span = slice(int(rows[0]), int(rows[-1]) + 1)
-        for first, piece in stored[tensor.name].pieces(span):
-            here = slice(*np.searchsorted(rows, (first, first + len(piece))))
-            taken = piece if len(piece) == len(into[here]) else piece[rows[here] - first]
-            copy(taken[:, *columns], into[here])
+        count = max(1, SPAN_BYTES * len(rows) // max(1, into.nbytes))
+        for first in range(0, len(rows), count):
+            here = slice(first, first + count)
+            jobs.append((stored[tensor.name], rows[here], columns, into[here]))
+    with ThreadPoolExecutor(THREADS) as pool:
+        for _ in pool.map(lambda job: read_rows(*job), jobs):
+            pass
     return whole
+
+
+def read_rows(stored: StoredTensor, rows: np.ndarray, columns: Any, into: np.ndarray) -> None:
+    """Reads the rows of a tensor with these numbers, which ascend, and of each these columns."""
+    for first, piece in stored.pieces(slice(int(rows[0]), int(rows[-1]) + 1)):
+        here = slice(*np.searchsorted(rows, (first, first + len(piece))))
+        taken = piece if len(piece) == len(into[here]) else piece[rows[here] - first]
+        copy(taken[:, *columns], into[here])
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

@@ -1,6 +1,7 @@
 """The tensors of a checkpoint's files, made from parameters one after another."""
 
 import logging
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial, reduce
@@ -31,7 +32,8 @@ from rl4p.model.tensor_files import (
 
 log = logging.getLogger(__name__)
 
-PART_BYTES = 2**22  # the most of an embedding that is made at a time
+PART_BYTES = 2**20  # the most that is made at a time of what need not be made as a whole
+DISPATCH = threading.Lock()  # all devices run the programs of several threads in one order
 
 
 def model_tensors(
@@ -114,20 +116,38 @@ class ParameterTensor(NewTensor):
         self.shape = tensor.of_file(shape)
 
     def parts(self) -> Iterator[np.ndarray]:
-        """Yields the array, but of an embedding (maybe a third of a model) some rows at a time."""
+        """Yields some rows at a time.
+
+        Memory of the host is read in place. Otherwise the devices make the array as a whole, but of
+        an embedding (maybe a third of a model) the rows.
+        """
         parameter, *adapter = self.arrays
-        if len(self.shape) != 2 or self.at or self.transposed or adapter:
-            whole = np.asarray(one_tensor(self.arrays, self.at, scale=self.scale, dtype=self.dtype))
-            if self.transposed:  # in less than half the time that XLA takes on a CPU
-                matrix, whole = whole, np.empty(self.shape, self.dtype)
-                copy(matrix, whole.swapaxes(-1, -2))
-            yield whole
+        here = None if adapter or parameter.dtype != self.dtype else host_view(parameter)
+        row_bytes = int(np.prod(self.shape[1:])) * self.dtype.itemsize
+        most = max(1, PART_BYTES // max(1, row_bytes))
+        spans = [(n, min(n + most, self.shape[0])) for n in range(0, self.shape[0], most)]
+        if here is None and len(self.shape) == 2 and not (self.at or self.transposed or adapter):
+            for first, end in spans:
+                with DISPATCH:
+                    rows = some_rows(
+                        parameter, np.int32(first), count=end - first, dtype=self.dtype
+                    )
+                yield np.asarray(rows)
             return
-        most = max(1, PART_BYTES // (self.shape[1] * self.dtype.itemsize))
-        for first in range(0, self.shape[0], most):
-            count = min(most, self.shape[0] - first)
-            rows = some_rows(parameter, np.int32(first), count=count, dtype=self.dtype)
-            yield np.asarray(rows)
+        if here is None:
+            with DISPATCH:
+                made = one_tensor(self.arrays, self.at, scale=self.scale, dtype=self.dtype)
+            whole = np.asarray(made)
+        else:
+            whole = here[self.at]
+        for first, end in spans:
+            if not self.transposed:
+                yield whole[first:end]
+                continue
+            rows = np.empty((end - first, *self.shape[1:]), self.dtype)
+            part = whole[first:end] if len(self.shape) > 2 else whole[:, first:end]
+            copy(part, rows.swapaxes(-1, -2))  # in less than half the time that XLA takes on a CPU
+            yield rows
 
 
 class AssembledTensor(NewTensor):
@@ -151,6 +171,14 @@ class AssembledTensor(NewTensor):
         for index, piece in self.pieces:
             whole[index] = np.concatenate(list(piece.parts()))
         yield whole
+
+
+def host_view(array: Array) -> np.ndarray | None:
+    """Returns an array without a copy; None if it is on other devices than one CPU."""
+    if isinstance(array, np.ndarray):
+        return array
+    device, *others = array.sharding.device_set
+    return None if others or device.platform != "cpu" else np.asarray(array)
 
 
 @partial(jax.jit, static_argnames=("scale", "dtype"))

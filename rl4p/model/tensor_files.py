@@ -10,14 +10,15 @@ import logging
 import os
 import re
 import stat
+import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -30,9 +31,10 @@ log = logging.getLogger(__name__)
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = {"F32": jnp.dtype("float32"), "F16": jnp.dtype("float16"), "BF16": jnp.dtype("bfloat16")}
 MOST_BYTES = 2**28  # of a JSON file
-PIECE_BYTES = 2**24  # the most that is read at a time
+PIECE_BYTES = 2**20  # the most that is read at a time, so that it is still in the cache when copied
+THREADS = min(4, os.cpu_count() or 1)  # that read, write and sum tensors
 MOST_PROBLEMS = 5  # in one message; a model may have thousands of tensors
-ROWS = 32  # of a transposed matrix to copy at a time
+ROWS = 16  # of a transposed matrix to copy at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,12 +66,12 @@ class StoredTensor:
             for first in range(rows.start, rows.stop, count):
                 piece = np.empty((min(count, rows.stop - first), *self.shape[1:]), dtype)
                 view = piece.reshape(-1).view(np.uint8).data
-                file.seek(self.start + first * row_bytes)
-                while view:
-                    read = file.readinto(view)
+                at = self.start + first * row_bytes
+                while view:  # without `seek`, since threads share an opened file
+                    read = os.preadv(file.fileno(), [view], at)
                     if not read:
                         raise InputError(f"{self.file} became shorter while it was read.")
-                    view = view[read:]
+                    view, at = view[read:], at + read
                 yield first, piece
 
 
@@ -192,6 +194,23 @@ def copy(source: np.ndarray, target: np.ndarray) -> None:
         target[first : first + rows] = source[first : first + rows]
 
 
+class CRC32:
+    """The checksum CRC-32, with the methods of `hashlib`: ten times as fast as SHA-256."""
+
+    def __init__(self) -> None:
+        self.value = 0
+
+    def update(self, content: Any) -> None:
+        self.value = zlib.crc32(content, self.value)
+
+    def hexdigest(self) -> str:
+        return f"{self.value:08x}"
+
+
+Algorithm = Literal["crc32", "sha256"]
+ALGORITHMS: dict[Algorithm, Callable[[], Any]] = {"crc32": CRC32, "sha256": hashlib.sha256}
+
+
 class NewTensor(ABC):
     """A tensor to write.
 
@@ -214,15 +233,24 @@ class NewTensor(ABC):
         Each part is made just before it is written, and then released.
         """
 
-    def sha256(self, file: BinaryIO | None = None) -> str:
-        """Returns the SHA-256 of the tensor's bytes, and writes them to a file if there is one."""
-        digest = hashlib.sha256()
+    def checksum(
+        self, algorithm: Algorithm = "crc32", write: Callable[[memoryview], None] | None = None
+    ) -> str:
+        """Returns the checksum of the tensor's bytes, which go to `write` as well."""
+        digest = ALGORITHMS[algorithm]()
         for part in self.parts():
             content = np.ascontiguousarray(part).reshape(-1).view(np.uint8).data
             digest.update(content)
-            if file is not None:
-                file.write(content)
+            if write is not None:
+                write(content)
         return digest.hexdigest()
+
+
+def checksums_of(tensors: Sequence[NewTensor], algorithm: Algorithm) -> dict[str, str]:
+    """Returns the checksum of each tensor by its name, of several tensors at a time."""
+    with ThreadPoolExecutor(THREADS) as pool:
+        found = pool.map(lambda tensor: tensor.checksum(algorithm), tensors)
+        return {tensor.name: x for tensor, x in zip(tensors, found, strict=True)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,7 +258,7 @@ class WrittenFiles:
     """Files of tensors in a folder.
 
     Attributes:
-      checksums: the SHA-256 of each tensor, by the name of its file and its own name.
+      checksums: the CRC-32 of each tensor, by the name of its file and its own name.
     """
 
     folder: Path
@@ -238,13 +266,21 @@ class WrittenFiles:
 
 
 def write_tensors(
-    folder: Path, tensors: Sequence[NewTensor], shard_bytes: int, before: WrittenFiles | None = None
+    folder: Path,
+    tensors: Sequence[NewTensor],
+    shard_bytes: int,
+    before: WrittenFiles | None = None,
+    *,
+    synced: bool = True,
+    threads: int = 1,
 ) -> WrittenFiles:
     """Writes one file, or several files and an index if the total exceeds `shard_bytes`.
 
     Args:
       before: older files of the same tensors. A file whose tensors have not changed becomes a hard
         link to the older one.
+      synced: whether to wait until the files are on the disk.
+      threads: the number of tensors that are made and written at a time.
     """
     shards: list[list[NewTensor]] = []
     room = 0
@@ -258,11 +294,11 @@ def write_tensors(
     names = [f"model-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1)]
     names = [SINGLE] if count == 1 else names
     with ThreadPoolExecutor(1) as disk:  # which works while the next file is made
-        synced, checksums = [], {}
+        syncs, checksums = [], {}
         for name, shard in zip(names, shards, strict=True):
-            checksums[name] = write_file(folder / name, shard, before)
-            synced.append(disk.submit(sync, folder / name))
-        for done in synced:
+            checksums[name] = write_file(folder / name, shard, before, threads)
+            syncs += [disk.submit(sync, folder / name)] if synced else []
+        for done in syncs:
             done.result()
     written = WrittenFiles(folder=folder, checksums=checksums)
     if count == 1:
@@ -282,16 +318,19 @@ def write_tensors(
 
 
 def write_file(
-    path: Path, tensors: Sequence[NewTensor], before: WrittenFiles | None = None
+    path: Path,
+    tensors: Sequence[NewTensor],
+    before: WrittenFiles | None = None,
+    threads: int = 1,
 ) -> dict[str, str]:
     """Writes one file without a `sync`, or links it to the same file of `before`.
 
     Returns:
-      The SHA-256 of each tensor by its name.
+      The CRC-32 of each tensor by its name.
     """
     old = {} if before is None else before.checksums.get(path.name, {})
     same = list(old) == [tensor.name for tensor in tensors] and all(
-        tensor.sha256() == old[tensor.name] for tensor in tensors
+        tensor.checksum() == old[tensor.name] for tensor in tensors
     )
     if before is not None and same and linked(before.folder / path.name, path):
         return old
@@ -307,12 +346,36 @@ def write_file(
         }
     encoded = json.dumps(header, separators=(",", ":")).encode()
     encoded += b" " * (-len(encoded) % 8)  # aligns the data
-    checksums = {}
-    with path.open("wb") as file:
-        file.write(len(encoded).to_bytes(8, "little") + encoded)
+    writes: list[Future[str]] = []
+    with path.open("wb", buffering=0) as file, ThreadPoolExecutor(threads) as pool:
+        start = write_at(file.fileno(), len(encoded).to_bytes(8, "little") + encoded, 0)
         for tensor in tensors:
-            checksums[tensor.name] = tensor.sha256(file)
-    return checksums
+            at = start + header[tensor.name]["data_offsets"][0]
+            writes.append(pool.submit(write_tensor, file.fileno(), tensor, at))
+        try:
+            return {x.name: write.result() for x, write in zip(tensors, writes, strict=True)}
+        except BaseException:
+            pool.shutdown(cancel_futures=True)  # before the file is closed
+            raise
+
+
+def write_tensor(file: int, tensor: NewTensor, start: int) -> str:
+    """Writes a tensor to an open file from an offset on, and returns its CRC-32."""
+
+    def write(content: memoryview) -> None:
+        nonlocal start
+        start = write_at(file, content, start)
+
+    return tensor.checksum(write=write)
+
+
+def write_at(file: int, content: bytes | memoryview, start: int) -> int:
+    """Writes to an open file from an offset on, and returns the offset behind it."""
+    content = memoryview(content)
+    while content:
+        written = os.pwrite(file, content, start)
+        start, content = start + written, content[written:]
+    return start
 
 
 def linked(file: Path, path: Path) -> bool:

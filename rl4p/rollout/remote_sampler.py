@@ -5,12 +5,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import numpy as np
 
 from rl4p.base.errors import InputError
+from rl4p.base.http import is_loopback
 from rl4p.base.types import (
     Array,
     Episode,
@@ -185,9 +186,10 @@ class SyncedSampler(RemoteSampler):
     def temperature_at(self, step: int) -> float | None:
         return None if self.annealing is None else self.annealing(self.temperature, step)
 
-    def folder(self, parent: Path) -> WeightsFolder:
+    def folder(self, parent: Path, **options: Any) -> WeightsFolder:
         """Returns the folder through which weights reach the servers."""
-        return WeightsFolder(parent)
+        local = all(map(is_loopback, self.servers))
+        return WeightsFolder(parent, synced=not local, **options)
 
     def transfer(self, policy: Policy) -> WeightTransfer:
         parent = Path(self.weights_folder or Path(tempfile.gettempdir(), "rl4p"))

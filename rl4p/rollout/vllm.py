@@ -57,8 +57,9 @@ class VLLM(SyncedSampler):
         raw = whole and self.temperature in (0, 1)
         return VLLMProtocol(self.model, raw_logprobs=raw, adapters=self.adapters)
 
-    def folder(self, parent: Path) -> WeightsFolder:
-        return WeightsFolder(parent, repeats_head=not self.adapters, adapters=self.adapters)
+    def folder(self, parent: Path, **options: Any) -> WeightsFolder:
+        own = {"repeats_head": not self.adapters, "adapters": self.adapters}
+        return super().folder(parent, **own, **options)
 
     def transfer(self, policy: Policy) -> WeightTransfer:
         if self.adapters and not policy.decoder.lora.rank:

@@ -1,5 +1,6 @@
 import logging
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -43,6 +44,25 @@ def test_the_rows_of_an_embedding_are_made_a_few_at_a_time(policy, params, monke
     assert [len(part) for part in parts[:-1]] == [rows] * (len(parts) - 1)
     assert len(parts) == -(-264 // rows)
     np.testing.assert_array_equal(np.concatenate(parts), params["embedding"])
+
+
+@pytest.mark.parametrize("size", [1, 1000])
+def test_memory_of_the_host_is_read_in_place(policy, params, monkeypatch, size):
+    monkeypatch.setattr(module, "PART_BYTES", size)
+    tensors = model_tensors(policy.decoder, params, lambda tensor, array: array.dtype)
+    here = [np.concatenate(list(tensor.parts())) for tensor in tensors]
+    monkeypatch.setattr(module, "host_view", lambda array: None)
+    made = [np.concatenate(list(tensor.parts())) for tensor in tensors]
+    for one, other in zip(here, made, strict=True):
+        np.testing.assert_array_equal(one, other, strict=True)
+
+
+def test_parameters_that_were_written_can_be_donated():
+    parameter = jnp.arange(2.0**16).reshape(256, 256)
+    pointer = parameter.unsafe_buffer_pointer()
+    assert module.host_view(parameter).ctypes.data == pointer
+    next_one = jax.jit(lambda x: x + 1, donate_argnums=0)(parameter)
+    assert next_one.unsafe_buffer_pointer() == pointer
 
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"

@@ -76,6 +76,28 @@ def test_arrays_are_made_one_by_one_as_they_are_written(tmp_path):
     assert calls == ["a", "b", "c"]
 
 
+def test_threads_write_the_same_files(tmp_path):
+    tensors = {f"{name}{i}": x + i for i in range(20) for name, x in TENSORS.items()}
+    written = []
+    for threads in (1, 4):
+        folder = tmp_path / str(threads)
+        folder.mkdir()
+        files = write_tensors(folder, new(tensors), 200, synced=False, threads=threads)
+        written.append((files.checksums, {x.name: x.read_bytes() for x in folder.iterdir()}))
+    assert written[0] == written[1]
+    assert len(written[0][0]) > 1
+
+
+def test_a_tensor_that_cannot_be_made_ends_the_write(tmp_path):
+    class Broken(InTwoParts):
+        def parts(self):
+            raise OSError("no space")
+
+    tensors = [*new(), Broken("d", TENSORS["a"], []), *new({"e": TENSORS["a"]})]
+    with pytest.raises(OSError, match="no space"):
+        write_tensors(tmp_path, tensors, 10**9, threads=4)
+
+
 def test_a_file_is_closed_before_it_is_too_large(folder):
     index = json.loads(divided(folder).read_text())
     assert index == {

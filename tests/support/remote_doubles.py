@@ -48,7 +48,8 @@ class Double:
 
     def __init__(self, policy, params, *, port=0):
         self.policy, self.params, self.label = policy, policy.for_sampling(params), "default"
-        self.sums = checksums(policy, self.params)
+        self.sums = checksums(policy, self.params, "sha256")
+        self.has_crc32 = False  # whether it offers CRC-32, as rl4p.serve
         self.fault = lambda path: None
         self.missing = set()  # paths that are not offered
         self.asked, self.bodies, self.paused, self.asleep = [], [], False, False
@@ -250,7 +251,7 @@ def loaded(path, policy, params):
         if path not in LOADED:
             LOADED.clear()
             found = replacement(Path(path), policy)(jax.tree.map(jnp.copy, params))
-            LOADED[path] = found, checksums(policy, found)
+            LOADED[path] = found, checksums(policy, found, "sha256")
         return LOADED[path]
 
 
@@ -292,6 +293,8 @@ class VLLMDouble(Double):
         if path == "/weight_info":
             return 200, {"weight_version": self.label}
         if path == "/weight_checker":
+            if self.has_crc32 and body["algorithm"] == "crc32":
+                return 200, {"checksums": checksums(self.policy, self.params), "algorithm": "crc32"}
             return 200, {"checksums": self.sums}
         if path == "/reset_prefix_cache":
             return 200, {"success": fault != "no_success"}
@@ -360,6 +363,8 @@ class SGLangDouble(Double):
             return (400, {"error": "busy"}) if fault == "busy" else (200, "Cache flushed.")
         if path in ("/model_info", "/get_weight_version"):
             return 200, {"model_path": "", "weight_version": self.label}
+        if path == "/weights_checker" and "algorithm" in body:
+            return 422, {"detail": "Extra inputs are not permitted"}
         if path == "/weights_checker":
             return 200, {"success": True, "ranks": [], "checksums": self.sums}
         return 404, {"detail": "Not Found"}

@@ -259,5 +259,5 @@ def folders(monkeypatch):
     monkeypatch.setattr("rl4p.tools.serving.weight_updates.replacement", replacement)
     monkeypatch.setattr(
         "rl4p.tools.serving.weight_updates.checksums",
-        lambda policy, params: {"x": str(params["a"])},
+        lambda policy, params, algorithm: {"x": f"{params['a']} {algorithm}"},
     )

@@ -1,5 +1,6 @@
 """The servers of a rollout: their options, their state, and the protocol of their kind."""
 
+import asyncio
 import hashlib
 import time
 from abc import ABC, abstractmethod
@@ -390,11 +391,23 @@ async def check_checksums(
     if not server.features.get("checksums", True):
         return
     body = {"action": "checksum"}
-    _, response = await server.offered("POST", path, body, seconds=deadline.left)
-    checksums: Any = response.get("checksums") if isinstance(response, dict) else None
+    if server.features.get("crc32", True):  # rl4p.serve has it
+        body["algorithm"] = "crc32"
+    try:
+        _, response = await server.offered("POST", path, body, seconds=deadline.left)
+    except RefusedError as error:
+        if error.status not in (400, 422) or "algorithm" not in body:
+            raise
+        server.features["crc32"] = False
+        await check_checksums(server, path, weights, deadline)
+        return
+    found = response if isinstance(response, dict) else {}
+    checksums, fast = found.get("checksums"), found.get("algorithm") == "crc32"
     expected = weights.exported.checksums
     comparable = isinstance(checksums, dict) and checksums.keys() == expected.keys()
     server.features["checksums"] = comparable
+    if comparable and not fast:
+        expected = await asyncio.to_thread(weights.exported.sha256)
     for name, checksum in expected.items() if comparable else ():
         if checksums[name] != checksum:
             raise InvalidResponseError(

@@ -18,9 +18,22 @@ from rl4p.base.types import Params
 from rl4p.distributed.partition import decoding_dtype
 from rl4p.model.families.wrappers import name_in_files
 from rl4p.model.huggingface import write_adapter, write_configs
-from rl4p.model.model_tensors import EMBEDDING, HEAD, model_tensors, other_tensors
+from rl4p.model.model_tensors import (
+    EMBEDDING,
+    HEAD,
+    CopiedTensor,
+    model_tensors,
+    other_tensors,
+)
 from rl4p.model.policy import Policy
-from rl4p.model.tensor_files import WrittenFiles, linked, stored_tensors, write_tensors
+from rl4p.model.tensor_files import (
+    THREADS,
+    WrittenFiles,
+    checksums_of,
+    linked,
+    stored_tensors,
+    write_tensors,
+)
 from rl4p.model.tokenizer import save_tokenizer
 
 SHARD_BYTES = 2**28
@@ -42,7 +55,7 @@ class Exported:
     Attributes:
       path: the absolute path of the folder.
       label: the name of the weights, such as the step that they come from.
-      checksums: the SHA-256 of each tensor as it is in the files, by the tensor's name.
+      checksums: the CRC-32 of each tensor as it is in the files, by the tensor's name.
       head: a folder with the output head alone, for tied embeddings; None if it is not written.
     """
 
@@ -50,6 +63,11 @@ class Exported:
     label: str
     checksums: dict[str, str]
     head: Path | None = None
+
+    def sha256(self) -> dict[str, str]:
+        """Returns the SHA-256 of each tensor, read from the files."""
+        stored = stored_tensors(self.path)
+        return checksums_of([CopiedTensor(name, x) for name, x in stored.items()], "sha256")
 
 
 class WeightsFolder:
@@ -70,18 +88,22 @@ class WeightsFolder:
         shard_bytes: int = SHARD_BYTES,
         repeats_head: bool = False,
         adapters: bool = False,
+        synced: bool = True,
     ) -> None:
         """Creates the folder, and `parent` if it is not there.
 
         Args:
           repeats_head: whether tied embeddings are written a second time, as the output head.
           adapters: whether the adapters alone are written, in the format of PEFT.
+          synced: whether to wait until the files are on the disk: servers of other machines may
+            read it, those of this machine see what was written.
 
         Raises:
           RunError: the folder cannot be created.
         """
         self.path = parent.expanduser().absolute() / f"weights-{token_hex(8)}"
         self.shard_bytes, self.repeats_head, self.adapters = shard_bytes, repeats_head, adapters
+        self.options: Any = {"synced": synced, "threads": THREADS}
         self.count = 0
         self.held: list[Exported] = []
         self.newest: WrittenFiles | None = None
@@ -137,13 +159,13 @@ class WeightsFolder:
         tensors = model_tensors(policy.decoder, policy.merged(params), dtype_of)
         if policy.wrapper is not None:  # a server may want each tensor that it has
             tensors += other_tensors(policy.wrapper, policy.decoder.config)
-        files = write_tensors(folder, tensors, self.shard_bytes, self.newest)
+        files = write_tensors(folder, tensors, self.shard_bytes, self.newest, **self.options)
         if self.repeats_head and tied:
             names = [tensor.name for tensor in tensors]
             head = copy(tensors[names.index(name_in_files(wrapper, EMBEDDING))])
             head.name = name_in_files(wrapper, HEAD)
             (folder / ".head").mkdir()
-            write_tensors(folder / ".head", [head], self.shard_bytes)
+            write_tensors(folder / ".head", [head], self.shard_bytes, **self.options)
         write_configs(
             folder,
             policy.decoder,

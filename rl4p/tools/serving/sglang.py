@@ -34,7 +34,12 @@ from rl4p.engine.serving.body import (
     shortened,
 )
 from rl4p.engine.serving.completions import SamplingFields
-from rl4p.tools.serving.weight_updates import OwnerQuery, WeightUpdates, checksum_of
+from rl4p.tools.serving.weight_updates import (
+    CheckWeights,
+    OwnerQuery,
+    WeightUpdates,
+    checksum_of,
+)
 
 DEFAULT_TOKENS = 128  # SGLang's default
 REPEATED = 64  # a stream has each token in about so many events
@@ -247,12 +252,6 @@ class UpdateWeightVersion(Body):
     abort_all_requests: bool = False
 
 
-class CheckWeights(Body):
-    """The body of /weights_checker."""
-
-    action: Literal["checksum"]
-
-
 class MemoryOccupation(Body):
     """The body of /release_memory_occupation and /resume_memory_occupation."""
 
@@ -359,15 +358,15 @@ class SGLangControl:
         return JsonResponse({"success": True, "message": "", "new_version": body.new_version})
 
     async def check(self, request: HttpRequest) -> JsonResponse:
-        await request.body(CheckWeights)
+        algorithm = (await request.body(CheckWeights)).algorithm
         try:
-            sums = await self.updates.checksums()
+            sums = await self.updates.checksums(algorithm)
         except InputError as error:
             return JsonResponse({"success": False, "message": str(error)}, 400)
         whole = checksum_of(sums)
         rank = {"rank": 0, "checksum": whole, "checksums": sums}
         answer = {"success": True, "message": "", "ranks": [rank], "checksums": sums}
-        return JsonResponse(answer | {"per_engine_checksum": whole})
+        return JsonResponse(answer | {"per_engine_checksum": whole, "algorithm": algorithm})
 
     async def sleep(self, request: HttpRequest) -> JsonResponse:
         await request.body(MemoryOccupation)

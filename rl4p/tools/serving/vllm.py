@@ -7,7 +7,12 @@ from typing import Annotated, Any, Literal
 from rl4p.base.errors import InputError, RunError
 from rl4p.engine.serving.app import HttpRequest
 from rl4p.engine.serving.body import Body, HttpError, JsonResponse, Must, Name, Path
-from rl4p.tools.serving.weight_updates import OwnerQuery, WeightUpdates, checksum_of
+from rl4p.tools.serving.weight_updates import (
+    CheckWeights,
+    OwnerQuery,
+    WeightUpdates,
+    checksum_of,
+)
 
 
 class PauseQuery(OwnerQuery):
@@ -138,13 +143,16 @@ class VLLMControl:
         return JsonResponse({"weight_version": self.updates.scheduler.version})
 
     async def check(self, request: HttpRequest) -> JsonResponse:
+        body = await request.body(CheckWeights) if request.content else CheckWeights()
+        algorithm = body.algorithm
         try:
-            sums = await self.updates.checksums()
+            sums = await self.updates.checksums(algorithm)
         except InputError as error:
             raise HttpError(str(error), status=500) from None
         shard = {"rank": 0, "checksum": checksum_of(sums), "checksums": sums}
         version = self.updates.scheduler.version
-        return JsonResponse({"weight_version": version, "checksums": sums, "shards": [shard]})
+        sent = {"weight_version": version, "checksums": sums, "shards": [shard]}
+        return JsonResponse(sent | {"algorithm": algorithm})
 
     async def reset_prefix_cache(self, request: HttpRequest) -> JsonResponse:
         return JsonResponse({})  # nothing is kept after a request

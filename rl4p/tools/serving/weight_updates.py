@@ -15,6 +15,7 @@ from rl4p.engine.driver import Lease
 from rl4p.engine.serving.app import ServerState
 from rl4p.engine.serving.body import Body, HttpError, Name
 from rl4p.model.model_tensors import held_tensors
+from rl4p.model.tensor_files import Algorithm
 from rl4p.tools.serving.weights import Sleep, checksums, replacement
 
 LONGEST = 3600.0  # seconds; a pause that waits for running requests gives up after them
@@ -37,6 +38,13 @@ class OwnerQuery(Body):
     """
 
     owner: Name = ""
+
+
+class CheckWeights(Body):
+    """The body of /weight_checker and of /weights_checker; `algorithm` is no part of these APIs."""
+
+    action: Literal["checksum"] = "checksum"
+    algorithm: Algorithm = "sha256"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -302,11 +310,11 @@ class WeightUpdates:
                 raise InputError("An update names its weights with /finish_weight_update.")
             self.scheduler.version = version
 
-    async def checksums(self) -> dict[str, str]:
-        """Returns the SHA-256 of each tensor, by its name in the files of the model."""
+    async def checksums(self, algorithm: Algorithm) -> dict[str, str]:
+        """Returns the checksum of each tensor, by its name in the files of the model."""
 
         def read() -> dict[str, str]:
-            return checksums(self.server.policy, self.scheduler.params)
+            return checksums(self.server.policy, self.scheduler.params, algorithm)
 
         async with self.lock:  # between device calls, where nothing else changes the weights
             if self.sleeping is not None:

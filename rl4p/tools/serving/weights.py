@@ -26,7 +26,14 @@ from rl4p.model.folder import check_files
 from rl4p.model.huggingface import read_config, read_part
 from rl4p.model.model_tensors import check_fit, held_tensors, model_tensors, stacked_index
 from rl4p.model.policy import Policy
-from rl4p.model.tensor_files import INDEX, SINGLE, StoredTensor, stored_tensors
+from rl4p.model.tensor_files import (
+    INDEX,
+    SINGLE,
+    Algorithm,
+    StoredTensor,
+    checksums_of,
+    stored_tensors,
+)
 
 log = logging.getLogger(__name__)
 
@@ -167,10 +174,10 @@ def read(old: jax.Array, tensors: list[Tensor], stored: dict[str, StoredTensor])
     return jax.make_array_from_callback(old.shape, old.sharding, of).block_until_ready()
 
 
-def checksums(policy: Policy, params: Params) -> dict[str, str]:
-    """Returns the SHA-256 of each tensor by its name, as files of the merged parameters have it."""
+def checksums(policy: Policy, params: Params, algorithm: Algorithm = "crc32") -> dict[str, str]:
+    """Returns the checksum of each tensor by its name, as files of merged parameters have it."""
     tensors = model_tensors(policy.decoder, params, lambda _, array: array.dtype)
-    return {tensor.name: tensor.sha256() for tensor in tensors}
+    return checksums_of(tensors, algorithm)
 
 
 @dataclass

@@ -128,6 +128,16 @@ def test_a_server_with_other_checksums_gets_no_requests(opened, params, caplog):
     assert "its checksum of" in caplog.text
 
 
+def test_a_server_may_have_a_faster_checksum(opened, params, caplog):
+    with opened(max_probe_gap=None) as (engine, (bad, good)):
+        bad.has_crc32 = good.has_crc32 = True
+        engine.publish(of_step(params, 1), 1)
+        assert all(server.healthy for server in engine.servers.pool.servers)
+        bad.fault = lambda path: "stale" if path in UPDATES else None
+        engine.publish(of_step(params, 2), 2)
+    assert "its checksum of" in caplog.text
+
+
 def test_a_killed_server_is_let_in_again_with_the_current_weights(opened, check, params):
     with opened() as (engine, (first, second)):
         engine.publish(of_step(params, 1), 1)

@@ -275,12 +275,14 @@ def test_a_version_can_be_changed_without_weights(talk, scheduler):
 
 
 def test_checksums(talk, scheduler):
-    (status, found), (refused, _) = talk(
+    (status, found), (_, fast), (refused, _) = talk(
         ("POST", "/weights_checker", {"action": "checksum"}),
+        ("POST", "/weights_checker", {"action": "checksum", "algorithm": "crc32"}),
         ("POST", "/weights_checker", {"action": "compare"}),
     )
     assert (status, refused) == (200, 400)
-    assert found["checksums"] == {"x": "1"}
+    assert (found["checksums"], found["algorithm"]) == ({"x": "1 sha256"}, "sha256")
+    assert (fast["checksums"], fast["algorithm"]) == ({"x": "1 crc32"}, "crc32")
     assert found["ranks"][0]["checksum"] == found["per_engine_checksum"]
     assert scheduler.version == "7"
 

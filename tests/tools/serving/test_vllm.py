@@ -141,8 +141,13 @@ def test_a_pause_ends_with_its_owner(talk, scheduler):
 def test_checksums(talk, scheduler, method):
     ((status, found),) = talk((method, "/weight_checker", None))
     assert status == 200
-    assert found["checksums"] == found["shards"][0]["checksums"] == {"x": "1"}
-    assert found["weight_version"] == "7"
+    assert found["checksums"] == found["shards"][0]["checksums"] == {"x": "1 sha256"}
+    assert (found["weight_version"], found["algorithm"]) == ("7", "sha256")
+
+
+def test_a_client_chooses_the_checksum(talk):
+    ((_, found),) = talk(("POST", "/weight_checker", {"action": "checksum", "algorithm": "crc32"}))
+    assert (found["checksums"], found["algorithm"]) == ({"x": "1 crc32"}, "crc32")
 
 
 def test_broken_weights_have_no_checksums(talk, scheduler):

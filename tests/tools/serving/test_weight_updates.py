@@ -96,9 +96,9 @@ def test_a_pause_that_begins_again_has_one_end(with_updates, scheduler):
 
 def test_checksums_change_neither_weights_nor_version(with_updates, scheduler):
     async def call(updates):
-        return await updates.checksums()
+        return await updates.checksums("crc32")
 
-    assert with_updates(call) == {"x": "1"}
+    assert with_updates(call) == {"x": "1 crc32"}
     assert scheduler.policy.weights == {"a": 1}
     assert scheduler.version == "7"
     assert scheduler.calls == []  # reading is no update, and is not counted as one
