@@ -18,6 +18,8 @@ Words
                          Authorization: Bearer TOKEN
   name=NAME              the name of the model in requests; otherwise the name of its folder
   slots=32               completions that are decoded at a time
+  kv_cache_dtype=auto    the dtype of cached keys and values: auto is that of activations, and int8
+                         needs half of the memory of bfloat16
   waiting=1024           completions that wait for a slot; further requests are refused (429)
   body_mebibytes=16      the longest body of a request
   prompting=true         the run's data.system_prompt, data.examples and data.prompt stand around

@@ -328,6 +328,7 @@ def attend(
     sinks_H: Array | None = None,
     kernel: Kernel = "xla",
     exact: bool = False,
+    scales: tuple[Array, Array] | None = None,
 ) -> Array:
     """Computes softmax attention with H / K query heads per KV head; the softmax is in float32.
 
@@ -340,6 +341,7 @@ def attend(
       sinks_H: a score of each head, which takes a share of the softmax and has no value; or None.
       kernel: the implementation to use if `in_order` is set.
       exact: whether the order of sums depends on no other row (`exact_sums.py`).
+      scales: those of keys and of values, if they are in int8 (`cache.QuantizedKeysValues`).
     """
     B, T, H, h = q_BTHh.shape
     _, K, keys_in_all, v = v_BKSh.shape  # values may be narrower than keys
@@ -357,7 +359,8 @@ def attend(
         view = view._replace(mask_BTS=mask_BTS)
     # Merging the query heads of a KV head with the queries gives two plain matrix products, which
     # are faster than a contraction over five axes.
-    scaled_BTHh = (q_BTHh * query_scalar**-0.5).astype(k_BKhS.dtype)
+    dtype = k_BKhS.dtype if scales is None else scales[0].dtype
+    scaled_BTHh = (q_BTHh * query_scalar**-0.5).astype(dtype)
     q_BTKGh = jnp.reshape(scaled_BTHh, (B, T, K, H // K, h))
     q_BKGTh = q_BTKGh.transpose(0, 2, 3, 1, 4)
 
@@ -365,7 +368,10 @@ def attend(
         if exact:
             keys = min(-(-keys // LEAST) * LEAST, k_BKhS.shape[3])
         q_BKMh = q_BKGTh[:, :, :, start:end].reshape(B, K, -1, h)
-        scores = jnp.einsum("BKMh,BKhS->BKMS", q_BKMh, k_BKhS[..., :keys]).astype(jnp.float32)
+        k = k_BKhS[..., :keys].astype(dtype)  # within the product, which reads int8
+        scores = jnp.einsum("BKMh,BKhS->BKMS", q_BKMh, k).astype(jnp.float32)
+        if scales is not None:
+            scores *= scales[0][..., :keys].astype(jnp.float32)
         scores = softcapped(scores, softcap).reshape(B, K, H // K, end - start, keys)
         scores = jnp.where(view.mask_BTS[:, None, None, start:end, :keys], scores, MASKED)
         if sinks_H is not None:
@@ -376,9 +382,12 @@ def attend(
             scores_BKMS = scores.reshape(B, K, -1, keys)
             out_BKMh = attended(scores_BKMS, v_BKSh[:, :, :keys])[..., :v]
             return out_BKMh.reshape(B, K, H // K, end - start, v)
-        weights = jax.nn.softmax(scores, axis=-1)[..., :keys].astype(v_BKSh.dtype)
-        weights_BKMS = weights.reshape(B, K, -1, keys)
-        out_BKMh = jnp.einsum("BKMS,BKSh->BKMh", weights_BKMS, v_BKSh[:, :, :keys])
+        weights = jax.nn.softmax(scores, axis=-1)[..., :keys]
+        if scales is not None:
+            weights *= scales[1][:, :, None, :, :keys].astype(jnp.float32)
+        weights_BKMS = weights.astype(dtype).reshape(B, K, -1, keys)
+        values = v_BKSh[:, :, :keys].astype(dtype)
+        out_BKMh = jnp.einsum("BKMS,BKSh->BKMh", weights_BKMS, values)
         return out_BKMh.reshape(B, K, H // K, end - start, v)
 
     if in_order:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -62,7 +62,8 @@ def of_device(cache: Array, new: Array, slot_B: Array, *, axis: int, interpret: 
         swapped = jnp.swapaxes(cache, 2, 3), jnp.swapaxes(new, 2, 3)
         return jnp.swapaxes(of_device(*swapped, slot_B, axis=3, interpret=interpret), 2, 3)
     h, S = cache.shape[5 - axis], cache.shape[axis]
-    width = min(S, LANES if axis == 3 else SUBLANES)
+    sublanes = 2 * SUBLANES if cache.dtype == jnp.int8 else SUBLANES
+    width = min(S, LANES if axis == 3 else sublanes)
     shape = (1, K, h, width) if axis == 3 else (1, K, width, h)
 
     def tile(row: Array, slot_B: Array) -> tuple[Array | int, ...]:
@@ -112,6 +113,50 @@ class KeysValues(NamedTuple):
     values_BKSh: Array
     slot_axes = (3, 2)
     divided = True
+    scales = None
+
+
+class QuantizedKeysValues(NamedTuple):
+    """The cache of a layer with attention, in int8 (`Decoder.kv_cache_dtype`).
+
+    Each token has a scale for its key and one for its value in each KV head. With a key x [h]:
+
+        scale = max |x| / 127    number = round(x / scale)    x ~ scale number
+
+    so an error is at most half a scale. The scale of a key multiplies its scores, and that of a
+    value the weight of the value, so that attention reads the numbers as they are and no array of
+    x is made. A scale is rounded to its dtype before x is divided by it, which adds no error.
+    """
+
+    keys_BKhS: Array
+    values_BKSh: Array
+    key_scales_BK1S: Array
+    value_scales_BK1S: Array
+    slot_axes = (3, 2, 3, 3)
+    divided = True
+
+    @property
+    def scales(self) -> tuple[Array, Array]:
+        return self.key_scales_BK1S, self.value_scales_BK1S
+
+    @classmethod
+    def of(cls, keys_BKhS: Array, values_BKSh: Array, dtype: Any) -> "QuantizedKeysValues":
+        """Rounds keys and values to int8, with scales of a dtype."""
+
+        def rounded(x: Array, axis: int) -> tuple[Array, Array]:
+            x = x.astype(jnp.float32)
+            scales = (jnp.max(jnp.abs(x), axis, keepdims=True) / 127).astype(dtype)
+            some = scales.astype(jnp.float32)
+            some = jnp.where(some == 0, 1, some)  # a nan stays in its scale
+            return jnp.clip(jnp.round(x / some), -127, 127).astype(jnp.int8), scales
+
+        keys, key_scales = rounded(keys_BKhS, 2)
+        values, value_scales = rounded(values_BKSh, 3)
+        return cls(keys, values, key_scales, value_scales.swapaxes(2, 3))
+
+
+AnyKeysValues = KeysValues | QuantizedKeysValues
+KVCacheDtype = Literal["auto", "int8"]
 
 
 class Latents(NamedTuple):

@@ -19,7 +19,7 @@ from rl4p.distributed import collectives
 from rl4p.distributed.mesh import Mesh
 from rl4p.distributed.partition import GATHERED, gather, gathered_axes
 from rl4p.model.attention import AttentionInputs, Kernel, softcapped, traced_view, views
-from rl4p.model.cache import Cache, ChosenExperts, Prefix, Writer, write
+from rl4p.model.cache import Cache, ChosenExperts, KVCacheDtype, Prefix, Writer, write
 from rl4p.model.decoder_config import DecoderConfig, LayerKind
 from rl4p.model.layer import Layer, RMSNorm
 from rl4p.model.lora import LoRA
@@ -86,6 +86,7 @@ class Decoder:
         has the log-probabilities of the trainer in every digit.
       platform: what the decoder is compiled for: cpu, gpu or tpu.
       records: whether caches have the experts of their tokens (`cache.ChosenExperts`).
+      kv_cache_dtype: the dtype of keys and values in caches (`Policy.with_kv_cache`).
 
     Raises:
       InputError: `unroll` is set and `remat` is not `none`.
@@ -101,6 +102,7 @@ class Decoder:
     exact: bool = False
     platform: str = "cpu"
     records: bool = False
+    kv_cache_dtype: KVCacheDtype = "auto"
 
     def __post_init__(self) -> None:
         if self.unroll and self.remat != "none":
@@ -426,9 +428,8 @@ class Decoder:
         """
         dtype = "float32" if self.platform == "cpu" else self.dtype
         zeros = jnp.zeros((rows, slots), jnp.int32)
-        layers = tuple(
-            self.layer(kind).empty_cache(rows, slots, dtype) for kind in self.config.kinds
-        )
+        options = rows, slots, dtype, self.kv_cache_dtype == "int8"
+        layers = tuple(self.layer(kind).empty_cache(*options) for kind in self.config.kinds)
         if self.records:
             columns, small = self.config.record
             layers += (ChosenExperts(jnp.zeros((rows, slots, columns), small)),)

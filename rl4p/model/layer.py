@@ -12,7 +12,14 @@ from rl4p.base.types import Array
 from rl4p.distributed import collectives
 from rl4p.distributed.mesh import Mesh
 from rl4p.model.attention import AttentionInputs, Kernel, attend
-from rl4p.model.cache import KeysValues, Latents, NoCache, Writer
+from rl4p.model.cache import (
+    AnyKeysValues,
+    KeysValues,
+    Latents,
+    NoCache,
+    QuantizedKeysValues,
+    Writer,
+)
 from rl4p.model.decoder_config import DecoderConfig, LayerKind, options
 from rl4p.model.exact_sums import in_rows, total
 from rl4p.model.experts import XIELU, Experts, SharedExperts, gated
@@ -154,7 +161,7 @@ class Layer(nn.Module):
         view: AttentionInputs,
         cache: Any = None,
         write: Writer | None = None,
-        shared: KeysValues | None = None,
+        shared: AnyKeysValues | None = None,
         own_BTP: Array | None = None,
         prompt: Any = None,
     ) -> tuple[Array, Any]:
@@ -210,10 +217,10 @@ class Layer(nn.Module):
         self,
         x_BTD: Array,
         view: AttentionInputs,
-        cache: KeysValues | None,
+        cache: AnyKeysValues | None,
         write: Writer | None,
-        prompt: KeysValues | None,
-    ) -> tuple[Array, KeysValues]:
+        prompt: AnyKeysValues | None,
+    ) -> tuple[Array, AnyKeysValues]:
         c, of = self.config, self.config.key_heads(self.kind)
 
         def heads(x: Array, norm: RMSNorm | None) -> Array:
@@ -226,7 +233,7 @@ class Layer(nn.Module):
         q = heads(self.query(x_BTD), query_norm)
         if self.kind.shares and cache is not None:
             q = turn(*collectives.to_heads(q))
-            k_BKhS, v_BKSh = cache
+            keys = cache
         else:
             k = self.key(x_BTD)
             v = heads(k if of.keys_as_values else self.value(x_BTD), None)
@@ -235,12 +242,12 @@ class Layer(nn.Module):
             q, k = turn(q), turn(k)
             if query_norm and key_norm and c.query_key_norm == "rotated":
                 q, k = query_norm(q), key_norm(k)
-            k_BKhS, v_BKSh = with_cache(k.transpose(0, 2, 3, 1), v.swapaxes(1, 2), cache, write)
+            keys = with_cache(k.transpose(0, 2, 3, 1), v.swapaxes(1, 2), cache, write)
         q = q if view.growth is None else (q * view.growth).astype(q.dtype)
         how = {"in_order": write is None, "kernel": self.kernel, "exact": self.exact}
-        run = partial(attend, q, k_BKhS, v_BKSh, **how)
+        run = partial(attend, q, keys.keys_BKhS, keys.values_BKSh, scales=keys.scales, **how)
         if prompt is not None:
-            run = partial(attend_with_prompt, q, KeysValues(k_BKhS, v_BKSh), prompt)
+            run = partial(attend_with_prompt, q, keys, prompt)
         attended = run(
             view=view,
             query_scalar=c.query_scalar or of.head_width,
@@ -252,14 +259,19 @@ class Layer(nn.Module):
         attended = collectives.to_columns(attended)
         if c.attention_gate:
             attended = attended * nn.sigmoid(self.attention_gate(x_BTD))
-        return self.output(attended), KeysValues(k_BKhS, v_BKSh)
+        return self.output(attended), keys
 
-    def empty_cache(self, rows: int, slots: int, dtype: Any) -> Any:
-        """Returns the cache of a layer that has processed no token."""
+    def empty_cache(self, rows: int, slots: int, dtype: Any, int8: bool = False) -> Any:
+        """Returns the cache of a layer that has processed no token.
+
+        Args:
+          int8: whether keys and values are in int8, with scales of the dtype.
+        """
         c = self.config
         match self.kind.mixer:
             case "attention":
-                return NoCache() if self.kind.shares else self.empty_keys(rows, slots, dtype)
+                empty = NoCache() if self.kind.shares else self.empty_keys(rows, slots, dtype)
+                return QuantizedKeysValues.of(*empty, dtype) if int8 and empty else empty
             case "latent":
                 widths = options(c.latent).rank, options(c.latent).rotated_width
                 return Latents(*(jnp.zeros((rows, slots, width), dtype) for width in widths))
@@ -304,12 +316,16 @@ class Layer(nn.Module):
 
 
 def with_cache(
-    k_BKhS: Array, v_BKSh: Array, cache: KeysValues | None, write: Writer | None
-) -> KeysValues:
+    k_BKhS: Array, v_BKSh: Array, cache: AnyKeysValues | None, write: Writer | None
+) -> AnyKeysValues:
     """Returns new keys and values, behind those of a cache or written to it if there is one."""
-    if cache is not None and write is None:
-        k_BKhS = jnp.concatenate([cache[0], k_BKhS], axis=3)
-        v_BKSh = jnp.concatenate([cache[1], v_BKSh], axis=2)
-    elif cache is not None and write is not None:
-        k_BKhS, v_BKSh = write(cache[0], k_BKhS, 3), write(cache[1], v_BKSh, 2)
-    return KeysValues(k_BKhS, v_BKSh)
+    new: AnyKeysValues = KeysValues(k_BKhS, v_BKSh)
+    if cache is None:
+        return new
+    if cache.scales is not None:
+        new = QuantizedKeysValues.of(*new, cache.scales[0].dtype)
+
+    def behind(old: Array, new: Array, axis: int) -> Array:
+        return jnp.concatenate([old, new], axis=axis)
+
+    return type(cache)(*map(write or behind, cache, new, cache.slot_axes))

@@ -1,7 +1,7 @@
 """The policy that the phases use: decoder, tokenizer and mesh."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from rl4p.base.errors import InputError
 from rl4p.base.types import Params
 from rl4p.distributed import placement
 from rl4p.distributed.mesh import Mesh
+from rl4p.model.cache import KVCacheDtype
 from rl4p.model.decoder import Decoder
 from rl4p.model.exact_sums import obstacle
 from rl4p.model.lora import merge_trees
@@ -83,6 +84,28 @@ class Policy:
         config = self.decoder.config
         self.mesh.check_divides_sampling(config.dimensions)
         return self.mesh.sampling_mesh(config.heads, config.cached_heads)
+
+    def with_kv_cache(self, dtype: KVCacheDtype) -> "Policy":
+        """Returns the policy whose caches have keys and values of another dtype.
+
+        Args:
+          dtype: `auto`, that of activations, or `int8` with scales (`cache.QuantizedKeysValues`).
+
+        Raises:
+          InputError: they cannot be in int8.
+        """
+        decoder, reason = self.decoder, None
+        if dtype == "auto":
+            return replace(self, decoder=replace(decoder, kv_cache_dtype=dtype))
+        if decoder.exact:
+            reason = "rounds what model.exact=true keeps in every digit"
+        elif "attention" not in {kind.mixer for kind in decoder.config.kinds}:
+            latent = decoder.config.latent is not None
+            what = "latents, which have no heads," if latent else "states"
+            reason = f"has no effect, because the layers of this model cache {what} and no keys"
+        if reason is not None:
+            raise InputError(f"kv_cache_dtype={dtype} {reason}: leave it out.")
+        return replace(self, decoder=replace(decoder, kv_cache_dtype=dtype))
 
     def for_sampling(self, trained: Params) -> Params:
         """Returns the merged parameters without a critic, on the sampling mesh.

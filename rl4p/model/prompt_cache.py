@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from rl4p.base.types import Array
 from rl4p.model.attention import MASKED, AttentionInputs, softcapped, visible
-from rl4p.model.cache import Cache, KeysValues
+from rl4p.model.cache import AnyKeysValues, Cache
 
 
 class PromptCache(NamedTuple):
@@ -99,8 +99,8 @@ def taken(x: Array, index: Array, shards: int) -> jax.Array:
 
 def attend_with_prompt(
     q_BTHh: Array,
-    own: KeysValues,
-    prompt: KeysValues,
+    own: AnyKeysValues,
+    prompt: AnyKeysValues,
     view: AttentionInputs,
     *,
     query_scalar: float,
@@ -109,20 +109,25 @@ def attend_with_prompt(
 ) -> Array:
     """Computes attention to the prompt and to the row's own tokens; `attend` has the arguments."""
     B, T, H, h = q_BTHh.shape
-    K, dtype = own.values_BKSh.shape[1], own.keys_BKhS.dtype
+    K, dtype = own.values_BKSh.shape[1], (own.scales or own)[0].dtype
     q_BTKGh = (q_BTHh * query_scalar**-0.5).astype(dtype).reshape(B, T, K, H // K, h)
-    caches = [([x.keys_BKhS], x.values_BKSh) for x in (own, prompt)]
+    caches = [CachedKeys([x.keys_BKhS], x.values_BKSh, x.scales) for x in (own, prompt)]
     out_BTKGv = joined([q_BTKGh], caches[0], caches[1], view, softcap=softcap, sinks_H=sinks_H)
     return out_BTKGv.reshape(B, T, -1).astype(q_BTHh.dtype)
 
 
-Keys = tuple[Sequence[Array], Array]  # factors of scores [P, K, h, S], and values [P, K, S, v]
+class CachedKeys(NamedTuple):
+    """The factors of scores, the values, and the scales of both if they are in int8."""
+
+    factors_PKhS: Sequence[Array]
+    values_PKSv: Array
+    scales: tuple[Array, Array] | None = None
 
 
 def joined(
     queries_BTKGh: Sequence[Array],
-    own: Keys,
-    prompt: Keys,
+    own: CachedKeys,
+    prompt: CachedKeys,
     view: AttentionInputs,
     *,
     softcap: float | None = None,
@@ -159,27 +164,32 @@ def joined(
 
 
 def part(
-    queries_PMTKGh: Sequence[Array], keys: Keys, mask_PMTS: Array, softcap: float | None
+    queries_PMTKGh: Sequence[Array], keys: CachedKeys, mask_PMTS: Array, softcap: float | None
 ) -> tuple[Array, Array, Array]:
     """Returns o, m and z of the module's formula: [P, M, T, K, G, v] and twice [..., 1], float32.
 
     The queries of M rows are multiplied with the keys of each of P rows at once.
     """
-    factors, values_PKSv = keys
+    factors, values_PKSv, scales = keys
     P, M, T, K, G, _ = queries_PMTKGh[0].shape
     S = values_PKSv.shape[2]
     scores = jnp.zeros((), jnp.float32)
     for q, k in zip(queries_PMTKGh, factors, strict=True):
         q_PKNh = q.transpose(0, 3, 1, 2, 4, 5).reshape(P, K, M * T * G, -1)
+        k = k.astype(q.dtype)  # within the product, which reads int8
         scores += jnp.einsum("PKNh,PKhS->PKNS", q_PKNh, k).astype(jnp.float32)
+    if scales is not None:
+        scores *= scales[0].astype(jnp.float32)
     scores = softcapped(scores, softcap).reshape(P, K, M, T, G, S)
     scores = jnp.where(mask_PMTS[:, None, :, :, None], scores, MASKED)
     most = jnp.max(scores, axis=-1, keepdims=True)
     weights = jnp.exp(scores - most)
     total = jnp.sum(weights, axis=-1, keepdims=True)
-    weights_PKNS = weights.astype(values_PKSv.dtype).reshape(P, K, -1, S)
-    out = jnp.einsum(
-        "PKNS,PKSv->PKNv", weights_PKNS, values_PKSv, preferred_element_type=jnp.float32
-    )
+    if scales is not None:
+        weights *= scales[1][:, :, None, None].astype(jnp.float32)
+    dtype = queries_PMTKGh[0].dtype
+    weights_PKNS = weights.astype(dtype).reshape(P, K, -1, S)
+    values = values_PKSv.astype(dtype)
+    out = jnp.einsum("PKNS,PKSv->PKNv", weights_PKNS, values, preferred_element_type=jnp.float32)
     shaped = out.reshape(P, K, M, T, G, -1), most, total
     return tuple(x.transpose(0, 2, 3, 1, 4, 5) for x in shaped)  # pyright: ignore[reportReturnType]

@@ -252,11 +252,13 @@ class CacheSize:
       rows: the number of its rows, which the devices divide.
       columns: the number of its columns, one for each token.
       shared: whether it has prompts that a decode step reads once for all their samples.
+      kv_cache_dtype: the dtype of keys and values, `auto` or `int8` (`Decoder`).
     """
 
     rows: int
     columns: int
     shared: bool = False
+    kv_cache_dtype: str = "auto"
 
 
 @runtime_checkable

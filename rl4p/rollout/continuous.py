@@ -2,7 +2,7 @@
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Annotated, Any
 
 import jax
@@ -20,6 +20,7 @@ from rl4p.engine.layout import response_room, shares_prompts, slot_counts
 from rl4p.engine.prompts import few, without_states
 from rl4p.engine.sequence import Slots
 from rl4p.engine.speculation import MOST_DRAFTED, Counts
+from rl4p.model.cache import KVCacheDtype
 from rl4p.model.policy import Policy
 from rl4p.model.prompt_cache import PromptCache
 from rl4p.protocols.traits import CacheSize, PlannedProgram
@@ -51,11 +52,17 @@ class Continuous(Sampler):
         drew the tokens then differs by rounding alone. A token that was sampled earlier and
         continued later keeps the experts that drew it. The reference, a teacher and a separate
         critic choose their own.
+      kv_cache_dtype: the dtype of the keys and values that decoding reads: `auto`, that of
+        activations, or `int8` with a scale for each token and KV head
+        (`cache.QuantizedKeysValues`). It halves the cache of a policy in bfloat16. The policy that
+        draws the tokens then differs from the trainer's by this rounding, which
+        `rollout/logprob_gap_mean` shows and `correction` corrects.
     """
 
     slots: Positive | None = None
     draft_tokens: Annotated[Natural, Le(MOST_DRAFTED)] = 0
     replay_experts: bool = False
+    kv_cache_dtype: KVCacheDtype = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -79,7 +86,7 @@ class Continuous(Sampler):
                 "layers with a state, which a rejected token cannot leave: set it to 0."
             )
         return ContinuousEngine(
-            self.recording(policy),
+            self.with_caches(policy),
             self.options,
             self.temperature_at,
             slots=self.slots,
@@ -88,8 +95,12 @@ class Continuous(Sampler):
             counts=self.counts,
         )
 
-    def recording(self, policy: Policy) -> Policy:
-        """Returns the policy, of which caches record the experts if the trainer replays them."""
+    def with_caches(self, policy: Policy) -> Policy:
+        """Returns the policy with the caches of this sampler.
+
+        They are in its dtype, and record the experts if the trainer replays them.
+        """
+        policy = policy.with_kv_cache(self.kv_cache_dtype)
         if not self.replay_experts:
             return policy
         if not policy.decoder.config.experts:
@@ -113,7 +124,7 @@ class Continuous(Sampler):
 
         `decode` is planned without drafts, which serve few sequences.
         """
-        policy, mesh = self.recording(run.policy), run.policy.sampling_mesh
+        policy, mesh = self.with_caches(run.policy), run.policy.sampling_mesh
         params = run.sampling_params()
         P, W, B, R = run.prompts, run.prompt_columns, run.sequences, run.response_tokens
         room = R + self.draft_tokens
@@ -195,11 +206,12 @@ class Continuous(Sampler):
         """Returns the prefilled prompts, those that slots share, and the largest cache."""
         W, R, shards = run.prompt_columns, run.response_tokens, run.policy.sampling_mesh.row_shards
         n = slot_counts(self.slots_of(run.sequences), shards, R)[0]
-        own, prompts = R + self.draft_tokens, CacheSize(rows=run.prompts, columns=W)
+        size = partial(CacheSize, kv_cache_dtype=self.kv_cache_dtype)
+        own, prompts = R + self.draft_tokens, size(rows=run.prompts, columns=W)
         if not shares_prompts(W, run.prompts, run.sequences, n):
-            return prompts, CacheSize(rows=n, columns=W + own)
-        shared = CacheSize(rows=min(run.prompts, n), columns=W, shared=True)
-        slots = CacheSize(rows=n, columns=own)
+            return prompts, size(rows=n, columns=W + own)
+        shared = size(rows=min(run.prompts, n), columns=W, shared=True)
+        slots = size(rows=n, columns=own)
         return (shared, slots) if n >= run.sequences else (prompts, shared, slots)
 
     def slots_of(self, sequences: int) -> int:

@@ -111,26 +111,30 @@ def assert_same(ours, theirs):
         np.testing.assert_allclose(a.logprobs, b.logprobs, atol=2e-5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_shared_prompts_change_no_token(ending, shared, kind):
+QUANTIZED = [(kind, "int8") for kind in KINDS if kind != "latents"]
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [*((kind, "auto") for kind in KINDS), *QUANTIZED])
+def test_shared_prompts_change_no_token(ending, shared, kind, dtype):
     """In 6 slots, prompts come and go; with all, slots and prompts are given up as rows end."""
     policy, params = of_kind(ending, kind)
-    requests = groups(4, 8, 3, 1, 6)
-    expected = answers(NaiveSampler(max_response_tokens=R), policy, params, requests)
+    requests, naive = groups(4, 8, 3, 1, 6), NaiveSampler(max_response_tokens=R)
+    expected = answers(naive, policy.with_kv_cache(dtype), params, requests)
     for slots in (None, 6):
-        rollout = Continuous(max_response_tokens=R, slots=slots)
+        rollout = Continuous(max_response_tokens=R, slots=slots, kv_cache_dtype=dtype)
         assert_same(answers(rollout, policy, params, requests), expected)
     assert None not in shared
     assert len(set(shared)) > 2
 
 
-def test_drafts_are_read_behind_shared_prompts(ending, shared, monkeypatch):
+@pytest.mark.parametrize("dtype", ["auto", "int8"])
+def test_drafts_are_read_behind_shared_prompts(ending, shared, monkeypatch, dtype):
     policy, params = of_kind(ending, "plain")
     requests = [dataclasses.replace(each, tokens=[7, 8] * 5) for each in groups(2, 2)]
     options = {"max_response_tokens": R, "temperature": 0.02}
     monkeypatch.setattr(speculation, "TOKENS_OF_CACHED", 10**9)  # drafts cost nothing
-    expected = answers(NaiveSampler(**options), policy, params, requests)
-    rollout = Continuous(**options, draft_tokens=3)
+    expected = answers(NaiveSampler(**options), policy.with_kv_cache(dtype), params, requests)
+    rollout = Continuous(**options, draft_tokens=3, kv_cache_dtype=dtype)
     assert_same(answers(rollout, policy, params, requests), expected)
     assert rollout.metrics()["rollout/drafted"] > 0
     assert None not in shared
@@ -166,7 +170,7 @@ def test_the_numbers_of_places_are_few():
 
 
 SHARDS = """
-import dataclasses
+import dataclasses, sys
 import jax
 import numpy as np
 from rl4p.distributed.mesh import Mesh
@@ -186,16 +190,18 @@ for options in ({"dp": 1}, {"dp": 4}, {"dp": 2, "tp": 2}, {"dp": 1, "fsdp": 4, "
     policy, params = model.build(Mesh(**options), jax.random.key(0))
     policy = dataclasses.replace(policy, end_ids=tuple(range(0, 264, 20)))
     if expected is None:
-        expected = answers(NaiveSampler(max_response_tokens=R), policy, params, requests)
+        naive = NaiveSampler(max_response_tokens=R)
+        expected = answers(naive, policy.with_kv_cache(sys.argv[1]), params, requests)
     for slots in (None, 8):
-        rollout = Continuous(max_response_tokens=R, slots=slots)
+        rollout = Continuous(max_response_tokens=R, slots=slots, kv_cache_dtype=sys.argv[1])
         assert_same(answers(rollout, policy, params, requests), expected)
 """
 
 
 @pytest.mark.slow
-def test_devices_share_the_prompts_of_their_own_rows(on_devices):
+@pytest.mark.parametrize("dtype", ["auto", "int8"])
+def test_devices_share_the_prompts_of_their_own_rows(on_devices, dtype):
     done = subprocess.run(
-        [sys.executable, "-c", SHARDS], capture_output=True, text=True, env=on_devices(4)
+        [sys.executable, "-c", SHARDS, dtype], capture_output=True, text=True, env=on_devices(4)
     )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -6,10 +6,18 @@ import numpy as np
 import pytest
 
 from rl4p.distributed.mesh import ONE_DEVICE
-from rl4p.model.cache import Cache, KeysValues, Prefix, of_device, write, write_columns
+from rl4p.model.cache import (
+    Cache,
+    KeysValues,
+    Prefix,
+    QuantizedKeysValues,
+    of_device,
+    write,
+    write_columns,
+)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "int8"])
 @pytest.mark.parametrize(("h", "S"), [(64, 96), (128, 160), (128, 384), (8, 16)])
 @pytest.mark.parametrize("axis", [2, 3])
 def test_the_kernel_writes_what_the_compiler_writes(axis, h, S, dtype):
@@ -18,7 +26,7 @@ def test_the_kernel_writes_what_the_compiler_writes(axis, h, S, dtype):
     shapes = [[B, K, h, h], [B, K, h, h]]
     for shape, slots in zip(shapes, (S, 1), strict=True):
         shape[axis] = slots
-    cache, new = (jnp.asarray(random.normal(size=x), dtype) for x in shapes)
+    cache, new = (jnp.asarray(50 * random.normal(size=x), dtype) for x in shapes)
     slot_B = np.int32([0, S - 1, 15, S // 2, 1])
     expected = write(cache, new, slot_B, axis)
     written = of_device(cache, new, slot_B, axis=axis, interpret=True)
@@ -54,6 +62,46 @@ def test_the_kernel_runs_within_a_program():
     written = np.asarray(twice(cache, jnp.int32([1, 4])))
     assert written[0, 0, 0].tolist() == [0, 1, 2] + [0] * 13
     assert written[1, 0, 7].tolist() == [0] * 4 + [1, 2] + [0] * 10
+
+
+def test_scales_are_written_as_keys_are():
+    """A scale is a key of width 1."""
+    random = np.random.default_rng(0)
+    cache, new = (jnp.asarray(random.normal(size=(3, 2, 1, n)), "bfloat16") for n in (160, 1))
+    slot_B = np.int32([0, 159, 130])
+    written = of_device(cache, new, slot_B, axis=3, interpret=True)
+    np.testing.assert_array_equal(np.float32(written), np.float32(write(cache, new, slot_B, 3)))
+
+
+def test_keys_and_values_are_rounded_by_the_largest_of_their_token_and_head():
+    """Two tokens of one head of width three; the second has no value but 0."""
+    keys = jnp.asarray([[1.0, 0.0], [-2.54, 0.0], [0.03, 0.0]])[None, None]
+    values = jnp.asarray([[127.0, 0.4, -63.6], [0.0, 0.0, 0.0]])[None, None]
+    found = QuantizedKeysValues.of(keys, values, "float32")
+    np.testing.assert_allclose(found.key_scales_BK1S, [[[[0.02, 0.0]]]], rtol=1e-6)
+    np.testing.assert_array_equal(found.keys_BKhS, [[[[50, 0], [-127, 0], [2, 0]]]])
+    np.testing.assert_array_equal(found.value_scales_BK1S, [[[[1.0, 0.0]]]])
+    np.testing.assert_array_equal(found.values_BKSh, [[[[127, 0, -64], [0, 0, 0]]]])
+    assert {x.dtype.name for x in found[:2]} == {"int8"}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_rounded_scale_adds_no_error(dtype):
+    """An error is at most half a scale; a largest number above 127 scales is cut to it."""
+    keys = jnp.asarray(np.random.default_rng(0).normal(size=(3, 2, 64, 50)), jnp.float32)
+    found = QuantizedKeysValues.of(keys, keys.swapaxes(2, 3), dtype)
+    scales = np.float32(found.key_scales_BK1S)
+    np.testing.assert_array_equal(scales, np.float32(found.value_scales_BK1S))
+    error = np.abs(np.float32(found.keys_BKhS) * scales - keys)
+    assert (error <= (0.5 if dtype == "float32" else 0.75) * scales * 1.001).all()
+    assert error.mean() < 0.26 * scales.mean()
+
+
+def test_what_is_no_number_stays_none():
+    keys = jnp.asarray([np.nan, 1.0])[None, None, :, None]
+    found = QuantizedKeysValues.of(keys, keys.swapaxes(2, 3), "float32")
+    assert np.isnan(found.key_scales_BK1S).all()
+    assert np.isnan(found.value_scales_BK1S).all()
 
 
 @pytest.fixture

@@ -3,6 +3,8 @@ import dataclasses
 import numpy as np
 import pytest
 
+from rl4p.base.errors import InputError
+from rl4p.model.decoder_config import ConvolutionConfig, LatentConfig
 from rl4p.model.policy import pad_left, padded_width
 
 
@@ -29,3 +31,29 @@ def test_a_sampler_is_given_no_critic(policy):
     without = {"layers": {"up": {"kernel": 3, "lora_a": 1}}, "norm": 4}
     assert adapted.merged(trained) == without | {"critic": {"value": 2}}
     assert adapted.without_critic(trained) == without
+
+
+LATENT = LatentConfig(rank=8, query_rank=None, unrotated_width=8, rotated_width=4, value_width=8)
+
+
+@pytest.mark.parametrize(
+    ("options", "mixer", "reason"),
+    [
+        ({"exact": True}, "attention", "rounds what model.exact=true keeps in every digit"),
+        ({}, "latent", "cache latents, which have no heads, and no keys: leave it out"),
+        ({}, "convolution", "cache states and no keys: leave it out"),
+    ],
+)
+def test_a_cache_in_int8_is_refused_where_it_cannot_act(policy, options, mixer, reason):
+    config = dataclasses.replace(
+        policy.decoder.config, mixers=(mixer,) * policy.decoder.config.layers
+    )
+    if mixer == "latent":
+        config = dataclasses.replace(config, latent=LATENT, head_width=12, rotary_width=4)
+    if mixer == "convolution":
+        config = dataclasses.replace(config, convolution=ConvolutionConfig())
+    decoder = dataclasses.replace(policy.decoder, config=config, **options)
+    other = dataclasses.replace(policy, decoder=decoder)
+    assert other.with_kv_cache("auto").decoder == decoder
+    with pytest.raises(InputError, match="kv_cache_dtype=int8 .*" + reason):
+        other.with_kv_cache("int8")

@@ -29,7 +29,7 @@ from rl4p.distributed import collectives
 from rl4p.model.attention import MASKED, AttentionInputs, Kernel, attend
 from rl4p.model.cache import Latents, Writer
 from rl4p.model.decoder_config import DecoderConfig, options
-from rl4p.model.prompt_cache import Keys, joined
+from rl4p.model.prompt_cache import CachedKeys, joined
 from rl4p.model.rope import YarnScaling, rotate
 
 EPSILON = 1e-6  # of the norms of latents, in every family
@@ -193,9 +193,9 @@ class LatentAttention(nn.Module):
         return jnp.split(up_RHw, [options(self.config.latent).unrotated_width], axis=-1)
 
 
-def as_keys(latents: Latents) -> Keys:
+def as_keys(latents: Latents) -> CachedKeys:
     """Returns the factors of scores and the values, as of one KV head."""
-    return [x.swapaxes(1, 2)[:, None] for x in latents], latents.latents_BSR[:, None]
+    return CachedKeys([x.swapaxes(1, 2)[:, None] for x in latents], latents.latents_BSR[:, None])
 
 
 def score_scale(c: DecoderConfig) -> float:

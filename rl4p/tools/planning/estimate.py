@@ -29,9 +29,13 @@ from rl4p.tools.planning.abstract import AbstractRun, bytes_of_chip
 from rl4p.tools.planning.programs import children, product_flops, slots_of
 
 
-def bytes_of_cache(run: AbstractRun, tokens: float) -> float:
-    """Returns the bytes of a row of the cache on a device: of its states and of so many tokens."""
-    decoder, mesh = run.policy.decoder, run.policy.sampling_mesh
+def bytes_of_cache(run: AbstractRun, tokens: float, dtype: Any = "auto") -> float:
+    """Returns the bytes of a row of the cache on a device: of its states and of so many tokens.
+
+    Args:
+      dtype: of keys and values, as in `CacheSize`.
+    """
+    decoder, mesh = run.policy.with_kv_cache(dtype).decoder, run.policy.sampling_mesh
     layers = jax.eval_shape(lambda: decoder.empty_cache(1, 1)).layers
     total = 0.0
     for layer in layers:
@@ -155,8 +159,10 @@ class StepEstimate:
             return {}
         tp, caches = mesh.devices.shape["tp"], rollout.caches(run)
         rows = [-(-each.rows // mesh.row_shards) for each in caches]
-        pairs = zip(rows, caches, strict=True)
-        cache = sum(row * bytes_of_cache(run, each.columns) for row, each in pairs)
+        cache = sum(
+            row * bytes_of_cache(run, each.columns, each.kv_cache_dtype)
+            for row, each in zip(rows, caches, strict=True)
+        )
         logits = max(rows, default=0) * run.policy.decoder.config.vocabulary // tp * 4
         return {"cache": cache, "sampled logits": LOGITS * logits}
 
@@ -390,9 +396,10 @@ class StepEstimate:
         shared = [cache for cache in caches if cache.shared]
         columns = R / 2 + (0 if shared else run.prompt_columns)
         read = run.bytes_per_decode_step(run.sampling_params())
-        read += slots / mesh.row_shards * bytes_of_cache(run, columns)
-        of_prompts = (each.rows * bytes_of_cache(run, each.columns) for each in shared)
-        read += sum(of_prompts) / mesh.row_shards
+        kind = next((each.kv_cache_dtype for each in caches), "auto")
+        of_cache = partial(bytes_of_cache, run, dtype=kind)
+        read += slots / mesh.row_shards * of_cache(columns)
+        read += sum(each.rows * of_cache(each.columns) for each in shared) / mesh.row_shards
         # What a device sends in a layer of a decode step: bytes, and links in a row.
         c, count = decoder.config, mesh.devices_per_row
         sharing = count // tp  # devices with the same KV head, each of which has rows of its own

@@ -66,6 +66,7 @@ def serve(lines: Sequence[str]) -> None:
         policy, params, step = load_policy(
             config, folder, step=options.chosen, average=options.average
         )
+        policy = policy.with_kv_cache(options.kv_cache_dtype)
         source = str(folder or config.model.get("path") or config.model._target_)
         version = str(step or 0)
         scheduler = Scheduler(policy, params, version, slots=options.slots)

@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from rl4p.base.errors import InputError
 from rl4p.command.commands import Checkpoint, CommandLine, Grammar, read, refuse_without_effect
@@ -35,6 +36,7 @@ class ServeOptions(Checkpoint):
     key_variable: str | None = None
     name: str | None = None
     slots: Positive = 32
+    kv_cache_dtype: Literal["auto", "int8"] = "auto"
     waiting: Natural = 1024
     body_mebibytes: Positive = 16
     prompting: bool = False

@@ -289,6 +289,21 @@ def test_a_prompt_that_a_group_shares_is_counted_once():
     assert copies.sampling()["cache"] == 64 * (2 * of_prompts + of_responses)
 
 
+def test_a_cache_of_8_bits_is_counted_by_hand():
+    """Six layers, two KV heads of width 32: for each, keys, values and two scales in bfloat16."""
+    words = ("mesh=h100_1", "model.dtype=bfloat16", "rollout.kv_cache_dtype=int8")
+    guess, plain = estimate_of(*LONG, *words), estimate_of(*LONG, *words[:2])
+    of_token = 6 * 2 * 2 * (32 + 2)
+    assert bytes_of_cache(guess.run, 1, "int8") == of_token
+    assert bytes_of_cache(guess.run, 1) == 6 * 2 * 2 * 32 * 2
+    assert guess.sampling()["cache"] == of_token * (8 * 512 + 64 * 192)
+    chip = guess.chip
+    steps, columns = 192, 64 * 192 / 2 + 8 * 512  # own columns, half of them, and of the prompts
+    saved = steps * columns * (6 * 2 * 2 * 32 * 2 - of_token) / chip.bandwidth
+    took, before = (x.seconds["sampling"]["memory"] for x in (guess, plain))
+    assert before - took == pytest.approx(saved, rel=1e-9)
+
+
 @pytest.mark.slow
 @pytest.mark.mixed_dtypes
 @pytest.mark.parametrize("slots", [64, 16])
