@@ -101,6 +101,7 @@ GRANITE_HYBRID = FACTORS | {
     "mamba_n_groups": 2,
     "mamba_d_state": 5,
 }
+BAMBA = {"model_type": "bamba", "mamba_n_heads": 8, "mamba_d_state": 5, "mamba_d_conv": 3}
 MOE = {
     "model_type": "qwen3_moe",
     "moe_intermediate_size": 24,
@@ -318,6 +319,15 @@ CASES = {
             "mamba_proj_bias": True,
         },
         "granite_hybrid": GRANITE_HYBRID | {"num_local_experts": 0, "num_experts_per_tok": 0},
+        "bamba": BAMBA | {"attn_layer_indices": [1], "mamba_n_groups": 2},
+        "bamba_biases": BAMBA
+        | {
+            "attn_layer_indices": [0, 2],
+            "attention_bias": True,
+            "mlp_bias": True,
+            "mamba_proj_bias": True,
+            "rope_scaling": YARN,
+        },
         "phi3": {
             "model_type": "phi3",
             "pad_token_id": None,

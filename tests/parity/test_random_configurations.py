@@ -270,6 +270,13 @@ FAMILIES = {
     },
     "nemotron_h": MAMBA,
     "granitemoehybrid": GRANITE_4,
+    "bamba": {key: GRANITE_4[key] for key in GRANITE_4 if key.startswith(("mamba_", "time_"))}
+    | MLP_BIAS
+    | {
+        "attn_layer_indices": [[1], [0, 2], "-"],
+        "mamba_d_head": ["-", "auto"],
+        "partial_rotary_factor": ["-", "-", 0.25],
+    },
     "qwen3_next": DELTA_EXPERTS
     | {
         "norm_topk_prob": [True, False, "-"],

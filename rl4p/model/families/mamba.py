@@ -1,11 +1,12 @@
-"""Nemotron-H and Granite 4: Mamba-2 layers (2405.21060), and attention in a few layers.
+"""Nemotron-H, Granite 4 and Bamba: Mamba-2 layers (2405.21060), and attention in a few layers.
 
 * Nemotron-H (2504.03624): a layer is one block, which is Mamba-2, attention, a feed-forward without
   a gate (the square of relu), or, since Nemotron 3 (2512.20856), experts of that kind.
 * Granite 4: a mixer and a feed-forward in each layer, Granite's factors (2408.13359), and possibly
   experts.
+* Bamba: a mixer and a feed-forward in each layer. Attention rotates half of each head.
 
-Attention has no rotations, but for Granite's position_embedding_type "rope".
+Attention has no rotations else, but for Granite's position_embedding_type "rope".
 """
 
 import math
@@ -22,6 +23,7 @@ from rl4p.model.families.keys import Keys, write_shape
 
 Path = tuple[str, ...]
 ROPE = ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor")
+HALF = 0.5  # of each head of Bamba
 LEAST_STEP = 0.001  # Nemotron's default of time_step_min
 
 
@@ -323,7 +325,7 @@ def limits(keys: Keys) -> tuple[float, float]:
 
 
 def write_granite_hybrid(c: DecoderConfig) -> dict[str, Any]:
-    types, mamba = {mixer: name for name, mixer in GRANITE_MIXERS.items()}, options(c.mamba)
+    types = {mixer: name for name, mixer in GRANITE_MIXERS.items()}
     rotated = not any(c.unrotated)
     return {
         **write_shape(c),
@@ -334,6 +336,13 @@ def write_granite_hybrid(c: DecoderConfig) -> dict[str, Any]:
         "position_embedding_type": "rope" if rotated else None,
         **GRANITE_COUNTS.write(c),
         "shared_intermediate_size": c.shared_width or c.feed_forward_width,
+        **write_granite_mamba(c),
+    }
+
+
+def write_granite_mamba(c: DecoderConfig) -> dict[str, Any]:
+    mamba = options(c.mamba)
+    return {
         "mamba_n_heads": mamba.heads,
         "mamba_d_head": mamba.head_width,
         "mamba_expand": mamba.heads * mamba.head_width // c.width,
@@ -366,4 +375,61 @@ GRANITE_HYBRID = Family(
     read_config=read_granite_hybrid,
     write_config=write_granite_hybrid,
     names=granite_hybrid_tensors,
+)
+
+
+def read_bamba(keys: Keys) -> DecoderConfig:
+    for key, only in {
+        "hidden_act": "silu",
+        "layer_types": None,
+        "layers_block_type": None,
+        "sliding_window": None,
+        "partial_rotary_factor": HALF,
+    }.items():
+        keys.must_be(key, only)
+    keys.unused("mamba_chunk_size", "num_logits_to_keep", "z_loss_coefficient")
+    shape = keys.shape()
+    rope = keys.rope(head_width=shape["head_width"], rotated=HALF)
+    if rope["rotary_width"] != int(shape["head_width"] * HALF):  # transformers 4 has no other
+        raise keys.refuse(f"{rope['rotary_width']} rotated elements of {shape['head_width']}")
+    layers, attends = shape["layers"], keys.get("attn_layer_indices", list, [])
+    return DecoderConfig(
+        family="bamba",
+        **shape,
+        **rope,
+        **keys.biases(),
+        feed_forward_bias=keys.get("mlp_bias", bool, False),
+        mixers=tuple("attention" if i in attends else "mamba" for i in range(layers)),
+        mamba=read_granite_mamba(keys, shape["width"]),
+        tied_embedding=keys.get("tie_word_embeddings", bool, False),
+    )
+
+
+def write_bamba(c: DecoderConfig) -> dict[str, Any]:
+    return {
+        **write_shape(c),
+        "hidden_act": "silu",
+        "attention_bias": c.attention_bias,
+        "mlp_bias": c.feed_forward_bias,
+        "attn_layer_indices": [i for i, mixer in enumerate(c.mixers) if mixer == "attention"],
+        **write_granite_mamba(c),
+    }
+
+
+def bamba_tensors(c: DecoderConfig) -> Iterator[Tensor]:
+    mamba, renamed = options(c.mamba), {"mlp.": "feed_forward.", "post_attention_": "pre_ff_"}
+    own = LAYER_NAMES | mamba_names(mamba, "mamba.")
+    for old, new in renamed.items():
+        own = {path: name.replace(old, new) for path, name in own.items()}
+    for tensor in names(c, own, mamba_parts(mamba)):
+        yield tensor._replace(name=tensor.name.replace("model.norm.", "model.final_layernorm."))
+
+
+BAMBA = Family(
+    model_type="bamba",
+    architecture="BambaForCausalLM",
+    classifier="BambaForSequenceClassification",
+    read_config=read_bamba,
+    write_config=write_bamba,
+    names=bamba_tensors,
 )

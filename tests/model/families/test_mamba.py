@@ -1,4 +1,4 @@
-"""Tests Nemotron-H and Granite 4; test_family.py has their defaults."""
+"""Tests Nemotron-H, Granite 4 and Bamba; test_family.py has their defaults."""
 
 import math
 
@@ -62,6 +62,23 @@ def test_names_of_nemotron(read):
     assert len([name for name in names if ".layers.1.norm" in name]) == 1
 
 
+QUARTER = {"rope_type": "default", "partial_rotary_factor": 0.25}
+
+
+def test_bamba_has_half_rotated_attention_in_a_few_layers(read, written):
+    config = read("bamba")
+    assert (config.mixers, config.rotary_width) == (("mamba", "attention", "mamba"), 4)
+    assert read("bamba", {"attn_layer_indices": None}).mixers == ("mamba",) * 3
+    assert written(config)["attn_layer_indices"] == [1]
+    assert {
+        "model.final_layernorm.weight",
+        "model.layers.0.mamba.in_proj.weight",
+        "model.layers.1.self_attn.q_proj.weight",
+        "model.layers.1.pre_ff_layernorm.weight",
+        "model.layers.1.feed_forward.down_proj.weight",
+    } <= names_of(config)
+
+
 def test_granite_with_and_without_experts(read, written):
     dense, sparse = read("granite_hybrid"), read("granite_hybrid_moe")
     assert (dense.feed_forward_width, dense.experts) == (40, 0)
@@ -100,6 +117,10 @@ def test_limits_of_steps_of_granite(read, written, limit):
         ("granite_hybrid", {"mamba_n_heads": 7}, "mamba_n_heads 7"),
         ("granite_hybrid", {"mamba_n_groups": 3}, "mamba_n_groups 3"),
         ("granite_hybrid", {"time_step_limit": [1.0]}, "time_step_limit"),
+        ("bamba", {"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        ("bamba", {"partial_rotary_factor": 0.25}, "partial_rotary_factor 0.25"),
+        ("bamba", {"rope_parameters": QUARTER}, "2 rotated elements of 8"),
+        ("bamba", {"mamba_d_head": 7}, "mamba_d_head 7"),
     ],
 )
 def test_what_is_refused(read, case, keys, words):
