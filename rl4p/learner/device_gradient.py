@@ -144,10 +144,13 @@ def device_gradient(
 def adds_in_place(objective: Objective, frozen: Params) -> bool:
     """Returns whether the scan over the layers takes all its parameters as they are.
 
-    It does if all layers have one structure and all parameters are trained.
+    It does if all layers have one structure and all parameters are trained. Without a scan, the
+    compiler copies the whole stack before each layer is added to it: so not if it is unrolled.
     """
-    structures = {kind.structure for kind in objective.decoder.config.kinds}
-    return len(structures) == 1 and not frozen and not objective.critic.own_trunk
+    decoder = objective.decoder
+    structures = {kind.structure for kind in decoder.config.kinds}
+    every = len(structures) == 1 and not frozen and not objective.critic.own_trunk
+    return every and not decoder.unroll
 
 
 def router_load(objective: Objective, params: Params, trajectories: Trajectories) -> RouterLoad:

@@ -1,6 +1,7 @@
 """Tests functions of a state: what they check and wait for, and that nested ones check nothing."""
 
 import dataclasses
+import re
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -467,6 +468,19 @@ def test_a_gradient_is_once_in_memory_and_no_moment_twice(make_objective):
     program = gradient_step.lower(*arguments).compile()
     size = sum(4 * x.size for x in jax.tree.leaves(arguments[3].params))
     assert program.memory_analysis().temp_size_in_bytes < 1.4 * size
+
+
+@pytest.mark.mixed_dtypes
+def test_the_gradient_of_unrolled_layers_is_not_copied_for_each_of_them(make_objective):
+    layers, objective = 8, make_objective(PPO(tokens_per_microbatch=16, microbatch_widths=1))
+    objective, *arguments = abstract(objective, 4, 16, 264, width=256, layers=layers)
+    decoder = dataclasses.replace(objective.decoder, remat="none", unroll=True)
+    objective = dataclasses.replace(objective, decoder=decoder)
+    text = gradient_step.lower(objective, *arguments).compile().as_text()
+    kernel = arguments[2].params["layers"]["down"]["kernel"].shape
+    shape = ",".join(map(str, kernel))
+    assert f"f32[{shape}]" in text
+    assert len(re.findall(rf"= f32\[{shape}\]\S* copy\(", text)) < layers
 
 
 @pytest.mark.slow

@@ -172,14 +172,9 @@ class StepEstimate:
         trained = bytes_of_chip(run.state.params)
         itemsize = jnp.dtype(decoder.dtype).itemsize
         objective = run.phases.objective(run.policy, run.group_size)
-        # The sum over the microbatches, and the gradient of one unless it is added in place. Of
-        # unrolled layers, the compiler copies the sum before the first addition.
-        if not adds_in_place(objective, run.policy.frozen):
-            twice = trained
-        else:
-            twice = bytes_of_chip(run.state.params["layers"]) if decoder.unroll else 0
         parts: Parts = {
-            "gradients": trained + twice,
+            # The sum over the microbatches, and the gradient of one unless it is added in place.
+            "gradients": trained if adds_in_place(objective, run.policy.frozen) else 2 * trained,
             "activations": self.traced.kept,
             "layer": max(layer.kept for layer in self.layers),
             "logits": LOGITS * self.traced.logits,

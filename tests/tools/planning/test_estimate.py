@@ -100,17 +100,18 @@ def test_the_parts_of_the_state_are_its_arrays():
     assert guess.update()["gradients"] == parameters
 
 
-@pytest.mark.parametrize("different", ["model.attention_interval=2", "critic=separate"])
+@pytest.mark.parametrize(
+    "different",
+    [
+        ("model.attention_interval=2",),
+        ("critic=separate", "advantage=gae"),
+        ("model.remat=none", "model.unroll=true"),
+    ],
+)
 def test_a_gradient_that_is_not_added_in_place_is_counted_twice(different):
-    """Layers of several structures, and parameters beside those of the policy."""
-    words = ("model=scratch", "model.layers=2", different)
-    guess = estimate_of(*words, *(["advantage=gae"] if "critic" in different else []))
+    """Layers of several structures, parameters beside those of the policy, unrolled layers."""
+    guess = estimate_of("model=scratch", "model.layers=2", *different)
     assert guess.update()["gradients"] == 2 * bytes_of_chip(guess.run.state.params)
-
-
-def test_the_gradient_of_unrolled_layers_is_counted_twice():
-    params = (guess := estimate_of("model.remat=none", "model.unroll=true")).run.state.params
-    assert guess.update()["gradients"] == bytes_of_chip(params) + bytes_of_chip(params["layers"])
 
 
 ADAPTERS = (
