@@ -125,7 +125,8 @@ class ParameterTensor(NewTensor):
         here = None if adapter or parameter.dtype != self.dtype else host_view(parameter)
         row_bytes = int(np.prod(self.shape[1:])) * self.dtype.itemsize
         most = max(1, PART_BYTES // max(1, row_bytes))
-        spans = [(n, min(n + most, self.shape[0])) for n in range(0, self.shape[0], most)]
+        count = self.shape[0] if self.shape else 1  # a number has no axis
+        spans = [(n, min(n + most, count)) for n in range(0, count, most)]
         if here is None and len(self.shape) == 2 and not (self.at or self.transposed or adapter):
             for first, end in spans:
                 with DISPATCH:
@@ -137,9 +138,9 @@ class ParameterTensor(NewTensor):
         if here is None:
             with DISPATCH:
                 made = one_tensor(self.arrays, self.at, scale=self.scale, dtype=self.dtype)
-            whole = np.asarray(made)
+            whole = np.atleast_1d(made)
         else:
-            whole = here[self.at]
+            whole = np.atleast_1d(here[self.at])
         for first, end in spans:
             if not self.transposed:
                 yield whole[first:end]

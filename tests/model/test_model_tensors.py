@@ -11,6 +11,8 @@ from rl4p.model import model_tensors as module
 from rl4p.model.decoder import Decoder
 from rl4p.model.huggingface import read_config, read_params, write_model
 from rl4p.model.model_tensors import model_tensors
+from rl4p.model.tensor_files import stored_tensors
+from tests.golden.cases import decoder_config, make_tensors, to_params
 
 
 def test_stacked_and_separate_layers_give_the_same_tensors(policy, params):
@@ -199,3 +201,16 @@ def test_an_index_that_counts_other_bytes_is_named(folder, policy, params, caplo
         index.write_text(index.read_text().replace('"total_size": ', '"total_size": 1'))
         read_params(folder, policy.decoder, None)
     assert "index.json counts 1" in caplog.text
+
+
+@pytest.mark.parametrize("on", [jnp.asarray, np.asarray], ids=["device", "host"])
+def test_a_number_without_an_axis_comes_back(on, tmp_path):
+    """The two constants of xIELU, which are float32 beside matrices of bfloat16."""
+    decoder = Decoder(config=decoder_config("apertus"))
+    params = jax.tree.map(on, to_params(decoder.config, make_tensors(decoder.config)))
+    write_model(tmp_path, decoder, params, (1,), dtype="bfloat16")
+    stored = stored_tensors(tmp_path)["model.layers.1.mlp.act_fn.eps"]
+    assert (stored.shape, stored.kind) == ((), "F32")
+    again = read_params(tmp_path, decoder, "bfloat16")["layers"]["xielu"]
+    for name in ("slope", "edge"):
+        np.testing.assert_array_equal(again[name], params["layers"]["xielu"][name])
