@@ -12,7 +12,7 @@ from rl4p.base.types import Microbatching, Sampling
 from rl4p.distributed.mesh import Mesh
 from rl4p.learner.logprobs import ScoreOptions, score_tokens
 from rl4p.learner.shared_prompts import pays
-from rl4p.model.decoder_config import ConvolutionConfig, MambaConfig
+from rl4p.model.decoder_config import ConvolutionConfig, DeltaConfig, MambaConfig
 from rl4p.rollout.continuous import Continuous
 from rl4p.rollout.naive_sampler import NaiveSampler
 from tests.support.requests import mixed_requests, next_turns
@@ -30,13 +30,14 @@ def params(stateful):
 
 @pytest.fixture(scope="module")
 def stateful(policy):
-    """Two periods of three kinds, and one layer more; one token in 44 ends a response."""
+    """Two periods of three kinds, and one layer of a fourth; one token in 44 ends a response."""
     config = dataclasses.replace(
         policy.decoder.config,
         layers=7,
-        mixers=(*("mamba", "attention", "convolution") * 2, "mamba"),
+        mixers=(*("mamba", "attention", "convolution") * 2, "delta"),
         mamba=MambaConfig(heads=4, head_width=8, groups=2, state=8),
         convolution=ConvolutionConfig(),
+        delta=DeltaConfig(key_heads=2, value_heads=4, key_width=8, value_width=12),
     )
     decoder = dataclasses.replace(policy.decoder, config=config)
     return dataclasses.replace(policy, decoder=decoder, end_ids=tuple(range(0, 264, 44)))
