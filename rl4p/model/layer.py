@@ -270,8 +270,10 @@ class Layer(nn.Module):
         c = self.config
         match self.kind.mixer:
             case "attention":
-                empty = NoCache() if self.kind.shares else self.empty_keys(rows, slots, dtype)
-                return QuantizedKeysValues.of(*empty, dtype) if int8 and empty else empty
+                if self.kind.shares:
+                    return NoCache()
+                keys = self.empty_keys(rows, slots, dtype)
+                return QuantizedKeysValues.of(*keys, dtype) if int8 else keys
             case "latent":
                 widths = options(c.latent).rank, options(c.latent).rotated_width
                 return Latents(*(jnp.zeros((rows, slots, width), dtype) for width in widths))
