@@ -52,7 +52,7 @@ def made(tmp_path_factory):
     cases = out / "cases.json"
     cases.write_text(json.dumps({family: CASES[family] for family in FAMILIES}))
     done = subprocess.run(
-        [OTHER, folders.__file__, out, cases], capture_output=True, text=True, check=False
+        [OTHER, "-P", folders.__file__, out, cases], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return out

@@ -82,7 +82,7 @@ def test_gradients(pair):
         if ours[name].any() or theirs[name].any()  # an expert without tokens has no gradient
     }
     print(f"{case}: largest relative difference of gradients {max(far.values()):.1e}")
-    assert len(far) >= 0.8 * len(ours)
+    assert len(far) >= 0.75 * len(ours)
     limit = max(GRADIENTS.get(kind.mixer, LIMIT) for kind in decoder.config.kinds)
     assert max(far.values()) <= limit, max(far, key=far.get)
 
