@@ -90,15 +90,19 @@ def refuse_idle_routers(phases: Phases, policy: Policy) -> None:
       InputError: the option would have no effect.
     """
     traits, config = UpdateTraits.read(phases.update), policy.decoder.config
-    of_bias, without = f"update.router_bias_rate={traits.router_bias_rate:g}", None
-    if traits.router_loss and not config.experts:
-        of_bias, without = f"update.router_loss={traits.router_loss:g}", "the model has no experts"
-    elif traits.router_bias_rate and not (config.experts and config.router.corrected):
-        without = "the model has no experts with a bias for their choice"
-    elif traits.router_bias_rate and policy.frozen:
-        without = "only adapters are trained"
-    if without:
-        raise InputError(f"{of_bias} has no effect, because {without}: leave it out.")
+    loss, rate = traits.router_loss, traits.router_bias_rate
+    corrected = config.experts and config.router.corrected
+    for option, idle, reason in (
+        (f"router_loss={loss:g}", loss and not config.experts, "the model has no experts"),
+        (
+            f"router_bias_rate={rate:g}",
+            rate and not corrected,
+            "the model has no experts with a bias for their choice",
+        ),
+        (f"router_bias_rate={rate:g}", rate and policy.frozen, "only adapters are trained"),
+    ):
+        if idle:
+            raise InputError(f"update.{option} has no effect, because {reason}: leave it out.")
 
 
 def choice(group: str, phase: Any) -> str:

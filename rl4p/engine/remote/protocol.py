@@ -402,13 +402,13 @@ async def check_checksums(
         await check_checksums(server, path, weights, deadline)
         return
     found = response if isinstance(response, dict) else {}
-    checksums, fast = found.get("checksums"), found.get("algorithm") == "crc32"
-    expected = weights.exported.checksums
-    comparable = isinstance(checksums, dict) and checksums.keys() == expected.keys()
-    server.features["checksums"] = comparable
-    if comparable and not fast:
+    checksums, expected = found.get("checksums"), weights.exported.checksums
+    if not isinstance(checksums, dict) or checksums.keys() != expected.keys():
+        server.features["checksums"] = False
+        return
+    if found.get("algorithm") != "crc32":
         expected = await asyncio.to_thread(weights.exported.sha256)
-    for name, checksum in expected.items() if comparable else ():
+    for name, checksum in expected.items():
         if checksums[name] != checksum:
             raise InvalidResponseError(
                 f"its checksum of {name} differs from {weights.label}: it has other weights, or "
