@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl4p.model.mixers import delta
+from rl4p.model.mixers import convolution, delta
 from tests.support.random_models import in_float64
 
 pytestmark = pytest.mark.parity
@@ -37,7 +37,9 @@ def test_the_gated_delta_rule_and_its_gradient(function, T, decay):
 
     def loss(*arguments):
         ones = jnp.ones((B, T), jnp.int32)
-        y, memory = delta.delta_rule(*arguments[:5], delta.runs(ones), arguments[5])
+        y, memory = delta.delta_rule(
+            *arguments[:5], convolution.sequence_numbers(ones), arguments[5]
+        )
         return jnp.sum(y * weight) + jnp.sum(jnp.sin(memory)), (y, memory)
 
     gradients, ours = jax.jit(jax.grad(loss, range(6), has_aux=True))(*arguments)

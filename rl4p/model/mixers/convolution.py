@@ -157,3 +157,14 @@ def fresh_windows(key: Array, shape: tuple[int, ...]) -> jax.Array:
     """Returns kernels [C, 1, k], uniform up to the root of 1 / k, as torch draws them."""
     limit = shape[-1] ** -0.5
     return jax.random.uniform(key, shape, minval=-limit, maxval=limit)
+
+
+def sequence_numbers(segments_BT: Array) -> Array:
+    """Returns the number of the sequence of each column in its row; the first has the number 0.
+
+    Padding belongs to the sequence before it.
+    """
+    beside = neighbours(segments_BT, 0)
+    places_BT = jnp.broadcast_to(jnp.arange(segments_BT.shape[1]), segments_BT.shape)
+    begins_BT = beside.own_BS & (beside.start_BS == places_BT) & (beside.before_BS >= 0)
+    return jnp.cumsum(begins_BT, axis=1, dtype=jnp.int32)

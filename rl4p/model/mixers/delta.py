@@ -29,7 +29,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from rl4p.base.types import Array
 from rl4p.model.decoder_config import DeltaConfig
-from rl4p.model.mixers.convolution import causal_convolution, fresh_windows, neighbours
+from rl4p.model.mixers.convolution import causal_convolution, fresh_windows, sequence_numbers
 from rl4p.model.mixers.decays import between, running_sums
 from rl4p.model.mixers.mamba import fresh_steps
 from rl4p.model.products import PRODUCT
@@ -127,7 +127,7 @@ class GatedDelta(nn.Module):
         if T == 1:
             y_BTHv, memory = one_step(q, k, v, decay_BTH, strength_BTH, memory)
         else:
-            runs_BT = runs(segments_BT)
+            runs_BT = sequence_numbers(segments_BT)
             y_BTHv, memory = delta_rule(q, k, v, decay_BTH, strength_BTH, runs_BT, memory)
         y_BTHv = self.gated_norm(checkpoint_name(y_BTHv, PRODUCT), self.gate(x_BTD))
         return self.output(y_BTHv.reshape(B, T, -1)), DeltaState(memory, *inputs)
@@ -142,17 +142,6 @@ class GatedDelta(nn.Module):
 
 def fresh_decays(key: Array, shape: tuple[int, ...]) -> jax.Array:
     return jnp.log(jax.random.uniform(key, shape, minval=1.0, maxval=16.0))
-
-
-def runs(segments_BT: Array) -> Array:
-    """Returns the number of the sequence of each column in its row; the first has the number 0.
-
-    Padding belongs to the sequence before it.
-    """
-    beside = neighbours(segments_BT, 0)
-    places_BT = jnp.broadcast_to(jnp.arange(segments_BT.shape[1]), segments_BT.shape)
-    begins_BT = beside.own_BS & (beside.start_BS == places_BT) & (beside.before_BS >= 0)
-    return jnp.cumsum(begins_BT, axis=1, dtype=jnp.int32)
 
 
 def normalized(x: Array) -> Array:
@@ -196,7 +185,7 @@ def chunked(
 
     Args:
       decay_BTH, strength_BTH: g and b, 0 at padding.
-      runs_BT: the number of each column's sequence (`runs`).
+      runs_BT: the number of each column's sequence (`sequence_numbers`).
       memory_BHkv: the memory before the first token, which sequence 0 goes on with.
     """
     B, T, K, width = q_BTKk.shape

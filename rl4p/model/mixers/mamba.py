@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from rl4p.base.types import Array
 from rl4p.model.decoder_config import MambaConfig
-from rl4p.model.mixers.convolution import causal_convolution, fresh_windows
+from rl4p.model.mixers.convolution import causal_convolution, fresh_windows, sequence_numbers
 from rl4p.model.mixers.decays import between, running_sums
 
 CHUNK = (
@@ -181,7 +181,8 @@ def recurrence(
         x = jnp.pad(x, [(0, 0), (0, chunks * size - x.shape[1]), *[(0, 0)] * (x.ndim - 2)])
         return x.reshape(B, chunks, size, *x.shape[2:]).swapaxes(0, 1)
 
-    runs_BT = runs(jnp.pad(segments_BT, ((0, 0), (0, chunks * size - T))))  # the last run goes on
+    padded_BT = jnp.pad(segments_BT, ((0, 0), (0, chunks * size - T)))
+    runs_BT = sequence_numbers(padded_BT)
     inputs = *map(divided, (q_BTGN, k_BTGN, v, logs)), divided(runs_BT)
     start = state, jnp.zeros(B, jnp.int32)
     precision = jax.lax.Precision.HIGHEST if exact else None
@@ -190,17 +191,6 @@ def recurrence(
     (state, _), y = jax.lax.scan(jax.checkpoint(run), start, inputs)
     y_BTHh = y.swapaxes(0, 1).reshape(B, chunks * size, H, h)[:, :T]
     return y_BTHh, state.reshape(B, H, h, N)
-
-
-def runs(segments_BT: Array) -> jax.Array:
-    """Returns the number of sequences that have begun in the row since its first token."""
-    places_BT = jnp.broadcast_to(jnp.arange(segments_BT.shape[1])[None], segments_BT.shape)
-    present_BT = segments_BT != 0
-    last_BT = jax.lax.cummax(jnp.where(present_BT, places_BT, -1), axis=1)
-    before_BT = jnp.pad(last_BT[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
-    previous_BT = jnp.take_along_axis(segments_BT, jnp.maximum(before_BT, 0), axis=1)
-    begins_BT = present_BT & (before_BT >= 0) & (previous_BT != segments_BT)
-    return jnp.cumsum(begins_BT, axis=1)
 
 
 def run_chunk(

@@ -9,7 +9,8 @@ import pytest
 
 from rl4p.model.decoder_config import DeltaConfig
 from rl4p.model.mixers import delta
-from rl4p.model.mixers.delta import GatedDelta, chunked, inverse, one_step, runs
+from rl4p.model.mixers.convolution import sequence_numbers
+from rl4p.model.mixers.delta import GatedDelta, chunked, inverse, one_step
 from rl4p.model.products import INIT, Projection
 
 K, G, KEY, VALUE = 2, 3, 4, 5
@@ -73,7 +74,13 @@ def packed_segments(T):
 def masked(arguments, segments):
     *others, g, strength, memory = arguments
     own = (segments != 0)[:, :, None]
-    return *others, np.where(own, g, 0), np.where(own, strength, 0), runs(segments), memory
+    return (
+        *others,
+        np.where(own, g, 0),
+        np.where(own, strength, 0),
+        sequence_numbers(segments),
+        memory,
+    )
 
 
 @pytest.mark.parametrize("T", [2, 5, 64, 150])
@@ -92,7 +99,7 @@ def test_one_token_at_a_time_equals_chunks():
     segments = np.int32(packed_segments(20) != 0)
     *arguments, memory = arrays(len(segments), 20, seed=1)
     *parts, _, first = masked((*arguments, memory), segments)
-    expected, expected_memory = jax.jit(chunked)(*parts, runs(segments), first)
+    expected, expected_memory = jax.jit(chunked)(*parts, sequence_numbers(segments), first)
     for t in range(20):
         y, memory = jax.jit(one_step)(*(x[:, t : t + 1] for x in parts), memory)
         own = segments[:, t] != 0
@@ -124,7 +131,7 @@ def test_the_gradient_is_that_of_the_loop():
         return jnp.sum(y * weight) + jnp.sum(jnp.sin(memory))
 
     def rule(*arguments):
-        return delta.delta_rule(*arguments[:-1], runs(segments), arguments[-1])
+        return delta.delta_rule(*arguments[:-1], sequence_numbers(segments), arguments[-1])
 
     ours, expected = (
         jax.jit(jax.grad(partial(loss, each), range(6)))(*arguments) for each in (rule, by_steps)
@@ -143,10 +150,16 @@ def test_long_decays_and_equal_keys_stay_finite(dtype):
     segments = np.ones((2, 256), np.int32)
 
     def total(q, k, v, g, strength, memory):
-        given = *(x.astype(dtype) for x in (q, k, v)), g, strength, runs(segments), memory
+        given = (
+            *(x.astype(dtype) for x in (q, k, v)),
+            g,
+            strength,
+            sequence_numbers(segments),
+            memory,
+        )
         return jnp.sum(jnp.square(delta.delta_rule(*given)[0].astype(jnp.float32)))
 
-    given = *(x.astype(dtype) for x in (q, k, v)), g, strength, runs(segments), memory
+    given = *(x.astype(dtype) for x in (q, k, v)), g, strength, sequence_numbers(segments), memory
     y, _ = jax.jit(chunked)(*given)
     expected, _ = by_loop(q, k, v, g, strength, memory, segments)
     close = {"atol": 1e-4} if dtype == "float32" else {"atol": 0.1}
