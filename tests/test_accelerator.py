@@ -138,7 +138,7 @@ def test_every_part_has_a_module():
 def test_an_unknown_part_is_refused(tmp_path):
     done = accelerator(str(tmp_path), "--only=sampler,smapler")
     assert done.returncode == 2
-    assert "unknown parts smapler: choose from device, default," in done.stderr
+    assert "unknown parts smapler: choose from device, update," in done.stderr
     assert not list(tmp_path.iterdir())
 
 
