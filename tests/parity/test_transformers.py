@@ -22,7 +22,7 @@ LIMIT = 1e-5  # of the largest logit, and of the norm of a gradient
 # norm of a gated delta rule divides what a query reads by its size, so that reads near 0 pass on
 # their rounding up to 300 times. Transformers in float32 is as far from float64, or further.
 LATE = READS = 5e-5
-GRADIENTS = {"delta": 1e-4, "mamba": 5e-5}
+GRADIENTS = {"mamba": 5e-5}  # that of its dt_bias is a sum that nearly cancels
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -67,24 +67,28 @@ def test_logits(pair):
 
 
 def test_gradients(pair):
-    case, _, twin, decoder, params = pair
+    """Is no further from float64 than a limit, or than twice what transformers is in float32."""
+    case, model, twin, decoder, params = pair
     tokens = sequences(decoder.config)[3]
     with in_float64():
-        theirs = make.loss_gradients(twin, tokens)
+        exact = make.loss_gradients(twin, tokens)
+    theirs = make.loss_gradients(model, tokens)
     gradient = forward.gradient(decoder, params, np.int32(tokens)[None])
     ours = to_tensors(decoder.config, gradient)
-    assert ours.keys() == theirs.keys()
+    assert ours.keys() == exact.keys()
     # That of a bias of keys is 0 without rotation, and rounding here.
-    least = 1e-3 * max(np.linalg.norm(x) for x in theirs.values())
-    far = {
-        name: np.linalg.norm(ours[name] - theirs[name]) / max(np.linalg.norm(theirs[name]), least)
-        for name in ours
-        if ours[name].any() or theirs[name].any()  # an expert without tokens has no gradient
-    }
-    print(f"{case}: largest relative difference of gradients {max(far.values()):.1e}")
+    least = 1e-3 * max(np.linalg.norm(x) for x in exact.values())
+    # An expert without tokens has no gradient.
+    size = {name: max(np.linalg.norm(x), least) for name, x in exact.items() if x.any()}
+    far, their_far = (
+        {name: np.linalg.norm(found[name] - exact[name]) / size[name] for name in size}
+        for found in (ours, theirs)
+    )
+    print(f"{case}: distance of gradients {max(far.values()):.1e}, {max(their_far.values()):.1e}")
     assert len(far) >= 0.75 * len(ours)
+    assert all(not ours[name].any() for name in ours.keys() - far.keys())
     limit = max(GRADIENTS.get(kind.mixer, LIMIT) for kind in decoder.config.kinds)
-    assert max(far.values()) <= limit, max(far, key=far.get)
+    assert max(far.values()) <= max(limit, 2 * max(their_far.values())), max(far, key=far.get)
 
 
 def test_greedy_tokens(pair):
