@@ -33,6 +33,9 @@ LONGEST_PAUSE = 60.0
 LONGEST_RETRY_AFTER = 600.0  # a server that asks to wait for longer gets no other attempt
 LARGEST_RESPONSE = 32 * 2**20  # bytes
 LONGEST_MESSAGE = 300  # characters
+# Seconds for which an idle connection is kept. uvicorn, of vLLM too, closes one after 5, which is
+# the client's own default: a request at that time would meet a connection that is being closed.
+KEPT = 2.0
 
 
 class RequestError(Exception):
@@ -178,7 +181,9 @@ class HttpClient:
         """Returns the HTTP client, which is made with the first request."""
         if self.http is None:
             most = self.connections
-            limits = httpx2.Limits(max_connections=most, max_keepalive_connections=most)
+            limits = httpx2.Limits(
+                max_connections=most, max_keepalive_connections=most, keepalive_expiry=KEPT
+            )
             try:
                 self.http = httpx2.AsyncClient(
                     headers={"Authorization": f"Bearer {self.key}"} if self.key else {},

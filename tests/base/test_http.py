@@ -55,6 +55,34 @@ def retry(url, read=read_json, *, seconds=20.0, attempts=3, **options):
     return asyncio.run(once())
 
 
+@pytest.mark.parametrize(("kept", "connections"), [(60.0, 1), (0.05, 2)])
+def test_an_idle_connection_is_soon_not_used_again(monkeypatch, kept, connections):
+    """A server that closes idle connections then never closes one that a request is sent on."""
+    assert module.KEPT < 5  # seconds after which uvicorn closes one
+    monkeypatch.setattr(module, "KEPT", kept)
+    opened = []
+
+    async def answer(reader, writer):
+        opened.append(writer)
+        while await reader.read(2**16):
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+        writer.close()
+        await writer.wait_closed()
+
+    async def two_requests():
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with server, aclosing(HttpClient(url=url, connections=1)) as client:
+            for pause in (0.2, 0.0):
+                await client.send("GET", "", None, seconds=20.0)
+                await asyncio.sleep(pause)
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        await asyncio.gather(*others)  # the ends of connections
+
+    asyncio.run(two_requests())
+    assert len(opened) == connections
+
+
 def test_the_content_of_a_response_is_returned(serve):
     asked = serve(lambda body, _: body["n"] * 2)
     assert json.loads(send(asked.url + "/", "/x", {"n": 3})) == 6
