@@ -92,19 +92,21 @@ class Policy:
           dtype: `auto`, that of activations, or `int8` with scales (`cache.QuantizedKeysValues`).
 
         Raises:
-          InputError: they cannot be in int8.
+          InputError: the layers have no keys and values, or `model.exact` is set.
         """
-        decoder, reason = self.decoder, None
-        if dtype == "auto":
-            return replace(self, decoder=replace(decoder, kv_cache_dtype=dtype))
-        if decoder.exact:
-            reason = "rounds what model.exact=true keeps in every digit"
-        elif "attention" not in {kind.mixer for kind in decoder.config.kinds}:
+        decoder = self.decoder
+        if dtype == "int8" and decoder.exact:
+            raise InputError(
+                f"kv_cache_dtype={dtype} rounds what model.exact=true keeps in every digit: leave "
+                "it out."
+            )
+        if dtype == "int8" and "attention" not in {kind.mixer for kind in decoder.config.kinds}:
             latent = decoder.config.latent is not None
             what = "latents, which have no heads," if latent else "states"
-            reason = f"has no effect, because the layers of this model cache {what} and no keys"
-        if reason is not None:
-            raise InputError(f"kv_cache_dtype={dtype} {reason}: leave it out.")
+            raise InputError(
+                f"kv_cache_dtype={dtype} has no effect, because the layers of this model cache "
+                f"{what} and no keys: leave it out."
+            )
         return replace(self, decoder=replace(decoder, kv_cache_dtype=dtype))
 
     def for_sampling(self, trained: Params) -> Params:

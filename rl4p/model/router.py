@@ -173,7 +173,7 @@ class Balance(NamedTuple):
 
 
 def balanced(chosen_ME: Array, rate: float) -> Balance:
-    """Returns the step of biases against the load of a batch (2408.15664).
+    """Returns what is added to the bias b of each expert, to even their load (2408.15664).
 
         step = rate sign(mean over experts of n - n)
 

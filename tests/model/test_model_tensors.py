@@ -205,7 +205,7 @@ def test_an_index_that_counts_other_bytes_is_named(folder, policy, params, caplo
 
 @pytest.mark.parametrize("on", [jnp.asarray, np.asarray], ids=["device", "host"])
 def test_a_number_without_an_axis_comes_back(on, tmp_path):
-    """The two constants of xIELU, which are float32 beside matrices of bfloat16."""
+    """The constants of xIELU stay float32 in files whose matrices are bfloat16."""
     decoder = Decoder(config=decoder_config("apertus"))
     params = jax.tree.map(on, to_params(decoder.config, make_tensors(decoder.config)))
     write_model(tmp_path, decoder, params, (1,), dtype="bfloat16")

@@ -76,7 +76,7 @@ def test_gradients(pair):
     gradient = forward.gradient(decoder, params, np.int32(tokens)[None])
     ours = to_tensors(decoder.config, gradient)
     assert ours.keys() == exact.keys()
-    # That of a bias of keys is 0 without rotation, and rounding here.
+    # Without rotation the gradient of a bias of keys is 0, and what is found is rounding.
     least = 1e-3 * max(np.linalg.norm(x) for x in exact.values())
     # An expert without tokens has no gradient.
     size = {name: max(np.linalg.norm(x), least) for name, x in exact.items() if x.any()}

@@ -75,7 +75,7 @@ WORKLOADS["0.5B"] = replace(
 WORKLOADS["1.5B"] = replace(
     LARGE, name="1.5B", hidden=1536, intermediate=8960, layers=28, heads=12, kv_heads=2
 )
-# The shape of Qwen3-0.6B without its norms of queries and keys, as one long row.
+# One long sequence with the shape of Qwen3-0.6B, but for its norms of queries and keys.
 WORKLOADS["0.6B"] = replace(
     LARGE, name="0.6B", prompts=1, group=1, prompt_len=512, hidden=1024, intermediate=3072,
     layers=28, heads=16, kv_heads=8, head_width=128,
