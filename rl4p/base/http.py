@@ -138,7 +138,8 @@ class HttpClient:
         content = b"" if body is None else json.dumps(body).encode()
         # A task of its own is cancelled once at most: a second time would interrupt the closing of
         # its connection.
-        task = asyncio.create_task(self.attempt(method, path, content))
+        attempt = self.attempt_to_read if method == "GET" else self.attempt
+        task = asyncio.create_task(attempt(method, path, content))
         self.tasks.add(task)
         task.add_done_callback(self.forget)
         try:
@@ -155,6 +156,16 @@ class HttpClient:
             raise UnreachableError(self.without_key(f"it cannot be reached ({error})")) from None
         except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
             raise RequestError(self.without_key(f"{type(error).__name__} {error}{at}")) from None
+
+    async def attempt_to_read(self, *request: Any) -> bytes:
+        """Sends a request that changes nothing, and once more if its connection ends.
+
+        uvicorn closes a connection behind an internal error, which the next request may meet.
+        """
+        try:
+            return await self.attempt(*request)
+        except (httpx2.ReadError, httpx2.RemoteProtocolError):
+            return await self.attempt(*request)
 
     async def attempt(self, method: str, path: str, content: bytes) -> bytes:
         headers = {"Content-Type": "application/json"} if content else {}

@@ -83,6 +83,33 @@ def test_an_idle_connection_is_soon_not_used_again(monkeypatch, kept, connection
     assert len(opened) == connections
 
 
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_a_request_that_only_reads_is_repeated_if_its_connection_ends(method):
+    """As behind an internal error of uvicorn, which answers and then closes the connection."""
+    requests = []
+
+    async def answer(reader, writer):
+        requests.append(await reader.read(2**16))
+        if len(requests) > 1:
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+        writer.close()
+        await writer.wait_closed()
+
+    async def one_request():
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with server, aclosing(HttpClient(url=url, connections=1)) as client:
+            return await client.send(method, "", None, seconds=20.0)
+
+    if method == "GET":
+        assert asyncio.run(one_request()) == b"{}"
+        assert len(requests) == 2
+    else:  # it may have acted
+        with pytest.raises(RequestError, match=r"RemoteProtocolError|ReadError"):
+            asyncio.run(one_request())
+        assert len(requests) == 1
+
+
 def test_the_content_of_a_response_is_returned(serve):
     asked = serve(lambda body, _: body["n"] * 2)
     assert json.loads(send(asked.url + "/", "/x", {"n": 3})) == 6
