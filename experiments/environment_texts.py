@@ -1,10 +1,12 @@
-"""Compares what a policy reads in games with what the wrappers of their packages show.
+"""Compares what a policy reads in games, and its rewards, with the loops of their packages.
 
     pip install gem-llm textarena
     python experiments/environment_texts.py [PART OF A NAME ...]
 
-A line has a game, the numbers of texts that were compared and of those that differ, and whether
-four episodes with the same moves, side by side, were the same as one alone.
+A line has a game, the number of texts that were compared, whether the game has ended, the last
+reward, the number of moves whose text or reward differs, and whether four episodes with the same
+moves, side by side, were the same as one alone. Countdown pays with a text after an action that it
+cannot read, which is a reward of 0.
 """
 
 import asyncio
@@ -20,54 +22,57 @@ from rl4p.rollout.environments.gymnasium import Gymnasium
 from rl4p.rollout.environments.text_arena import TextArena
 
 TURNS, SEED = 6, 11
+Moves = list[tuple[str, float]]  # the text and the reward of the start and of each move
 PROMPT = Prompt(id="p", question="q", answer="", task="t", tokens=(1,))
-ACTIONS = ("[up]", "[1 1]", "[A B]", "[red]", "[7]", "[hit]")  # of several games; wrong in others
+# Of several games, and wrong in others, which end after some wrong ones.
+ACTIONS = ("[up]", "[1 1]", "[A B]", "[red]", "[7]", "[hit]") * 10
 
 
-async def played(options: Any, moves: Sequence[str]) -> list[str]:
-    """Returns the texts that a policy reads which makes some moves."""
+async def played(options: Any, moves: Sequence[str]) -> tuple[Moves, bool]:
+    """Returns what a policy reads and gets which makes some moves, and whether the game ends."""
     episode = options.open(PROMPT, SEED, "e")
     try:
-        first = await episode.reset()
-        texts = [first.removeprefix("\n")] if first else []
+        read, done = [((await episode.reset()).removeprefix("\n"), 0.0)], False
         for move in moves:
             await asyncio.sleep(0)
             result = await episode.step({"role": "assistant", "content": move})
-            texts += [message["content"] for message in result.messages]
-            if result.done:
+            read.append((result.messages[0]["content"], result.reward))
+            done = result.done
+            if done:
                 break
-        return texts
+        return read, done
     finally:
         await episode.close()
 
 
-def of_gem(name: str, moves: Sequence[str]) -> list[str]:
+def of_gem(name: str, moves: Sequence[str]) -> Moves:
     """Returns what GEM's observation wrapper shows after each move, without what it has shown."""
     wrappers: Any = import_module("gem.wrappers.observation_wrapper")
     game = import_module("gem").make(name)
     wrapped = wrappers.ObservationWrapper(game, include_action=False, include_chat_template=False)
     text, info = wrapped.reset(seed=SEED)
-    texts = [text]
+    texts = [(text, 0.0)]
     for move in moves:
         before = "".join(wrappers.maybe_add_new_line(shown) for shown, _ in wrapped.obs_queue)
-        text, _, terminated, truncated, info = wrapped.step(move)
+        text, reward, terminated, truncated, info = wrapped.step(move)
         prefix = info.get("prefix", "")
-        texts.append(prefix + text.removeprefix(prefix).removeprefix(before))
+        texts.append((prefix + text.removeprefix(prefix).removeprefix(before), float(reward)))
         if terminated or truncated:
             break
     return texts
 
 
-def of_arena(name: str, moves: Sequence[str]) -> list[str]:
+def of_arena(name: str, moves: Sequence[str]) -> Moves:
     """Returns what the wrappers of a game of textarena show, without what they have shown."""
     game: Any = import_module("textarena").make(name)
     game.reset(num_players=1, seed=SEED)
     shown = game.get_observation()[1]
-    texts = [shown]
+    texts = [(shown, 0.0)]
     for move in moves:
         done, _ = game.step(move)
         text = game.get_observation()[1]
-        texts.append(text.removeprefix(shown))
+        reward = game.close()[0][0] if done else 0.0
+        texts.append((text.removeprefix(shown), 0.0 if isinstance(reward, str) else float(reward)))
         shown = text
         if done:
             break
@@ -84,24 +89,28 @@ def gem_moves(name: str) -> list[str]:
 
 
 def compare(name: str, factory: Callable[[], Any], moves: Sequence[str], theirs: Any) -> bool:
-    """Prints the line of a game; returns whether a text differs, or an episode."""
+    """Prints the line of a game; returns whether a text or a reward differs, or an episode."""
     options = Gymnasium(factory=factory, sequential_resets=True)
 
-    async def together() -> list[list[str]]:
+    async def together() -> list[tuple[Moves, bool]]:
         return await asyncio.gather(*(played(options, moves) for _ in range(4)))
 
-    expected = [text.rstrip("\n") for text in theirs(name, moves)]
-    alone = [text.rstrip("\n") for text in asyncio.run(played(options, moves))]
-    differ = sum(a != b for a, b in zip(alone, expected, strict=True))
-    side_by_side = asyncio.run(together())
-    same = all([text.rstrip("\n") for text in each] == alone for each in side_by_side)
-    print(f"{name:34} {len(alone):5} {differ:6}  {'same' if same else 'DIFFERENT'}", flush=True)
+    def plain(read: Moves) -> Moves:
+        return [(text.rstrip("\n"), reward) for text, reward in read]
+
+    alone, done = asyncio.run(played(options, moves))
+    pairs = zip(plain(alone), plain(theirs(name, moves)), strict=True)
+    differ = sum(a != b for a, b in pairs)
+    same = all(plain(each) == plain(alone) for each, _ in asyncio.run(together()))
+    end = "yes" if done else "no"
+    words = "same" if same else "DIFFERENT"
+    print(f"{name:34} {len(alone):5} {end:>5} {alone[-1][1]:6.2f} {differ:6}  {words}", flush=True)
     return bool(differ) or not same
 
 
 def main() -> int:
     wrong, skipped = 0, []
-    print(f"{'game':34} texts differ  four samples")
+    print(f"{'game':34} texts ended reward differ  four samples")
     games: list[tuple[str, Callable[[], Any], Callable[[], Sequence[str]], Any]] = []
     if find_spec("gem"):
         registry = import_module("gem.envs.registration").ENV_REGISTRY

@@ -45,6 +45,7 @@ class Capability(Enum):
     READ = "a path that the run reads"
     WRITTEN = "a place that the run writes to"
     WORD = "a word of a command that the run starts"
+    CODE = "an option of a library, which may name code that it runs"
 
 
 Address = Annotated[str, Capability.ADDRESS]
@@ -53,6 +54,7 @@ Variable = Annotated[str, Capability.VARIABLE]
 ReadPath = Annotated[str, Capability.READ]
 WrittenPath = Annotated[str, Capability.WRITTEN]
 Word = Annotated[str, Capability.WORD]
+Setting = Annotated[Any, Capability.CODE]
 
 # The keys of Hydra with places that are written; the schemas of its plugins have no such types.
 OF_HYDRA = (
@@ -253,7 +255,8 @@ def covers(allowed: str, use: Use) -> bool:
     """Returns whether a value that is allowed is the value of a use, or above it."""
     if allowed == use.value:
         return True
-    if use.capability in (Capability.VARIABLE, Capability.WORD) or not allowed:
+    exact = Capability.VARIABLE, Capability.WORD, Capability.CODE
+    if use.capability in exact or not allowed:
         return False
     if "://" in allowed or "://" in use.value:
         above = allowed.rstrip("/") + "/"

@@ -113,6 +113,15 @@ class AgentEpisode:
     seed: int
 
 
+@runtime_checkable
+class OpensAgent(Protocol):
+    """An agent with servers or the like that its episodes share."""
+
+    def playing(self) -> AbstractAsyncContextManager[Callable[[AgentEpisode], Any]]:
+        """Returns the function of the episodes, for the calls while the context is open."""
+        ...
+
+
 class CallRefused(Exception):
     """A call of the model that the episode does not allow; the message is a sentence.
 

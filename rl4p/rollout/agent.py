@@ -1,7 +1,7 @@
 """Episodes of programs that talk to the policy over HTTP."""
 
 from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from inspect import isawaitable, iscoroutinefunction
@@ -14,7 +14,13 @@ from rl4p.base.types import Finish, Prompt
 from rl4p.configuration.bounds import AboveZero, Finite, Positive
 from rl4p.distributed.daemon_threads import in_thread
 from rl4p.model.policy import Policy
-from rl4p.protocols.environment import AgentEpisode, OpenAgentServer, ServesAgents
+from rl4p.protocols.environment import (
+    AgentEpisode,
+    OpenAgentServer,
+    OpensAgent,
+    ServesAgents,
+    StepResult,
+)
 from rl4p.protocols.traits import require
 from rl4p.rollout.episode_loop import EpisodeLoop, within
 from rl4p.rollout.episodes import EpisodeFailure, EpisodeKey, EpisodeRollout
@@ -22,9 +28,10 @@ from rl4p.rollout.recorder import FinishedEpisode, Segment
 
 
 class AgentServerOfCall:
-    """The server while a call of the rollout runs."""
+    """The server and the function while a call of the rollout runs."""
 
     opened: OpenAgentServer
+    agent: Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +45,9 @@ class Agent(EpisodeRollout):
     (`recorder.py`).
 
     The function may be `async`; others run in threads. It returns the reward of the episode, a
-    number, or None to leave the reward to terms that grade the last response. An exception of the
-    function, a passed deadline, and an episode without a call of the model make the sample invalid.
+    number, or None to leave the reward to terms that grade the last response, or a `StepResult`
+    with a reward and metrics. An exception of the function, a passed deadline, and an episode
+    without a call of the model make the sample invalid.
 
     Requests use the sampling distribution of `engine`; what they name of another is dropped or
     refused, as the server's options say. An episode without room (`max_response_tokens`,
@@ -48,7 +56,7 @@ class Agent(EpisodeRollout):
 
     Attributes:
       agent: the function; in YAML `agent._target_=package.Class`, of whose object `__call__` is the
-        function, with its options beside it.
+        function, with its options beside it; or an `OpensAgent`, which opens the function.
       server: the options of the server.
       max_calls: the most calls of the model in an episode.
       max_call_tokens: the most tokens of a completion; None leaves it the whole room.
@@ -67,7 +75,7 @@ class Agent(EpisodeRollout):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not callable(self.agent):
+        if not callable(self.agent) and not isinstance(self.agent, OpensAgent):
             raise InputError(
                 "rollout.agent must be a function: name a class with __call__(episode) by _target_."
             )
@@ -80,7 +88,11 @@ class Agent(EpisodeRollout):
 
         @asynccontextmanager
         async def serving() -> AsyncIterator[None]:
-            async with self.server.serving(policy) as server.opened:
+            async with AsyncExitStack() as stack:
+                server.opened = await stack.enter_async_context(self.server.serving(policy))
+                server.agent = self.agent
+                if isinstance(self.agent, OpensAgent):
+                    server.agent = await stack.enter_async_context(self.agent.playing())
                 yield
 
         run = partial(self.episode, server, loop, policy)
@@ -109,7 +121,7 @@ class Agent(EpisodeRollout):
             seed=sample.seed,
         )
         try:
-            error = await self.play(agent_episode, episode)
+            error = await self.play(server.agent, agent_episode, episode)
         finally:
             calls.over = True
             refusal = server.opened.unregister(address)
@@ -123,12 +135,17 @@ class Agent(EpisodeRollout):
             episode.segments[0].read(prompt.tokens)
         return episode
 
-    async def play(self, agent_episode: AgentEpisode, episode: FinishedEpisode) -> Exception | None:
+    async def play(
+        self, agent: Any, agent_episode: AgentEpisode, episode: FinishedEpisode
+    ) -> Exception | None:
         """Calls the function, and notes the reward; returns what went wrong, None if nothing."""
         try:
-            reward = await within(self.episode_seconds, partial(self.answer, agent_episode))
+            reward = await within(self.episode_seconds, partial(answer, agent, agent_episode))
             if not episode.turns:
                 raise EpisodeFailure("the agent returned without a call of the model")
+            if isinstance(reward, StepResult):
+                episode.turns[-1] = replace(episode.turns[-1], metrics=reward.metrics)
+                reward = reward.reward
             if reward is not None:
                 number = isinstance(reward, bool | int | float | np.number)
                 if not number or not np.isfinite(reward):
@@ -158,13 +175,14 @@ class Agent(EpisodeRollout):
         hidden = refusal is not None and refusal not in said
         episode.failure = said + f"; its address last refused: {refusal}" * hidden
 
-    async def answer(self, episode: AgentEpisode) -> Any:
-        """Returns what the function returns."""
-        function = self.agent
-        while isinstance(function, partial):
-            function = function.func
-        called = getattr(function, "__call__", None)  # noqa: B004
-        if iscoroutinefunction(function) or iscoroutinefunction(called):
-            return await self.agent(episode)
-        result = await in_thread(lambda: self.agent(episode))
-        return await result if isawaitable(result) else result
+
+async def answer(agent: Any, episode: AgentEpisode) -> Any:
+    """Returns what the function of an agent returns."""
+    function = agent
+    while isinstance(function, partial):
+        function = function.func
+    called = getattr(function, "__call__", None)  # noqa: B004
+    if iscoroutinefunction(function) or iscoroutinefunction(called):
+        return await agent(episode)
+    result = await in_thread(lambda: agent(episode))
+    return await result if isawaitable(result) else result

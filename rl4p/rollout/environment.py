@@ -157,7 +157,8 @@ def opening(prompt: Prompt, first: Sequence[Message] | str) -> list[Message]:
     if not isinstance(first, str):
         return [*messages, *messages_of(first)]
     last = dict(messages[-1])
-    last["content"] = f"{last['content']}{first}"
+    before = last["content"]
+    last["content"] = f"{before}{first}" if before else first.removeprefix("\n")
     return [*messages[:-1], last]
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from rl4p.base.errors import InputError, RunError
 from rl4p.base.types import Array, Episode, Params, Prompt, Sampling, Trajectories
 from rl4p.configuration.bounds import Positive, Share
+from rl4p.data.environment import SEED
 from rl4p.distributed.counting import counted
 from rl4p.distributed.processes import agreed, first, to_host
 from rl4p.model.policy import Policy, padded_width
@@ -167,7 +168,7 @@ class EpisodeRollout(ABC):
         greedy: bool = False,
     ) -> list[FinishedEpisode]:
         samples = [
-            (prompt, EpisodeKey(key, seed))
+            (prompt, EpisodeKey(key, prompt.metadata.get(SEED, seed)))
             for prompt, keys_N, seed in zip(
                 prompts, keys_PN, seeds or map(seed_of_prompt, prompts), strict=True
             )

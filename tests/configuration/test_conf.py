@@ -48,7 +48,9 @@ REQUIRED = {
         f"environment={name}": ["rollout=environment", "rollout.environment.url=http://localhost:9"]
         for name in ("mcp", "openenv")
     },
+    "environment=textarena": ["rollout=environment", "rollout.environment.factory.id=2048-v0"],
     "agent=command": ["rollout=agent", "rollout.agent.command=[program]"],
+    "agent=verifiers": ["rollout=agent", "rollout.agent.env.taskset.id=tasks"],
     "cache=success_cache": ["collector=dynamic_sampling"],
     **{
         f"filter={path.stem}": ["collector=dynamic_sampling"]

@@ -4,6 +4,7 @@ import asyncio
 import copy
 import dataclasses
 import json
+from contextlib import asynccontextmanager
 from functools import partial
 
 import httpx2
@@ -15,6 +16,7 @@ from rl4p.base.errors import InputError
 from rl4p.base.types import Finish
 from rl4p.engine.serving.active_request import Choice
 from rl4p.loop.checks import check_trajectories
+from rl4p.protocols.environment import StepResult
 from tests.support.episodes import ENDS, REWRITES, TEMPLATE, logprobs_of, rollout, words
 
 
@@ -195,6 +197,36 @@ def test_an_episode_without_room_is_cut(sample, options, turns):
     assert {episode.failure for episode in episodes} == {None}
     assert all(len(episode.turns) <= turns for episode in episodes)
     assert {episode.finish for episode in episodes} == {Finish.LENGTH}
+
+
+class Opens:
+    """An agent that is open while the episodes of a call run, and reports metrics."""
+
+    def __init__(self):
+        self.log = []
+
+    @asynccontextmanager
+    async def playing(self):
+        self.log.append("opened")
+
+        async def play(episode):
+            self.log.append("played")
+            length = await talks(episode, turns=1)
+            return StepResult(reward=0.25, metrics={"length": length})
+
+        yield play
+        self.log.append("closed")
+
+
+def test_an_agent_may_be_opened_for_a_call_and_report_metrics(sample):
+    agent = Opens()
+    for _ in range(2):
+        _, episodes = sample(rollout(agent), group_size=1)
+        assert {episode.failure for episode in episodes} == {None}
+        turns = [turn for episode in episodes for turn in episode.turns]
+        assert {(turn.reward, turn.metrics["length"]) for turn in turns} == {(0.25, 3)}
+    one = ["opened", *["played"] * len(episodes), "closed"]
+    assert agent.log == one * 2
 
 
 async def silent(episode):

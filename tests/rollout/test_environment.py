@@ -14,11 +14,12 @@ import pytest
 import rl4p.rollout.episodes
 from rl4p.base.errors import InputError, RunError
 from rl4p.base.types import Finish
+from rl4p.data.environment import SEED
 from rl4p.loop.checks import check_trajectories
 from rl4p.protocols.environment import StepResult
 from rl4p.rollout import episode_loop
 from rl4p.rollout.continuous import Continuous
-from rl4p.rollout.environment import Environment
+from rl4p.rollout.environment import Environment, opening
 from rl4p.rollout.environments.tool_object import ToolObject
 from rl4p.rollout.naive_sampler import NaiveSampler
 from tests.support.episodes import ENDS, REWRITES, TEMPLATE, logprobs_of, words
@@ -108,6 +109,21 @@ def test_trained_tokens_are_those_sampled_after_the_context_that_was_read(
     ours = logprobs_of(ending, params, trajectories)
     behaviour = np.asarray(trajectories.behaviour_logprobs_BT)
     np.testing.assert_allclose(ours[mask], behaviour[mask], atol=2e-5)
+
+
+def test_a_row_may_have_the_seed_of_its_episodes(sample, prompts):
+    rows = [dataclasses.replace(prompts[0], metadata={SEED: seed}) for seed in (5, 6)]
+    options = Counting()
+    for seed in (0, 1):  # of two steps
+        sample(rollout(options), prompts=rows, seed=seed)
+    sample(rollout(options), prompts=rows, greedy=True)
+    assert [each.seed for each in options.made] == [5, 5, 6, 6] * 3
+
+
+@pytest.mark.parametrize(("question", "text"), [("", "World 3."), ("Play.", "Play.\nWorld 3.")])
+def test_the_first_observation_is_the_question_of_a_game(make_prompt, question, text):
+    messages = opening(make_prompt(question=question), "\nWorld 3.")
+    assert messages == [{"role": "user", "content": text}]
 
 
 SKIPS_TOOLS = (

@@ -12,12 +12,12 @@ class TextArena:
 
     The policy reads what the wrappers of the game show. Most show the whole history each time; what
     the policy has read stands in its conversation, so that it reads the rest. Many games draw from
-    Python's global generator: add `sequential_resets=true`.
+    Python's global generator, so that `environment=textarena` makes one call at a time. The rewards
+    are those of the end; a game counts its turns and ends itself.
 
         pip install textarena
-        python -m rl4p.train rollout=environment +environment@rollout.environment=gymnasium \
-            rollout.environment.factory._target_=rl4p.rollout.environments.text_arena.TextArena \
-            +rollout.environment.factory.id=Minesweeper-v0 ...
+        python -m rl4p.train rollout=environment +environment@rollout.environment=textarena \
+            rollout.environment.factory.id=Minesweeper-v0 data=environment ...
 
     Args:
       id: the name of the game.
