@@ -36,9 +36,8 @@ class Verifiers:
     the harness in its runtime, and then the scores. The reward is the sum of each score times its
     weight. The scores and the metrics of the trace are metrics of the environment.
 
-    An error of verifiers makes the sample invalid. A call that rl4p refuses, because the episode
-    has no room, cuts the episode without a reward. With `env.ROLE.max_turns` verifiers ends the
-    episode before that, and grades it.
+    An error of verifiers makes the sample invalid. An episode without room for another call is cut;
+    if the harness ends there, as `null` does, the task grades it, and otherwise it has no reward.
 
     Attributes:
       env: the options of the environment: `taskset.id` is the module or the package of a task set,
