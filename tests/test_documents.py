@@ -43,6 +43,7 @@ LANGUAGES = {"sh", "text", "python", "yaml", "json", "csv"}
 NOT_HERE = re.compile(
     r"/path/to/|gsm8k/|Qwen/|=smollm2_|FOLDER|//HOST|s3://|^mesh=(v5|v6|h200)"
     r"|^mesh\.(coordinator|processes)=|^hydra/launcher=submitit|^tracker=wandb"
+    r"|=(textarena|verifiers)$"
 )
 LONG = re.compile(r"^sweep=(?!seeds$)")  # many runs, which are composed only
 PYTHON = ["python", "-m"]
