@@ -1,5 +1,6 @@
 """Single-player games of the library textarena, in the form that `environment=gymnasium` takes."""
 
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 from rl4p.base.errors import InputError
 
 
+@dataclass(eq=False)
 class TextArena:
     r"""A game for one player of the library textarena (2504.11442).
 
@@ -19,14 +21,16 @@ class TextArena:
         python -m rl4p.train rollout=environment +environment@rollout.environment=textarena \
             rollout.environment.factory.id=Minesweeper-v0 data=environment ...
 
-    Args:
+    Attributes:
       id: the name of the game.
     """
 
-    def __init__(self, id: str) -> None:
+    id: str
+
+    def __post_init__(self) -> None:
         if find_spec("textarena") is None:
             raise InputError("the library textarena is not installed: run pip install textarena.")
-        self.game: Any = import_module("textarena").make(id)
+        self.game: Any = import_module("textarena").make(self.id)
         self.read = ""  # what the wrappers have shown
 
     def reset(self, *, seed: int | None = None) -> tuple[str, dict[str, Any]]:
