@@ -242,6 +242,7 @@ class AttentionInputs(NamedTuple):
     segment_ids_BT: Array  # of queries; the mask includes them, but kernels take segments
     segment_ids_BS: Array  # of keys
     growth: Array | None = None  # [B, T, 1, 1], factors of queries; None if they are 1
+    normed: Array | None = None  # bool, whether rotated queries and keys are normed; None if never
     prompts: Any = None  # a `prompt_cache.PromptView` if rows share the cache of their prompt
 
 
@@ -263,18 +264,25 @@ def visible(
     key_positions_BS: Array,
     key_segments_BS: Array,
     window: int | None = None,
+    *,
+    chunked: bool = False,
 ) -> Array:
     """Returns the attention mask [B, T, S]: the same segment, not padding, not the future.
 
     A token of a positive segment also sees the keys of `SHARED_PROMPT`; one of a negative segment
     sees its own segment only. With a window, a token sees no key that is `window` or more tokens
-    back.
+    back, or if `chunked` is set, none of another chunk of so many positions.
     """
     queries_BT1, keys_B1S = query_segments_BT[:, :, None], key_segments_BS[:, None, :]
     same = (queries_BT1 == keys_B1S) | ((queries_BT1 > 0) & (keys_B1S == SHARED_PROMPT))
     distance_BTS = query_positions_BT[:, :, None] - key_positions_BS[:, None, :]
     mask_BTS = same & (distance_BTS >= 0) & (keys_B1S != 0)
-    return mask_BTS if window is None else mask_BTS & (distance_BTS < window)
+    if window is None:
+        return mask_BTS
+    if chunked:
+        chunk_BT, chunk_BS = query_positions_BT // window, key_positions_BS // window
+        return mask_BTS & (chunk_BT[:, :, None] == chunk_BS[:, None, :])
+    return mask_BTS & (distance_BTS < window)
 
 
 def views(
@@ -288,18 +296,13 @@ def views(
     places = (positions_BT, segment_ids_BT, key_positions_BS, key_segments_BS)
     kinds = sorted(set(c.kinds))
     masks = {
-        slides: visible(*places, window=c.window if slides else None)
+        slides: visible(*places, window=c.window if slides else None, chunked=c.chunked)
         for slides in sorted({kind.slides for kind in kinds})
     }
     width = c.rotary_width or (c.full or c).head_width
     whole = rotations(positions_BT, width, c.rope_theta, c.rope_scaling)
     local, none = whole, (jnp.ones_like(whole[0]), jnp.zeros_like(whole[1]))
-    growth = None
-    rate = c.query_growth if c.latent is None else c.latent.query_growth
-    if rate and isinstance(c.rope_scaling, YarnScaling):
-        times_BT = jnp.asarray(positions_BT) // c.rope_scaling.original_max_positions
-        logs_BT = jnp.log1p(times_BT.astype(jnp.float32))
-        growth = (1 + rate * logs_BT)[:, :, None, None]
+    growth = query_growth(c, positions_BT)
     if c.local_rope_theta is not None:
         local = rotations(positions_BT, c.head_width, c.local_rope_theta, None)
 
@@ -307,8 +310,26 @@ def views(
     for kind in kinds:
         turns = none if kind.unrotated else local if kind.slides else whole
         inputs = masks[kind.slides], segment_ids_BT, key_segments_BS
-        seen[kind] = AttentionInputs(*turns, *inputs, growth)
+        own = growth
+        if growth is not None and c.query_growth_step and not kind.unrotated:
+            own = jnp.ones_like(growth)
+        normed = jnp.asarray(not kind.unrotated) if c.normed_rotations else None
+        seen[kind] = AttentionInputs(*turns, *inputs, own, normed)
     return seen
+
+
+def query_growth(c: DecoderConfig, positions_BT: Array) -> jax.Array | None:
+    """Returns the factors of queries [B, T, 1, 1] where they grow; None if they do not."""
+    rate = c.query_growth if c.latent is None else c.latent.query_growth
+    positions_BT = jnp.asarray(positions_BT)
+    if c.query_growth_step:
+        times_BT = (positions_BT + 1) // c.query_growth_step
+    elif rate and isinstance(c.rope_scaling, YarnScaling):
+        times_BT = positions_BT // c.rope_scaling.original_max_positions
+    else:
+        return None
+    logs_BT = jnp.log1p(times_BT.astype(jnp.float32))
+    return (1 + rate * logs_BT)[:, :, None, None]
 
 
 def softcapped(x: Array, cap: float | None) -> Array:

@@ -467,7 +467,7 @@ class Decoder:
         before: Any = (None,) * self.config.layers
         if prompts is not None:
             before, shards = prompts.cache.layers, 1 if mesh is None else mesh.row_shards
-            queries = positions_BT, segment_ids_BT, self.config.window
+            queries = positions_BT, segment_ids_BT, self.config
             seen = with_prompts(seen, prompts, *queries, shards)
         shared: dict[bool, Any] = {}  # the caches of the last layer with keys: of rows, of prompts
         chosen = []

@@ -176,7 +176,11 @@ class DecoderConfig:
       query_key_norm: queries and keys are normed before they are rotated, in each head (`head`) or
         over all heads (`whole`), or after it in each head (`rotated`).
       query_scalar: queries are divided by its square root; None is the head width.
+      normed_rotations: queries and keys that are rotated are normed after it in each head, without
+        a weight.
       query_growth: as of `LatentConfig`, for other attention.
+      query_growth_step: without YaRN, n of the growth of queries in layers that are not rotated, at
+        position p by 1 + query_growth ln(1 + floor((p + 1) / n)) (2501.19399); 0 if there is none.
       attention_bias, output_bias: queries, keys and values have biases; so has their output.
       feed_forward_bias: the projections of the feed-forward have biases.
       attention_gate: the results of attention are multiplied by sigmoid(x W), elementwise.
@@ -184,6 +188,8 @@ class DecoderConfig:
       attention_softcap, logits_softcap: c in c tanh(x / c); None applies no cap.
       window: the number of tokens that a sliding layer sees, the present token included.
       sliding: for each of L layers, whether it has a sliding window; empty if none has.
+      chunked: positions are divided into chunks as long as a window, and a sliding layer sees the
+        tokens of its chunk, not those of a window.
       full: the heads of layers that do not slide; None if they are those of the others.
       sharing: the last layers, which have the keys and values of earlier ones; None if there are
         none.
@@ -241,7 +247,9 @@ class DecoderConfig:
     parallel: bool = False
     query_key_norm: Literal["head", "whole", "rotated"] | None = None
     query_scalar: float | None = None
+    normed_rotations: bool = False
     query_growth: float = 0.0
+    query_growth_step: int = 0
     attention_bias: bool = True
     output_bias: bool = False
     feed_forward_bias: bool = False
@@ -251,6 +259,7 @@ class DecoderConfig:
     logits_softcap: float | None = None
     window: int | None = None
     sliding: tuple[bool, ...] = ()
+    chunked: bool = False
     full: KeyHeads | None = None
     sharing: SharedKeys | None = None
     normed_values: bool = False
@@ -297,8 +306,8 @@ class DecoderConfig:
                 f"chosen_experts={self.chosen_experts} is more than experts={self.experts}."
             )
         if self.experts:
-            if self.ungated and self.expert_bias:
-                raise ValueError("Experts with biases have a gate: leave out ungated.")
+            if self.expert_bias and (self.ungated or self.router.of_inputs):
+                raise ValueError("Experts with biases have a gate, and weights of their results.")
             self.router.check(self.experts, self.chosen_experts)
 
     @property

@@ -173,11 +173,19 @@ class Experts(nn.Module):
         if gate_EDF is not None:
             gate_BTEF = plus(jnp.einsum("BTD,EDF->BTEF", x_BTD, gate_EDF), gate_bias_EF)
         up_BTEF = plus(jnp.einsum("BTD,EDF->BTEF", x_BTD, up_EDF), up_bias_EF)
-        hidden_BTEF = gated(self.config.activation, gate_BTEF, up_BTEF)
-        y_BTD = jnp.einsum("BTEF,EFD->BTD", hidden_BTEF * weights_BTE[..., None], down_EFD)
+        hidden_BTEF = self.weighted(gate_BTEF, up_BTEF, weights_BTE[..., None])
+        y_BTD = jnp.einsum("BTEF,EFD->BTD", hidden_BTEF, down_EFD)
         if down_bias_ED is None:
             return y_BTD
         return y_BTD + jnp.einsum("BTE,ED->BTD", weights_BTE, down_bias_ED)
+
+    def weighted(self, gate: Array | None, up: Array, weights: Array) -> jax.Array:
+        """Returns the hidden layer, with the weights of experts, of what they project x to."""
+        activation = self.config.activation
+        if not self.config.router.of_inputs:
+            return gated(activation, gate, up) * weights
+        gate = None if gate is None else gate * weights  # a projection of w x is w times that of x
+        return gated(activation, gate, up * weights)
 
     def grouped(
         self,
@@ -216,7 +224,7 @@ class Experts(nn.Module):
             gate_NF = plus(jax.lax.ragged_dot(x_ND, gate_EDF, sizes_E), gate_bias_NF)
         up_NF = plus(jax.lax.ragged_dot(x_ND, up_EDF, sizes_E), up_bias_NF)
         weights_N1 = jnp.where(here_N1, permuted(weights_BTC.reshape(-1), sorted_N)[:, None], 0)
-        hidden_NF = gated(self.config.activation, gate_NF, up_NF) * weights_N1
+        hidden_NF = self.weighted(gate_NF, up_NF, weights_N1)
         bias_ND = None if down_bias_ND is None else weights_N1 * down_bias_ND
         y_ND = plus(jax.lax.ragged_dot(hidden_NF, down_EFD, sizes_E), bias_ND)
         y_ND = jnp.where(here_N1, y_ND, 0)

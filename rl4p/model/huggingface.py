@@ -30,7 +30,7 @@ from rl4p.model.decoder import Decoder, DecoderConfig
 from rl4p.model.families import FAMILIES, Tensor, TensorPart, family_of
 from rl4p.model.families.harmless import check_keys
 from rl4p.model.families.keys import Config, Keys, read_labels, write_labels
-from rl4p.model.families.wrappers import OUTER, name_in_transformers, split, text_config, wrapped
+from rl4p.model.families.wrappers import name_in_transformers, split, text_config, wrapped
 from rl4p.model.folder import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
@@ -382,7 +382,8 @@ def write_adapter(
     sync(folder / ADAPTER_WEIGHTS)
     targets: Any = sorted(ranks)
     if wrapper:  # its towers have modules of the same names
-        targets = rf"{re.escape(OUTER[0])}.*\.({'|'.join(targets)})"
+        start = re.escape(name_in_transformers(wrapper, "model."))
+        targets = rf"{start}.*\.({'|'.join(targets)})"
     name, _, revision = base.partition("@")
     config = {
         "peft_type": "LORA",

@@ -242,6 +242,11 @@ class Layer(nn.Module):
             q, k = turn(q), turn(k)
             if query_norm and key_norm and c.query_key_norm == "rotated":
                 q, k = query_norm(q), key_norm(k)
+            if view.normed is not None:
+                q, k = (
+                    jnp.where(view.normed, over_rms(x, c.norm_epsilon).astype(x.dtype), x)
+                    for x in (q, k)
+                )
             keys = with_cache(k.transpose(0, 2, 3, 1), v.swapaxes(1, 2), cache, write)
         q = q if view.growth is None else (q * view.growth).astype(q.dtype)
         how = {"in_order": write is None, "kernel": self.kernel, "exact": self.exact}

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from rl4p.base.types import Array
 from rl4p.model.attention import MASKED, AttentionInputs, softcapped, visible
 from rl4p.model.cache import AnyKeysValues, Cache
+from rl4p.model.decoder_config import DecoderConfig
 
 
 class PromptCache(NamedTuple):
@@ -59,13 +60,13 @@ def with_prompts(
     prompts: PromptCache,
     positions_BT: Array,
     segment_ids_BT: Array,
-    window: int | None,
+    config: DecoderConfig,
     shards: int,
 ) -> dict[Any, AttentionInputs]:
     """Returns the views of all kinds of layers, with those of the prompts.
 
     Args:
-      window: of the layers that slide.
+      config: has the window of the layers that slide.
     """
     (P, M), T = prompts.row_PM.shape, positions_BT.shape[1]
     keys = prompts.cache.positions_BS, prompts.cache.segment_ids_BS
@@ -77,7 +78,8 @@ def with_prompts(
             return taken(x_BT, prompts.row_PM, shards).reshape(P, M * T)
 
         queries = of_prompts(positions_BT), of_prompts(segment_ids_BT)
-        masks[True] = visible(*queries, *keys, window=window).reshape(P, M, T, -1)
+        options: Any = {"window": config.window, "chunked": config.chunked}
+        masks[True] = visible(*queries, *keys, **options).reshape(P, M, T, -1)
     view_of = {
         slides: PromptView(mask, prompts.row_PM, prompts.place_B, shards)
         for slides, mask in masks.items()

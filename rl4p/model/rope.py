@@ -43,7 +43,8 @@ class Llama3Scaling:
     def __call__(self, frequency: np.ndarray) -> np.ndarray:
         turns = self.original_max_positions * frequency / (2 * np.pi)
         low, high = self.low_frequency_factor, self.high_frequency_factor
-        s = np.clip((turns - low) / (high - low), 0, 1)
+        # Equal in Llama 4, which blends nothing.
+        s = np.clip((turns - low) / (high - low), 0, 1) if high != low else turns >= low
         return (1 - s) * frequency / self.factor + s * frequency
 
 

@@ -29,6 +29,7 @@ class Router:
       factor: the factor of the weights.
       epsilon: what is added to the sum that normalizes.
       scaled: each expert has a factor of its weights.
+      of_inputs: the weights multiply the inputs of experts, not their results.
       exact: x R is a product of float32, in any dtype of activations.
     """
 
@@ -40,6 +41,7 @@ class Router:
     factor: float = 1.0
     epsilon: float = 0.0
     scaled: bool = False
+    of_inputs: bool = False
     exact: bool = False
 
     def check(self, experts: int, chosen: int) -> None:

@@ -26,6 +26,16 @@ PLAIN = {}
 KINDS = {
     "plain": PLAIN,
     "windows": {"layers": 3, "window": 5, "sliding": (True, False, True)},
+    "chunks": {
+        "layers": 3,
+        "window": 5,
+        "sliding": (True, False, True),
+        "chunked": True,
+        "unrotated": (False, True, False),
+        "normed_rotations": True,
+        "query_growth": 0.5,
+        "query_growth_step": 7,
+    },
     "states": {
         "layers": 4,
         "mixers": ("mamba", "attention", "convolution", "attention"),

@@ -128,6 +128,16 @@ DELTA = {
     "linear_key_head_dim": 8,
     "linear_value_head_dim": 12,
 }
+LLAMA4 = {
+    "model_type": "llama4_text",
+    "intermediate_size": 24,
+    "intermediate_size_mlp": 48,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 1,
+    "attention_chunk_size": 9,
+    "floor_scale": 5,
+    "attn_scale": 0.3,
+}
 LATENT = {
     "num_key_value_heads": 4,
     "head_dim": 4,
@@ -571,6 +581,22 @@ CASES = {
             "model_type": "exaone4",
             "sliding_window": None,
             "layer_types": ["full_attention"] * 3,
+        },
+        "llama4": LLAMA4
+        | {
+            "num_hidden_layers": 4,
+            "no_rope_layers": [],
+            "interleave_moe_layer_step": 2,
+            "rope_scaling": LLAMA3 | {"high_freq_factor": 1.0},
+        },
+        "llama4_untuned": LLAMA4
+        | {
+            "num_experts_per_tok": 2,
+            "no_rope_layers": [1, 0, 1],
+            "layer_types": ["full_attention", "chunked_attention", "chunked_attention"],
+            "use_qk_norm": False,
+            "attn_temperature_tuning": False,
+            "attention_bias": True,
         },
         "gemma4": GEMMA4
         | {

@@ -313,6 +313,14 @@ def test_a_window_counts_the_present_token(window, last):
     np.testing.assert_array_equal(visible(positions, ones, positions, ones, window)[0, -1], last)
 
 
+def test_a_chunk_begins_at_a_multiple_of_its_length():
+    """The first two positions of a prompt, and four later ones of a row."""
+    keys, segments = np.arange(6, dtype=np.int32)[None], np.ones((1, 6), np.int32)
+    seen = visible(keys[:, 2:], segments[:, 2:], keys, segments, window=3, chunked=True)[0]
+    expected = [[1, 1, 1, 0, 0, 0], [0, 0, 0, 1, 0, 0], [0, 0, 0, 1, 1, 0], [0, 0, 0, 1, 1, 1]]
+    np.testing.assert_array_equal(seen, expected)
+
+
 def plain(q_BTHh, k_BKhS, v_BKSh, mask_BTS, query_scalar, softcap):
     """Computes each row and head. Query heads 0 and 1 read KV head 0, the next two KV head 1."""
     q, k, v = (np.asarray(x, np.float64) for x in (q_BTHh, k_BKhS, v_BKSh))
@@ -468,7 +476,24 @@ def test_a_layer_without_rope_does_not_rotate():
     np.testing.assert_array_equal(unrotated.sin, 0)
 
 
-@pytest.mark.parametrize("case", ["gemma3", "smollm3", "smollm3_window", "qwen3"])
+def test_what_llama_4_rotates_is_normed_and_other_queries_grow():
+    """At position p by 1 + 0.3 ln(1 + floor((p + 1) / 5))."""
+    whole, chunk = views(decoder_config("llama4"), *ROW, *ROW).values()
+    assert np.abs(chunk.sin).max() > 0.5
+    assert (bool(whole.normed), bool(chunk.normed)) == (False, True)
+    assert int(chunk.mask_BTS[0, -1].sum()) == 3  # of positions 9, 10 and 11
+    assert int(whole.mask_BTS[0, -1].sum()) == 12
+    expected = 1 + 0.3 * np.log(np.repeat([1, 2, 3], [4, 5, 3]))
+    np.testing.assert_allclose(whole.growth[0, :, 0, 0], expected, rtol=1e-6)
+    np.testing.assert_array_equal(chunk.growth, 1)
+    assert all(view.growth is view.normed is None for view in views_of("llama4_untuned"))
+
+
+def views_of(case):
+    return views(decoder_config(case), *ROW, *ROW).values()
+
+
+@pytest.mark.parametrize("case", ["gemma3", "smollm3", "smollm3_window", "qwen3", "llama4"])
 def test_the_view_of_a_layer_is_chosen_on_the_device(case):
     seen = views(decoder_config(case), *ROW, *ROW)
     for index, view in enumerate(seen.values()):

@@ -114,6 +114,29 @@ def test_experts_with_biases_are_the_formula(experts, dispatch):
     np.testing.assert_allclose(ours, expected, atol=1e-4)
 
 
+@pytest.mark.parametrize("dispatch", DISPATCHES)
+def test_weights_may_multiply_the_inputs_of_experts(experts, dispatch):
+    config, (_, x_BTD) = decoder_config("llama4_untuned"), experts
+    layers = to_params(config, make_tensors(config))["layers"]["experts"]
+    params = jax.tree.map(lambda x_L: np.float64(x_L[1]), layers)
+    expected, of_results = np.zeros(x_BTD.shape), np.zeros(x_BTD.shape)
+    for place in np.ndindex(*x_BTD.shape[:2]):
+        x = np.float64(x_BTD[place])
+        p = 1 / (1 + np.exp(-x @ params["router"]))
+        for e in np.argsort(-p)[:2]:
+
+            def run(x, e=e):
+                gate = x @ params["gate"][e]
+                return gate / (1 + np.exp(-gate)) * (x @ params["up"][e]) @ params["down"][e]
+
+            expected[place] += run(p[e] * x)
+            of_results[place] += p[e] * run(x)
+    assert np.abs(expected - of_results).max() > 0.1 * np.abs(expected).max()
+    params = jax.tree.map(np.float32, params)
+    ours = Experts(config, jnp.float32, dispatch).apply({"params": params}, x_BTD)
+    np.testing.assert_allclose(ours, expected, atol=2e-6 * np.abs(expected).max())
+
+
 @pytest.mark.parametrize("case", ["qwen2_moe", "solar_open"])
 def test_shared_experts_are_a_feed_forward_that_may_have_a_weight(experts, case):
     config, x_BTD = decoder_config(case), experts[1]
@@ -131,7 +154,7 @@ def test_shared_experts_are_a_feed_forward_that_may_have_a_weight(experts, case)
     np.testing.assert_allclose(ours, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("case", ["dots1", "ernie4_5_moe"])
+@pytest.mark.parametrize("case", ["dots1", "ernie4_5_moe", "llama4"])
 def test_layers_with_and_without_experts_have_one_gradient_by_both_dispatches(case):
     config = decoder_config(case)
     params, tokens = to_params(config, make_tensors(config)), np.int32(sequences()[-1])[None]
@@ -140,7 +163,7 @@ def test_layers_with_and_without_experts_have_one_gradient_by_both_dispatches(ca
         for dispatch in DISPATCHES
     )
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), dense, grouped)
-    assert not np.any(grouped["layers"]["experts"]["router_correction"])
+    assert not np.any(grouped["layers"]["experts"].get("router_correction"))
     assert np.abs(grouped["layers"]["experts"]["router"]).max() > 1e-3
     assert np.abs(grouped["layers"]["shared"]["up"]["kernel"]).max() > 1e-3
 

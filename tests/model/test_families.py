@@ -244,6 +244,7 @@ assert len(re.findall(r"all-to-all(?:-start)?\\(", text)) == exchanges
             "gemma4",
             "gemma4_shared",
             "gemma4_moe",
+            "llama4",
             "qwen3_5_whole",
         ),
     ],

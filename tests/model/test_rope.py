@@ -82,6 +82,16 @@ def test_llama3_scaling_by_hand():
     np.testing.assert_allclose(scaled, [10, 4, 2.5 * (0.5 + 0.5 / 8), 1 / 8, 0.1 / 8])
 
 
+def test_llama3_scaling_blends_nothing_if_its_two_factors_are_equal():
+    """As in Llama 4."""
+    scaling = Llama3Scaling(
+        factor=16.0, low_frequency_factor=1.0, high_frequency_factor=1.0, original_max_positions=64
+    )
+    turns = np.array([10, 1, 0.9])
+    scaled = scaling(turns * 2 * np.pi / 64) * 64 / (2 * np.pi)
+    np.testing.assert_allclose(scaled, [10, 1, 0.9 / 16])
+
+
 @pytest.mark.parametrize("truncated", [False, True])
 def test_yarn_scaling_by_hand(truncated):
     """With frequencies 2^-i, 64 positions make 8 x 2^-i turns or so, here exactly.

@@ -118,6 +118,10 @@ KEYS = {
     "partial_rotary_factor": [0.5, 1.0],
     "no_rope_layers": [[0, 1, 1], [1, 1, 1, 0]],
     "no_rope_layer_interval": [2],
+    "attention_chunk_size": [5, None],
+    "attn_temperature_tuning": [True, False],
+    "floor_scale": [3],
+    "moe_layers": [[1], [1, 3, 9]],
     "swiglu_limit": [7.0, 1.0],
     "experts_per_token": [1],
     "initial_context_length": [64, 32],
@@ -151,7 +155,7 @@ KEYS = {
 }
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, "lfm2", "nemotron_h", "granite_hybrid"])
+@pytest.mark.parametrize("family", [*FAMILIES, "lfm2", "nemotron_h", "granite_hybrid", "llama4"])
 def test_every_key_does_what_transformers_does_with_it_or_is_refused(family, tmp_path, caplog):
     """Changes one key of config.json after the weights were written, and loads both."""
     import torch

@@ -143,6 +143,7 @@ MERGED_ALIKE = {
     "qwen3_5_moe": ["experts.gate_up_proj"],
     "deepseek_v3": EXPERTS,
     "granite_hybrid": [],
+    "llama4": ["experts.gate_up_proj", "experts.down_proj"],
     "hy_v3": EXPERTS[1:],
 }
 

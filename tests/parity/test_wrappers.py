@@ -1,6 +1,7 @@
 """Compares the text models of models of several modalities with transformers, and their exports."""
 
 import json
+import re
 
 import jax
 import numpy as np
@@ -88,6 +89,28 @@ CASES = {
         "vision_config": TOWER | {"model_type": "pixtral", "head_dim": 8},
         "tie_word_embeddings": True,
     },
+    "llama4": {
+        "model_type": "llama4",
+        "text_config": TEXT
+        | {
+            "model_type": "llama4_text",
+            "intermediate_size": 24,
+            "intermediate_size_mlp": 48,
+            "num_local_experts": 4,
+            "interleave_moe_layer_step": 2,
+            "no_rope_layer_interval": 3,
+            "attention_chunk_size": 9,
+            "floor_scale": 5,
+        },
+        "vision_config": TOWER
+        | {
+            "model_type": "llama4_vision_model",
+            "intermediate_size": 64,
+            "vision_output_dim": 16,
+            "projector_input_dim": 16,
+            "projector_output_dim": 16,
+        },
+    },
     "qwen3_5": {
         "model_type": "qwen3_5",
         "text_config": DELTA | {"model_type": "qwen3_5_text"},
@@ -162,7 +185,7 @@ def test_logits_and_an_export_with_all_other_tensors(wrapper, tmp_path, caplog):
     model, folder = wrapper
     policy, params = Pretrained(path=str(folder)).build(Mesh(dp=1), jax.random.key(0))
     assert "has tensors that are not of its text model: " in caplog.text
-    assert any(f"{name} (" in caplog.text for name in ("vision_tower", "visual"))
+    assert any(f"{name} (" in caplog.text for name in ("vision_tower", "visual", "vision_model"))
     np.testing.assert_allclose(ours(policy, params), theirs(model), atol=1e-4)
 
     params = changed(params)
@@ -196,7 +219,7 @@ def test_peft_finds_the_modules_of_an_adapter(wrapper, tmp_path):
     modules = [name for name, x in adapted.named_modules() if hasattr(x, "lora_A")]
     stored = read_header(tmp_path / "adapter" / "adapter_model.safetensors")
     assert 2 * len(modules) == len(stored) > 8
-    assert all("language_model.layers." in name for name in modules)
+    assert all(re.search(r"language_model\.(model\.)?layers\.", name) for name in modules)
     np.testing.assert_allclose(ours(policy, params), theirs(adapted), atol=1e-4)
     merged = Pretrained(path=str(tmp_path / "adapter")).build(Mesh(dp=1), jax.random.key(0))
     np.testing.assert_allclose(ours(*merged), theirs(adapted), atol=1e-4)

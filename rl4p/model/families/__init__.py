@@ -15,6 +15,7 @@ from rl4p.model.families.gpt_oss import GPT_OSS
 from rl4p.model.families.hunyuan import HUNYUAN
 from rl4p.model.families.lfm2 import LFM2, LFM2_MOE
 from rl4p.model.families.llama import EXAONE4, MINISTRAL, MINISTRAL3, MISTRAL, OLMO3, SMOLLM3
+from rl4p.model.families.llama4 import LLAMA4
 from rl4p.model.families.mamba import BAMBA, GRANITE_HYBRID, NEMOTRON_H
 from rl4p.model.families.phi import PHI3
 from rl4p.model.families.qwen import QWEN2, QWEN3, QWEN3_MOE
@@ -41,7 +42,7 @@ FAMILIES = {
             GEMMA4,
         ),
         *(OLMO3, EXAONE4, MINISTRAL3, GPT_OSS, PHI3, *SPARSE, *HUNYUAN, *DELTA_FAMILIES, *LATENT),
-        *(LFM2, LFM2_MOE, NEMOTRON_H, GRANITE_HYBRID, BAMBA),
+        *(LFM2, LFM2_MOE, NEMOTRON_H, GRANITE_HYBRID, BAMBA, LLAMA4),
     )
 }
 

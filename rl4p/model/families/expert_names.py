@@ -20,6 +20,7 @@ class ExpertNames:
       each: from a projection to its name in one expert.
       fused: the names of the matrices [E, 2 F, D] of gate and up, and [E, D, F] of down, in which
         all experts are stacked; None if there is a tensor for each expert.
+      transposed: whether these are so in the files, not [E, D, 2 F] and [E, F, D].
       shared: the part before the projections of the shared experts.
       weight: the weight of the shared experts.
     """
@@ -30,6 +31,7 @@ class ExpertNames:
     experts: str = "mlp.experts"
     each: Mapping[str, str] = field(default_factory=lambda: PROJECTIONS)
     fused: tuple[str, str] | None = None
+    transposed: bool = True
     shared: str = "mlp.shared_experts"
     weight: str = "mlp.shared_expert_gate.weight"
 
@@ -71,6 +73,7 @@ class ExpertNames:
         into, out = self.fused
         width = c.expert_width or c.feed_forward_width
         for i, projection in enumerate(("gate", "up")):
-            part = TensorPart(1, i * width, 1, 2 * width)
-            yield Tensor((*experts, projection), layer, None, f"{start}.{into}", True, part)
-        yield Tensor((*experts, "down"), layer, None, f"{start}.{out}", True)
+            part = TensorPart(1 if self.transposed else 2, i * width, 1, 2 * width)
+            path, whole = (*experts, projection), f"{start}.{into}"
+            yield Tensor(path, layer, None, whole, self.transposed, part)
+        yield Tensor((*experts, "down"), layer, None, f"{start}.{out}", self.transposed)

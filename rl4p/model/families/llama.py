@@ -109,22 +109,27 @@ MINISTRAL3 = Family(
 )
 
 
-def read_smollm3(keys: Keys) -> DecoderConfig:
-    keys.must_be("hidden_act", "silu", "activation")
-    shape = keys.shape()
-    layers = shape["layers"]
-    # no_rope_layers has a 1 for each layer that has rotary embeddings. In its place,
-    # no_rope_layer_interval=n means that every n-th layer has none.
+def read_unrotated(keys: Keys, layers: int) -> tuple[bool, ...]:
+    """Returns for each layer whether it has no rotary embeddings.
+
+    no_rope_layers has a 1 for each layer that has them. In its place, no_rope_layer_interval=n
+    means that every n-th layer has none; Llama 4 then has an empty list.
+    """
     interval = keys.size("no_rope_layer_interval", 4)
-    rotated = keys.get(
-        "no_rope_layers", list, [int((i + 1) % interval != 0) for i in range(layers)]
-    )
+    usual = [int((i + 1) % interval != 0) for i in range(layers)]
+    rotated = keys.get("no_rope_layers", list, []) or usual
     if len(rotated) < layers or any(type(x) is not int or x not in (0, 1) for x in rotated):
         raise InputError(
             f"{keys.where}: no_rope_layers must have a 0 or a 1 for each of the {layers} layers, "
             f"not {rotated!r}."
         )
-    unrotated = tuple(x == 0 for x in rotated[:layers])
+    return tuple(x == 0 for x in rotated[:layers])
+
+
+def read_smollm3(keys: Keys) -> DecoderConfig:
+    keys.must_be("hidden_act", "silu", "activation")
+    shape = keys.shape()
+    unrotated = read_unrotated(keys, shape["layers"])
     window = None
     if (
         keys.get("use_sliding_window", bool, False)

@@ -14,7 +14,7 @@ from rl4p.model.families.keys import Config, Keys
 T = TypeVar("T")
 PLAIN = ("model.", "lm_head.")
 INNER = ("language_model.model.", "language_model.lm_head.")  # of transformers before 4.52
-OUTER = ("model.language_model.", "lm_head.")  # and of all modules in transformers since then
+OUTER = ("model.language_model.", "lm_head.")  # and of most modules in transformers since then
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,12 +25,14 @@ class Wrapper:
       architecture: the name of its class.
       texts: the types of text models that it may have; the first is the default.
       prefixes: what stands for "model." and for "lm_head." in the names of its files.
+      modules: what stands for "model." in the names of its modules in transformers.
       defaults: the keys of the text model that its folders on the hub leave out.
     """
 
     architecture: str
     texts: tuple[str, ...]
     prefixes: tuple[str, str] = OUTER
+    modules: str = OUTER[0]
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -54,6 +56,12 @@ WRAPPERS = {
         prefixes=INNER,
     ),
     "gemma4": Wrapper(architecture="Gemma4ForConditionalGeneration", texts=("gemma4_text",)),
+    "llama4": Wrapper(
+        architecture="Llama4ForConditionalGeneration",
+        texts=("llama4_text",),
+        prefixes=INNER,
+        modules=INNER[0],
+    ),
     "qwen3_5": Wrapper(architecture="Qwen3_5ForConditionalGeneration", texts=("qwen3_5_text",)),
     "qwen3_5_moe": Wrapper(
         architecture="Qwen3_5MoeForConditionalGeneration", texts=("qwen3_5_moe_text",)
@@ -96,7 +104,7 @@ def name_in_files(wrapper: str, name: str) -> str:
 
 def name_in_transformers(wrapper: str, module: str) -> str:
     """Returns the name of a module of the text model in its wrapper, if it has one."""
-    return OUTER[0] + module.removeprefix(PLAIN[0]) if wrapper else module
+    return WRAPPERS[wrapper].modules + module.removeprefix(PLAIN[0]) if wrapper else module
 
 
 def plain_name(name: str) -> str | None:

@@ -89,7 +89,8 @@ def test_each_tensor_has_a_place_in_the_wrapper(wrapper):
     assert not set(names) & {*in_files} - {"lm_head.weight"}
     assert split(wrapper, dict.fromkeys(in_files)) == (dict.fromkeys(names), {})
     modules = [name_in_transformers(wrapper, name) for name in names]
-    assert "model.language_model.layers.1.mlp.up_proj.weight" in modules
+    start = "language_model.model" if wrapper == "llama4" else "model.language_model"
+    assert f"{start}.layers.1.mlp.up_proj.weight" in modules
 
 
 def test_a_folder_comes_back_with_its_other_tensors(tmp_path):
