@@ -19,6 +19,7 @@ from rl4p.model.adapter_matrices import Change, LowRank
 from rl4p.model.tensor_files import StoredTensor
 
 GATE_UP, DOWN = "gate_up_proj", "down_proj"
+UNTOLD = ".feed_forward.experts"  # of Llama 4
 SWAPPED = (0, 19, 1)  # the first PEFT in which `in` is the input of an expert for every model
 
 
@@ -59,13 +60,19 @@ def expert_changes(
     if experts is None or matrices.bias is not None or matrices.rank % experts.number:
         return
     out, into = matrices.shape
-    parameter = {
+    parameters = {
         (2 * experts.inner, experts.width): GATE_UP,
         (experts.width, experts.inner): DOWN,
-    }.get((out, into))
+    }
+    # Llama 4 does not tell PEFT that its matrices are [in, out]: since `SWAPPED` so is B A.
+    as_stored = not experts.transposed or (
+        module.endswith(UNTOLD) and (out == into or (out, into) not in parameters)
+    )
+    swapped = bool(experts.transposed) and as_stored
+    parameter = parameters.get((into, out) if swapped else (out, into))
     if parameter is None:
         return
-    if out == into and experts.transposed is not True and numbers_of(version) < SWAPPED:
+    if out == into and as_stored and numbers_of(version) < SWAPPED:
         raise InputError(
             f"The adapter of {module}.{parameter} may be transposed, as those of PEFT "
             "before 0.19.1 are: merge it with the version that wrote it, and give the merged "
@@ -81,7 +88,7 @@ def expert_changes(
 
     def of_all(those: slice) -> np.ndarray:
         each = [product(e, slice(None)) for e in range(those.start, those.stop)]
-        return np.stack([x.T for x in each] if experts.transposed else each)
+        return np.stack(each if as_stored else [x.T for x in each])
 
     if experts.transposed is not None:
         yield experts.names[parameter == DOWN], of_all

@@ -1,5 +1,7 @@
 """Tests adapters of experts by the formula of each expert, in the layouts of files."""
 
+import sys
+
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
@@ -77,6 +79,34 @@ def test_each_expert_has_its_own_product(tmp_path, layout, parameter, out, into)
             ours = found[f"{MODULE}.{parameter}"][expert]
             ours = ours.T if layout == "transposed" else ours
         np.testing.assert_allclose(ours, wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize(("version", "swapped"), [("0.18.0", False), (VERSION, True)])
+@pytest.mark.parametrize(
+    ("parameter", "shape"), [("gate_up_proj", (2 * INNER, WIDTH)), ("down_proj", (WIDTH, INNER))]
+)
+def test_peft_takes_the_matrices_of_llama_4_for_their_transpose(
+    tmp_path, monkeypatch, version, swapped, parameter, shape
+):
+    """It has multiplied them so since 0.19.1, and their shapes say which it was."""
+    module = "layers.0.feed_forward.experts"
+    monkeypatch.setattr(sys.modules[__name__], "MODULE", module)
+    shape = shape[::-1] if swapped else shape
+    found, pair, asked = changes(tmp_path, "transposed", *shape, version)
+    assert asked == [(f"{module}.{parameter}", RANK)]
+    for expert in range(E):
+        wanted = formula(pair, expert)
+        ours = found[f"{module}.{parameter}"][expert]
+        np.testing.assert_allclose(ours, wanted if swapped else wanted.T, atol=1e-6)
+
+
+def test_square_matrices_of_llama_4_are_those_of_the_version(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "MODULE", "layers.0.feed_forward.experts")
+    sizes = {"width": WIDTH, "inner": WIDTH}
+    found, pair, _ = changes(tmp_path, "transposed", WIDTH, WIDTH, **sizes)
+    np.testing.assert_allclose(found[f"{MODULE}.down_proj"][1], formula(pair, 1), atol=1e-6)
+    with pytest.raises(InputError, match="may be transposed, as those of PEFT before 0"):
+        changes(tmp_path, "transposed", WIDTH, WIDTH, "0.19.0", **sizes)
 
 
 @pytest.mark.parametrize("version", [None, "0.18.2", "0.19.0", 1])
