@@ -18,7 +18,7 @@ from tests.support.random_models import random_model
 pytestmark = pytest.mark.parity
 FAMILIES = (
     *("qwen2", "qwen3", "llama", "gemma2", "gemma3", "mistral", "qwen3_moe", "smollm3", "olmo3"),
-    *("gpt_oss", "phi3_window", "glm4"),
+    *("gpt_oss", "phi3_window", "glm4", "llama4"),
 )
 TEXTS = ("7", "123+456=", "A longer prompt, which is longer than the window of any layer: ")
 TOKENS = 40

@@ -33,7 +33,7 @@ def test_absent_keys_are_those_of_scout(read, written):
     assert (config.window, config.query_growth, config.query_growth_step) == (8192, 0.1, 8192)
     assert (config.feed_forwards, config.head_width, config.rope_theta) == ((), 128, 500_000.0)
     assert config.sliding == read("llama4").sliding
-    assert read("llama4", written(config)) == config
+    assert read("llama4", written(config), without=["rope_scaling"]) == config
 
 
 def test_layers_may_be_rotated_and_whole_or_the_reverse(read, written):
