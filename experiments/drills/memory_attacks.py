@@ -16,7 +16,7 @@ from pathlib import Path
 
 from experiments.drills.outcome import tell
 from rl4p.base.types import Episode, Prompt
-from rl4p.reward import memory_group
+from rl4p.distributed import control_group
 from rl4p.reward.code import Code
 
 MIB = 2**20
@@ -139,7 +139,7 @@ def main() -> int:
         "attacks": len(KINDS),
         "MiB of all at the highest": round(taken / MIB),
         "MiB of all limits": limit,
-        "limited by cgroups": memory_group.parent() is not None,
+        "limited by cgroups": control_group.parent() is not None,
         "right programs graded": sum(grade == 1.0 for grade in grades),
     }
     held = LEAST * limit <= taken / MIB <= MOST * limit and grades == [1.0, 1.0]

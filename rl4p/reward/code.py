@@ -53,7 +53,7 @@ class Code:
       partial: whether the grade is the share of tests that pass.
       response_seconds: how long all tests of one response may take.
       memory_mib: the memory of a sandbox, or where cgroups cannot be made the address space of a
-        process (`memory_group.py`).
+        process (`control_group.py`).
       workers: how many responses are graded at a time.
       deadline: how long all responses of a batch may take, in seconds; None for no limit.
     """

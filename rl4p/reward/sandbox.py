@@ -24,19 +24,20 @@ import platform
 import re
 import selectors
 import shutil
-import signal
 import struct
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
-from rl4p.reward import memory_group, sandbox_child
+from rl4p.distributed import control_group
+from rl4p.distributed.control_group import Popen
+from rl4p.reward import sandbox_child
 
 # Each name with its number on x86_64 (asm/unistd_64.h) and on aarch64 (asm-generic/unistd.h), which
 # lacks the oldest calls. In this order: files; waiting for files, pipes, and pairs of sockets;
@@ -183,28 +184,6 @@ def problem(kind: Kind) -> str | None:
     return None
 
 
-class Popen(subprocess.Popen[bytes]):
-    """A process in a cgroup (`memory_group.py`), which is removed when the process ends."""
-
-    group: Path | None = None
-
-    def wait(self, timeout: float | None = None) -> int:
-        status = super().wait(timeout)
-        if self.group is not None:
-            group, self.group = self.group, None
-            memory_group.remove(group)
-        return status
-
-    def close(self) -> None:
-        """Kills the process and all that it has started, and waits for it."""
-        if self.poll() is None:  # otherwise its number may be another process's by now
-            os.killpg(self.pid, signal.SIGKILL)
-        self.wait()
-        for pipe in filter(None, (self.stdin, self.stdout, self.stderr)):
-            with suppress(BrokenPipeError):
-                pipe.close()
-
-
 def start(
     kind: Kind,
     settings: Mapping[str, Any],
@@ -269,7 +248,7 @@ def spawn(
       FileNotFoundError: there is no bwrap.
     """
     with tempfile.TemporaryFile() as rules:
-        files, prefix, group = list(inherited), list[str](), None
+        files, prefix, groups = list(inherited), list[str](), ()
         if kind == "bubblewrap":
             allowed, seccomp = only_ordinary_calls(), None
             if allowed is not None:
@@ -278,8 +257,8 @@ def spawn(
                 seccomp = rules.fileno()
                 files.append(seccomp)
             prefix = bubblewrap(seccomp, readable)
-            if (group := memory_group.make(memory)) is not None:
-                prefix = [*memory_group.ENTER, str(group), *prefix]
+            groups = control_group.make(memory)
+            prefix = [*control_group.entering(groups), *prefix]
         try:
             # Within `with`: bwrap inherits the open file of rules, which has no name.
             popen = Popen(
@@ -293,10 +272,10 @@ def spawn(
                 start_new_session=True,
             )
         except BaseException:
-            if group is not None:
-                memory_group.remove(group)
+            for group in groups:
+                control_group.remove(group)
             raise
-        popen.group = group
+        popen.groups = groups
         return popen
 
 

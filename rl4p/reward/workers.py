@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from rl4p.base.errors import RunError
+from rl4p.distributed.control_group import Popen
 from rl4p.distributed.counting import item_done
-from rl4p.reward.sandbox import Kind, Popen, spawn
+from rl4p.reward.sandbox import Kind, spawn
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from rl4p.reward import memory_group, sandbox
+from rl4p.distributed import control_group
+from rl4p.reward import sandbox
 from rl4p.reward.sandbox import (
     FILES,
     ProcessLimits,
@@ -278,7 +279,7 @@ def test_files_are_counted(attempt):
 
 
 @needs_bubblewrap
-@pytest.mark.skipif(memory_group.parent() is None, reason="no folder of cgroups")
+@pytest.mark.skipif(control_group.parent() is None, reason="no folder of cgroups")
 def test_the_group_of_a_sandbox_counts_all_its_memory(attempt):
     """Page tables: many small mappings far apart, each of which needs two pages more."""
     code = (
@@ -288,15 +289,15 @@ def test_the_group_of_a_sandbox_counts_all_its_memory(attempt):
         "    at = libc.mmap(ctypes.c_void_p(n << 30), 4096, 3, 0x100022, -1, 0)\n"
         "    ctypes.memset(at, 1, 1)\nprint('had all')"
     )
-    own = f"{memory_group.NAME}{os.getpid()}-*"  # other test processes have groups beside them
-    before = set(memory_group.parent().glob(own))
+    own = f"{control_group.NAME}{os.getpid()}-*"  # other test processes have groups beside them
+    before = set(control_group.parent().glob(own))
     assert attempt(code, memory=2**28) == "began"
     assert attempt(code, memory=2**30) == "had all"
-    left = set(memory_group.parent().glob(own)) - before
-    assert left <= memory_group.leftovers  # on a busy machine a later call removes them
+    left = set(control_group.parent().glob(own)) - before
+    assert left <= control_group.leftovers  # on a busy machine a later call removes them
     for path in left:
-        memory_group.remove(path, seconds=60)
-    assert set(memory_group.parent().glob(own)) <= before
+        control_group.remove(path, seconds=60)
+    assert set(control_group.parent().glob(own)) <= before
 
 
 @needs_bubblewrap
