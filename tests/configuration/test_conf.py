@@ -14,6 +14,8 @@ from rl4p.configuration.schema import PLACES
 
 # Options of these groups change others, or refuse them.
 ALONE = ("agent", "annealing", "cache", "environment", "experiment", "filter", "reward")
+ALONE += ("runtime",)
+HARBOR = ["+environment@rollout.environment=harbor", "rollout.environment.path=tasks"]
 FACTORY = "rollout.environment.factory._target_=rl4p.advantage.grpo.GRPO"  # makes an object
 OPTIONS = sorted(path.relative_to(CONF).with_suffix("") for path in CONF.glob("*/*.yaml"))
 REQUIRED = {
@@ -49,6 +51,8 @@ REQUIRED = {
         for name in ("mcp", "openenv")
     },
     "environment=textarena": ["rollout=environment", "rollout.environment.factory.id=2048-v0"],
+    "environment=harbor": ["rollout=environment", "rollout.environment.path=tasks"],
+    **{f"runtime={name}": ["rollout=environment", *HARBOR] for name in ("bubblewrap", "container")},
     "agent=command": ["rollout=agent", "rollout.agent.command=[program]"],
     "agent=verifiers": ["rollout=agent", "rollout.agent.env.taskset.id=tasks"],
     "cache=success_cache": ["collector=dynamic_sampling"],
