@@ -7,18 +7,19 @@ A row then consists of the last token of its prompt and the response:
     [B, T - S]   -                 last prompt token    response    `rest`, behind `before`
 
 The last token of the prompt is in the row, because it predicts the first token of the response. The
-row's attention reads the prefix keys and values, which are computed once per group. The gradients
-of the keys and values are summed over the rows and go back through the prompt once
-(`device_gradient.py`). For a prompt of S tokens and G responses of R, an update costs 4 S + 3 G R
-token forwards instead of 3 G (S + R). The prompt costs 4 and not 3, because its activations are not
-kept: its forward pass runs again before its backward pass.
+row's attention reads the prefix keys and values, which are computed once per group, and a layer
+with a state begins with that after the prompt. Their gradients are summed over the rows and go back
+through the prompt once (`device_gradient.py`). For a prompt of S tokens and G responses of R, an
+update costs 4 S + 3 G R token forwards instead of 3 G (S + R). The prompt costs 4 and not 3,
+because its activations are not kept: its forward pass runs again before its backward pass.
 
 The trap is the bookkeeping. Prompts are padded on the left, and a microbatch of prompts is only as
 wide as its longest. A prefix nevertheless begins in column 0, because `fold` moves each prompt to
 the left: its padding is behind it. Rows of a group must be neighbours, and a row of padding has the
 group P, which reads zeros and is never written.
 
-Several responses of a group may share a row behind their prompt (`packing.py`).
+Several responses of a group may share a row behind their prompt (`packing.py`), but not if a layer
+has a state, with which each would have to begin.
 """
 
 from collections.abc import Callable
@@ -47,16 +48,14 @@ def pays(decoder: Decoder, trajectories: Trajectories, mesh: Mesh) -> bool:
     """Returns whether prompts are long enough to share, and groups divide evenly over devices.
 
     Devices that divide the columns of a row (`mesh.cp`) share no prompts: the keys and values of a
-    prompt are all columns of all heads. Layers with a state share none either: each of the
-    responses that are packed behind a prompt would have to begin with its state. Exact sums of many
-    keys begin with the first token of a row (`exact_sums.aligned`).
+    prompt are all columns of all heads. Exact sums of many keys begin with the first token of a row
+    (`exact_sums.aligned`).
     """
     if decoder.exact and trajectories.tokens_BT.shape[1] > RUN:
         return False
     rows_of_devices = mesh.row_shards * trajectories.group_size
     return (
         trajectories.group_size > 1
-        and not decoder.config.has_state
         and mesh.column_shards == 1
         and trajectories.prompt_columns >= FEWEST_COLUMNS
         and trajectories.tokens_BT.shape[0] % rows_of_devices == 0
@@ -127,7 +126,9 @@ class SharedPrompts:
         def put(caches: Caches, part: tuple[Any, ...], rows: MicrobatchRows) -> Caches:
             # A microbatch of prompts is as wide as its longest, so its part of the prefixes is
             # filled up with zeros. Nobody sees them: `before` gives the keys there segment 0.
-            def filled(x: Array, axis: int) -> Array:
+            def filled(x: Array, axis: int | None) -> Array:
+                if axis is None:  # a state has no slots
+                    return x
                 more = [(0, 0)] * x.ndim
                 more[axis + 1] = (0, S - x.shape[axis + 1])  # behind the axis of the layers
                 return jnp.pad(x, more)
@@ -137,8 +138,7 @@ class SharedPrompts:
                 lambda x, new: x.at[:, rows.rows_b].set(new, mode="drop"), caches, new
             )
 
-        dtype = self.decoder.dtype
-        return self.fold(put, jax.tree.map(lambda x: jnp.zeros(x.shape, dtype), shapes))
+        return self.fold(put, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes))
 
     def add_gradient(
         self,
@@ -160,13 +160,13 @@ class SharedPrompts:
 
         def add(gradient: Params, part: tuple[Any, ...], rows: MicrobatchRows) -> Params:
             width, of_rows = part[0].shape[1], take_groups(prefix_gradient, rows.rows_b)
-            back = jax.vjp(lambda x: self.decoder.caches(merge(x), *part), params)[1]
+            caches, back = jax.vjp(lambda x: self.decoder.caches(merge(x), *part), params)
 
-            def cotangent(x: Array, axis: int) -> Array:
-                x = jax.lax.slice_in_dim(x, 0, width, axis=axis + 1)
-                return x.astype(self.decoder.dtype)
+            def of_width(x: Array, axis: int | None) -> Array:
+                return x if axis is None else jax.lax.slice_in_dim(x, 0, width, axis=axis + 1)
 
-            backward = map_cache(cotangent, of_rows)
+            backward = map_cache(of_width, of_rows)
+            backward = jax.tree.map(lambda x, like: x.astype(like.dtype), backward, caches)
             return add_gradient(back, backward, gradient, in_place=in_place)[0]
 
         return self.fold(add, gradient)
@@ -178,9 +178,11 @@ class SharedPrompts:
         """Returns the packing of the rest of the rows (`rest`); None if they are not packed.
 
         Packing does not pay in small groups, since rows that are not packed have more widths. It is
-        not possible in the kernel `splash` if the model has a score cap.
+        not possible if a layer has a state, or in the kernel `splash` if the model has a score cap.
         """
         if not self.columns or self.group_size < FEWEST_RESPONSES:
+            return None
+        if self.decoder.config.has_state:
             return None
         if self.decoder.attention == "splash" and self.decoder.config.attention_softcap:
             return None

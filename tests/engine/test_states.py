@@ -10,8 +10,8 @@ import pytest
 from rl4p.base.errors import InputError
 from rl4p.base.types import Microbatching, Sampling
 from rl4p.distributed.mesh import Mesh
+from rl4p.learner import shared_prompts
 from rl4p.learner.logprobs import ScoreOptions, score_tokens
-from rl4p.learner.shared_prompts import pays
 from rl4p.model.decoder_config import ConvolutionConfig, DeltaConfig, MambaConfig
 from rl4p.rollout.continuous import Continuous
 from rl4p.rollout.naive_sampler import NaiveSampler
@@ -86,22 +86,23 @@ def test_a_sequence_is_continued_from_its_state(stateful, params, requests):
     assert engine.prefilled_tokens - before == 4 * len(later)
 
 
-def test_the_sampler_is_the_trainer(sample, stateful, params):
-    """Rows are padded on both sides, prompts are not shared, and packing changes nothing."""
+def test_the_sampler_is_the_trainer(sample, stateful, params, monkeypatch):
+    """Rows are padded on both sides, and so are the prompts that the rows of a group share."""
     trajectories, _ = sample(
         Continuous(max_response_tokens=R, slots=8), group_size=4, params=params
     )
-    for most in (None, 256):
+    for most, shares in ((2048, False), (256, True)):
+        monkeypatch.setattr(shared_prompts, "FEWEST_COLUMNS", 1 if shares else 64)
+        assert shared_prompts.pays(stateful.decoder, trajectories, Mesh(dp=1)) == shares
         options = ScoreOptions(
             decoder=stateful.decoder,
             sampling=Sampling(),
-            microbatching=Microbatching(tokens=most or 2048),
+            microbatching=Microbatching(tokens=most),
         )
         scores = score_tokens(options, params, trajectories)["logprobs"]
         mask = np.asarray(trajectories.response_mask_BT)
         gap = np.abs(np.asarray(scores) - np.asarray(trajectories.behaviour_logprobs_BT))[mask]
         assert gap.max() < 1e-4
-    assert not pays(stateful.decoder, trajectories, Mesh(dp=1))
 
 
 def test_what_a_state_cannot_do_is_refused(stateful):

@@ -13,6 +13,7 @@ from rl4p.learner.gradient_step import gradient_step, shares_prompts
 from rl4p.learner.logprobs import ScoreOptions, score_tokens
 from rl4p.learner.shared_prompts import SharedPrompts, keys_of_equal_cost, pays
 from rl4p.model.attention import SHARED_PROMPT
+from rl4p.model.decoder_config import ConvolutionConfig, DeltaConfig, MambaConfig
 from rl4p.model.lora import LoRA
 from rl4p.rollout.sampler import answers
 from rl4p.update.ppo import PPO
@@ -101,6 +102,32 @@ def test_layers_that_slide_see_as_far_into_the_prompt(policy, gradient, make_sta
     assert_alike(shared[0], gradient(decoder, alone(trajectories), make_state)[0])
     everything = gradient(policy.decoder, trajectories, make_state)
     assert abs(shared[1]["update/entropy"] - everything[1]["update/entropy"]) > 1e-4
+
+
+@pytest.mark.parametrize("tokens", [1, 150])
+def test_rows_begin_with_the_state_after_their_prompt(
+    policy, gradient, make_state, trajectories, tokens
+):
+    config = dataclasses.replace(
+        policy.decoder.config,
+        layers=4,
+        mixers=("delta", "mamba", "convolution", "attention"),
+        mamba=MambaConfig(heads=4, head_width=8, groups=2, state=8),
+        convolution=ConvolutionConfig(),
+        delta=DeltaConfig(key_heads=2, value_heads=4, key_width=8, value_width=12),
+    )
+    decoder = dataclasses.replace(policy.decoder, config=config)
+    random = np.random.default_rng(2)
+    trained = jax.tree.map(
+        lambda x: jnp.asarray(x + random.normal(0, 0.1, x.shape), jnp.float32),
+        decoder.init(jax.random.key(0)),
+    )
+    whole, shared = (
+        gradient(decoder, rows, make_state, trained=trained, tokens=tokens)
+        for rows in (alone(trajectories), trajectories)
+    )
+    assert_alike(shared[0], whole[0])
+    np.testing.assert_allclose(shared[1]["update/entropy"], whole[1]["update/entropy"], rtol=1e-5)
 
 
 def test_adapters_alone_have_gradients(policy, params, gradient, make_state, trajectories):

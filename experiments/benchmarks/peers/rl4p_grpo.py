@@ -1,7 +1,6 @@
 """Full GRPO steps with rl4p's own loop: generate, reward, advantages, one AdamW update."""
 
 from workload import (
-    ON_GPU,
     WORKLOADS,
     Recorder,
     arguments,
@@ -54,8 +53,8 @@ def main():
     logprob = check_logprob(policy, params, given)
     update = PPO()
     if a.settings == "best":
-        # Rows of one length need one loop; on a GPU each more compiles for long.
-        widths = 1 if ON_GPU and w.fixed_length else update.microbatch_widths
+        # Rows of one length need one loop; each more compiles for long.
+        widths = 1 if w.fixed_length else update.microbatch_widths
         update = PPO(tokens_per_microbatch=a.micro_batch_tokens, microbatch_widths=widths)
     options = {"dtype": policy.decoder.dtype, "micro_batch_tokens": update.tokens_per_microbatch}
     rec = Recorder("rl4p", rl4p.__version__, w, given, **options)
