@@ -78,7 +78,7 @@ class Container:
         words += ["--memory", memory, "--memory-swap", memory]
         words += ["--pids-limit", str(self.processes)]
         words += ["--cpus", f"{min(self.cpus, image.cpus or self.cpus):g}"]
-        words += ["--security-opt", "no-new-privileges"]
+        words += ["--security-opt", "no-new-privileges", "--stop-signal", "KILL"]
         if image.workdir is not None:
             words += ["--workdir", image.workdir]
         words += variables_of(image.variables)

@@ -2,7 +2,6 @@
 
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from rl4p.distributed import control_group
 from rl4p.protocols.runtime import Image
 from rl4p.rollout.runtimes import bubblewrap
 from rl4p.rollout.runtimes.bubblewrap import Bubblewrap, problem
+from tests.support.root_folder import write_root
 
 needs_bubblewrap = pytest.mark.skipif(problem() is not None, reason=problem() or "")
 SLEEP = "sleep 86399"  # of no other process
@@ -155,34 +155,10 @@ def test_nothing_is_left_when_the_process_is_killed(tmp_path):
     assert not Path(f"/proc/{holder}/exe").exists()  # and with it the mounted files
 
 
-def folder_of_programs(root: Path) -> None:
-    """Makes a root folder with the programs of this machine, as an image has its own."""
-    for name in ("bin", "lib", "lib64"):
-        place = Path("/", name)
-        (root / "usr" / name).mkdir(parents=True)
-        if place.is_symlink():
-            (root / name).symlink_to(place.readlink())
-        else:
-            (root / name).mkdir()
-    programs = ["bash", "cat", "mkdir", "tar", "rm", "ls", "true"]
-    for name in programs:
-        path = Path(shutil.which(name)).resolve()
-        copy = root / "usr" / "bin" / name
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(path, copy)
-        listed = subprocess.run(["ldd", path], capture_output=True, text=True, check=True).stdout
-        for word in listed.split():
-            if word.startswith("/"):
-                library = root / word.lstrip("/")
-                library.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(word, library)
-
-
 @needs_bubblewrap
 def test_a_root_folder_is_not_changed(opened, tmp_path):
     root = tmp_path / "roots, of: tasks" / "t"
-    root.mkdir(parents=True)
-    folder_of_programs(root)
+    write_root(root)
     (root / "app").mkdir()
     (root / "app" / "old").write_text("old")
     text = "FROM a\nRUN make all\nWORKDIR /app\n"
