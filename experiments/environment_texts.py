@@ -10,6 +10,7 @@ cannot read, which is a reward of 0.
 """
 
 import asyncio
+import copy
 import random
 import sys
 from collections.abc import Callable, Sequence
@@ -21,11 +22,13 @@ from rl4p.base.types import Prompt
 from rl4p.rollout.environments.gymnasium import Gymnasium
 from rl4p.rollout.environments.text_arena import TextArena
 
-TURNS, SEED = 6, 11
+TURNS, SEED = 8, 11
 Moves = list[tuple[str, float]]  # the text and the reward of the start and of each move
 PROMPT = Prompt(id="p", question="q", answer="", task="t", tokens=(1,))
-# Of several games, and wrong in others, which end after some wrong ones.
-ACTIONS = ("[up]", "[1 1]", "[A B]", "[red]", "[7]", "[hit]") * 10
+# Moves of several games, of which each move of textarena's is chosen; all are wrong in the others.
+ACTIONS = "up,down,left,right,1 1,0 0,2 0,1 5,4 1,A B,A C,B C,red,blue,7,15,0,hit,stand,continue"
+ACTIONS += ",1 2 3 4,1 1 1,1 1 9,2 3 +"
+WORDS = [f"[{words}]" for words in ACTIONS.split(",")]
 
 
 async def played(options: Any, moves: Sequence[str]) -> tuple[Moves, bool]:
@@ -79,6 +82,25 @@ def of_arena(name: str, moves: Sequence[str]) -> Moves:
     return texts
 
 
+def arena_moves(name: str) -> list[str]:
+    """Returns right moves, if any are known, and then wrong ones, which end the game."""
+    game: Any = import_module("textarena").make(name)
+    game.reset(num_players=1, seed=SEED)
+    moves: list[str] = []
+
+    def cost(word: str) -> tuple[bool, int, int]:
+        before, trial = random.getstate(), copy.deepcopy(game)
+        done, _ = trial.step(word)
+        random.setstate(before)
+        return done, trial.state.error_count, moves.count(word)
+
+    for _ in range(TURNS):
+        moves.append(min(WORDS, key=cost))
+        if game.step(moves[-1])[0]:
+            break
+    return [*moves, *["no move"] * TURNS]
+
+
 def gem_moves(name: str) -> list[str]:
     game = import_module("gem").make(name)
     game.reset(seed=SEED + 1)
@@ -122,7 +144,7 @@ def main() -> int:
         for name in registry:
             if name.endswith(("-v0", "-v0-train")):
                 make = lambda name=name: TextArena(name)  # noqa: E731
-                games.append((name, make, lambda: ACTIONS, of_arena))
+                games.append((name, make, lambda name=name: arena_moves(name), of_arena))
     words = sys.argv[1:]
     games = [game for game in games if not words or any(word in game[0] for word in words)]
     for name, make, moves, theirs in games:
