@@ -381,6 +381,11 @@ def write_adapter(
     write_file(folder / ADAPTER_WEIGHTS, tensors)
     sync(folder / ADAPTER_WEIGHTS)
     targets: Any = sorted(ranks)
+    if misread := misread_by_peft(decoder.config, targets):
+        log.warning(
+            f"PEFT 0.21 {misread}. rl4p reads the adapter (model.adapter), and an export without "
+            "adapter=true merges it."
+        )
     if wrapper:  # its towers have modules of the same names
         start = re.escape(name_in_transformers(wrapper, "model."))
         targets = rf"{start}.*\.({'|'.join(targets)})"
@@ -402,6 +407,17 @@ def write_adapter(
         "inference_mode": True,
     }
     (folder / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+
+
+def misread_by_peft(config: DecoderConfig, modules: list[str]) -> str:
+    """Returns what PEFT makes of adapters of these modules; "" if it reads them."""
+    if config.family == "nemotron_h" and "out_proj" in modules:
+        return "refuses adapters of out_proj in models of nemotron_h"
+    feed_forward = {"gate_proj", "up_proj", "down_proj"} & {*modules}
+    if config.experts and feed_forward:
+        of = ", ".join(sorted(feed_forward))
+        return f"may take adapters of {of} for those of the experts, and lose them"
+    return ""
 
 
 def adapter_tensors(

@@ -8,8 +8,8 @@ from rl4p.model.decoder import DecoderConfig
 from tests.golden.cases import CASES, decoder_config
 
 HEADER = (
-    "| layers | `model_type` | a sequence's memory | kernels | `mesh.cp`, drafts, "
-    "shared prompts | `nf4` |\n|---|---|---|---|---|---|"
+    "| layers | `model_type` | a sequence's memory | kernels | `mesh.cp`, drafts "
+    "| `nf4` |\n|---|---|---|---|---|---|"
 )
 MIXERS = {
     "attention": "attention",

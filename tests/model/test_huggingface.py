@@ -2,6 +2,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -14,6 +15,7 @@ from rl4p.model.decoder import Decoder
 from rl4p.model.families import FAMILIES, Tensor, TensorPart
 from rl4p.model.huggingface import (
     aligned_empty,
+    misread_by_peft,
     read_config,
     read_params,
     read_part,
@@ -280,6 +282,26 @@ def test_an_export_names_its_special_tokens(tmp_path, policy, params, pad_id):
     assert (config["eos_token_id"], generation["eos_token_id"]) == (ENDS[0], list(ENDS))
     assert config.get("pad_token_id") == generation.get("pad_token_id") == pad_id
     assert generation["do_sample"] is True
+
+
+@pytest.mark.parametrize(
+    ("options", "modules", "words"),
+    [
+        ({}, ["up_proj"], ""),
+        ({"experts": 4}, ["q_proj"], ""),
+        (
+            {"experts": 4},
+            ["q_proj", "up_proj"],
+            "may take adapters of up_proj for those of",
+        ),
+        ({"family": "nemotron_h"}, ["out_proj"], "refuses adapters of out_proj"),
+    ],
+)
+def test_adapters_that_peft_misreads_are_named(options, modules, words):
+    config = SimpleNamespace(**{"family": "qwen2", "experts": 0} | options)
+    said = misread_by_peft(config, modules)
+    assert said.startswith(words)
+    assert bool(said) == bool(words)
 
 
 @pytest.mark.parametrize(
