@@ -54,7 +54,7 @@ CHANGES: dict[str, tuple[str, ...]] = {
     "qwen2_5_7b_grpo": SMALL,
     "code_grpo": WITH_FORMAT,
     "math_grpo": ("data.path={competition}", *WITH_FORMAT),
-    "arithmetic_distill": ("teacher.path={teacher}",),
+    **dict.fromkeys(("arithmetic_distill", "arithmetic_gkd"), ("teacher.path={teacher}",)),
     "conversations_sft": (
         *("data.path={chats}", "max_prompt_tokens=64", "max_response_tokens=32"),
         *("optimizer.learning_rate=1e-4", "optimizer.warmup_steps=0"),

@@ -35,6 +35,7 @@ COMMANDS = {
     "critic=separate": "advantage=gae critic=separate",
     "critic=shared": "advantage=gae critic=shared",
     "update=dpo": "advantage=preference update=dpo",
+    "update=gkd": "experiment=arithmetic_gkd teacher.path=FOLDER",
     "update=kimi": "advantage=dr_grpo update=kimi",
     "update=sft": "experiment=arithmetic_sft",
 }

@@ -63,9 +63,15 @@ def device_gradient(
 
     # `params` are what is differentiated: this device's shards, in their own dtype. The decoder
     # takes merged and gathered parameters in its dtype. Each differentiated function must merge by
-    # itself, because the backward pass of `gather` sums the gradient into the shards.
+    # itself, because the backward pass of `gather` sums the gradient into the shards. A teacher has
+    # a dtype of its own.
+    base = {name: x for name, x in frozen.items() if name != "teacher"}
+
     def merge(params: Params) -> Params:
-        return gather(merge_trees(frozen, params), decoder.dtype)
+        merged = gather(merge_trees(base, params), decoder.dtype)
+        if objective.teacher is None:
+            return merged
+        return merged | {"teacher": gather(frozen["teacher"], objective.teacher.dtype)}
 
     # 1. The prompts: [P, S]. From here on, a row begins with the last token of its prompt, which
     # predicts the first one of the response. Nothing is shared if `prompts` has no columns.

@@ -118,7 +118,7 @@ def gradient_step(
     update.
 
     Args:
-      frozen: the parameters that are not trained (`Policy.frozen`).
+      frozen: the parameters that are not trained (`Phases.frozen`).
       state: the state before the step; its buffers are donated.
       batch: one whole sequence per row; the minibatches must divide the number of rows.
       coefficients: the coefficients of `kl` and `entropy` in this step.
@@ -304,10 +304,12 @@ def shares_prompts(objective: Objective, trajectories: Trajectories) -> bool:
     """Returns whether the rows of a group share the computation of their prompt.
 
     They do not if there are several minibatches, which may divide a group, if sequences are packed,
-    if a separate critic runs the rows itself, or if it matters how routers load their experts.
+    if a separate critic or a teacher runs the rows itself, or if it matters how routers load their
+    experts.
     """
     divides = objective.update.minibatches > 1 or UpdateTraits.read(objective.update).pack
-    if divides or objective.critic.own_trunk or objective.counts_load:
+    whole = objective.critic.own_trunk or objective.teacher is not None
+    if divides or whole or objective.counts_load:
         return False
     return pays(objective.decoder, trajectories, objective.mesh)
 

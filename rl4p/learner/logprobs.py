@@ -1,7 +1,7 @@
 """Log-probabilities of given tokens, from one forward pass without a [B, T, V] array."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from rl4p.model.decoder import Decoder, Prefix
 from rl4p.model.exact_sums import token_logprobs
 from rl4p.model.router import RouterLoad
 from rl4p.model.sampling import sampling_logits, sampling_logprobs
+from rl4p.model.vocabulary import Head
 
 # The float32 logits that exist at a time, recomputed in the backward pass: 64 MiB on a CPU, which
 # reads few of them faster, and 512 MiB on other platforms.
@@ -39,11 +40,47 @@ class TokenScores(NamedTuple):
         with token t itself always kept in the support.
       entropy_BT: float32, entropy of the distribution that token t was drawn from, in nats.
       collision_BT: float32, sum of the squared probabilities of that distribution.
+      divergence_BT: float32, divergence of that distribution and a teacher's, both of the whole
+        vocabulary, without top-k, top-p and min-p; None without a teacher.
     """
 
     logprobs_BT: Array
     entropy_BT: Array
     collision_BT: Array
+    divergence_BT: Array | None = None
+
+
+class TeacherRows(NamedTuple):
+    """A teacher beside the rows of a forward pass.
+
+    Attributes:
+      decoder, head: the teacher and its prepared head.
+      hidden_BTD: its activations of the rows (`trunk`), of its own width.
+      divergence: `protocols.Distils.divergence`.
+    """
+
+    decoder: Decoder
+    head: Head
+    hidden_BTD: Array
+    divergence: Callable[[Array, Array], Array]
+
+    def compared(
+        self,
+        logits_BCV: Array,
+        hidden_BCD: Array,
+        sampling: Sampling,
+        temperature: Array | None,
+    ) -> Array:
+        """Returns the divergences [B, C] from the logits of the policy and own activations.
+
+        Sizes of one family differ in rows of the embedding that no token has: rows beyond the
+        policy's are left out.
+        """
+        own_BCV = self.decoder.logits_of(self.head, hidden_BCD)[..., : logits_BCV.shape[-1]]
+        own_BCV = jax.lax.stop_gradient(own_BCV)
+        uncut = replace(sampling, top_k=0, top_p=1.0, min_p=0.0)
+        both = (sampling_logprobs(x, uncut, None, temperature) for x in (logits_BCV, own_BCV))
+        return self.divergence(*both)
 
 
 def token_scores(
@@ -53,22 +90,27 @@ def token_scores(
     trajectories: Trajectories,
     sampling: Sampling,
     temperature: Array | None = None,
+    teacher: TeacherRows | None = None,
 ) -> TokenScores:
     """Scores the tokens of the responses from the trunk's activations (`trunk`).
 
-    `temperature` replaces `sampling.temperature` (`sampling_logprobs`).
+    `temperature` replaces `sampling.temperature` (`sampling_logprobs`). A `teacher` adds the
+    divergence from it, which has no gradient in the teacher.
 
-    The logits exist in chunks of some columns (`columns_per_chunk`). With more than one chunk, the
-    response tokens of each row are sorted to the front, and chunks without any response token are
-    skipped.
+    The logits exist in chunks of some columns (`columns_per_chunk`), of policy and teacher
+    together. With more than one chunk, the response tokens of each row are sorted to the front, and
+    chunks without any response token are skipped.
     """
     mask_BT = collectives.predicted(trajectories.response_mask_BT)
-    inputs = collectives.predicting(hidden_BTD), collectives.predicted(trajectories.tokens_BT)
+    inputs = [collectives.predicting(hidden_BTD), collectives.predicted(trajectories.tokens_BT)]
     B, T = mask_BT.shape
 
-    head = decoder.head(params)
+    head, V = decoder.head(params), decoder.config.vocabulary
+    if teacher is not None:
+        V += teacher.decoder.config.vocabulary
+        inputs.append(collectives.predicting(teacher.hidden_BTD))
 
-    def score(hidden_BCD: Array, targets_BC: Array) -> tuple[Array, ...]:
+    def score(hidden_BCD: Array, targets_BC: Array, *teacher_BCD: Array) -> tuple[Array, ...]:
         logits_BCV = decoder.logits_of(head, hidden_BCD)
         logprobs_BCV = sampling_logprobs(logits_BCV, sampling, targets_BC, temperature)
         # Outside the support, -inf times a probability of 0 would be nan.
@@ -78,13 +120,16 @@ def token_scores(
         if decoder.exact:
             scaled_BCV = sampling_logits(logits_BCV, sampling, targets_BC, temperature)
             chosen_BC = token_logprobs(scaled_BCV, targets_BC)
-        return (
+        scores = (
             chosen_BC,
             -jnp.sum(probs_BCV * finite_BCV, axis=-1),
             jnp.sum(jnp.square(probs_BCV), axis=-1),
         )
+        if teacher is None:
+            return scores
+        return *scores, teacher.compared(logits_BCV, teacher_BCD[0], sampling, temperature)
 
-    width = columns_per_chunk(B, T, decoder.config.vocabulary, decoder.platform)
+    width = columns_per_chunk(B, T, V, decoder.platform)
     if width >= T:
         scores = jax.checkpoint(score)(*inputs)
     else:
@@ -100,7 +145,7 @@ def token_scores(
         @jax.checkpoint  # around `cond`: inside it, each chunk would keep a copy of the head
         def score_chunk(chunk: tuple[Array, ...]) -> tuple[Array, ...]:
             *inputs, mask_BC = chunk
-            nothing = (jnp.zeros(mask_BC.shape, jnp.float32),) * 3
+            nothing = (jnp.zeros(mask_BC.shape, jnp.float32),) * (3 if teacher is None else 4)
             return jax.lax.cond(jnp.any(mask_BC), score, lambda *_: nothing, *inputs)
 
         in_chunks = jax.lax.map(score_chunk, (*map(chunks, inputs), chunks(mask_BT)))

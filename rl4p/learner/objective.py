@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 import jax
 import jax.numpy as jnp
 
-from rl4p.base.types import Array, Params, Sampling, TrainingBatch
+from rl4p.base.types import Array, Params, Sampling, TrainingBatch, Trajectories
 from rl4p.distributed.mesh import Mesh
-from rl4p.learner.logprobs import ForwardRows, token_scores, trunk, trunk_and_load
+from rl4p.learner.logprobs import ForwardRows, TeacherRows, token_scores, trunk, trunk_and_load
 from rl4p.learner.phase_results import check_array, check_names, check_pair
 from rl4p.model.decoder import Decoder
 from rl4p.model.router import RouterLoad
-from rl4p.protocols.phases import KL, Correction, Critic, Entropy, Estimator, Update
+from rl4p.protocols.phases import KL, Correction, Critic, Distils, Entropy, Estimator, Update
 from rl4p.protocols.traits import PhaseTraits, UpdateTraits
 
 
@@ -26,6 +26,8 @@ class Objective:
       sampling: the distribution that the tokens were drawn from.
       mesh: the mesh whose devices share the rows.
       rows_together: how many rows of one group stay in one minibatch and one microbatch.
+      teacher: the decoder of the teacher that the update compares with; None without one. Its
+        parameters are under `teacher` beside the frozen ones (`Phases.frozen`).
     """
 
     update: Update
@@ -37,6 +39,7 @@ class Objective:
     sampling: Sampling
     mesh: Mesh
     rows_together: int = 1
+    teacher: Decoder | None = None
 
     @property
     def router_loss(self) -> float:
@@ -85,8 +88,9 @@ def token_loss(
         hidden_BTD, load = trunk_and_load(*inputs)
     else:
         hidden_BTD = trunk(*inputs)
+    teacher = teacher_rows(objective, params, rows.trajectories)
     scores = token_scores(
-        decoder, params, hidden_BTD, rows.trajectories, objective.sampling, temperature
+        decoder, params, hidden_BTD, rows.trajectories, objective.sampling, temperature, teacher
     )
     # From here on, a row is a sequence again.
     tokens = scores if rows.packing is None else jax.tree.map(rows.packing.unpack, scores)
@@ -94,6 +98,8 @@ def token_loss(
     constant_BT = jax.lax.stop_gradient(logprobs_BT)
     proximal_BT = on_mask(micro.scores.get("proximal_logprobs", constant_BT))
     micro = replace(micro, scores=micro.scores | {"proximal_logprobs": proximal_BT})
+    if tokens.divergence_BT is not None:
+        micro = replace(micro, scores=micro.scores | {"divergence": on_mask(tokens.divergence_BT)})
     loss_BT, extras = policy_loss(objective.update, logprobs_BT, micro)
 
     # Tokens that no policy drew have no behaviour log-probabilities.
@@ -142,6 +148,18 @@ def token_loss(
         "squared_weight": jnp.square(weight_BT),
     }
     return loss_BT, metrics | extras, load
+
+
+def teacher_rows(
+    objective: Objective, params: Params, trajectories: Trajectories
+) -> TeacherRows | None:
+    """Runs the teacher over the rows of a microbatch, if the update compares with one."""
+    teacher, update = objective.teacher, objective.update
+    if teacher is None or not isinstance(update, Distils):
+        return None
+    own = replace(trajectories, experts_BTX=None)  # those of the policy
+    hidden_BTD = trunk(teacher, params["teacher"], own)
+    return TeacherRows(teacher, teacher.head(params["teacher"]), hidden_BTD, update.divergence)
 
 
 def policy_loss(

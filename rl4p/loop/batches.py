@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl4p.base.types import Array, Episode, Metrics, Rewards, TrainingBatch, TrainState
+from rl4p.base.types import Array, Episode, Metrics, Params, Rewards, TrainingBatch, TrainState
 from rl4p.distributed.placement import return_freed_memory
 from rl4p.distributed.processes import to_host
+from rl4p.learner.objective import Objective
 from rl4p.loop.metrics import collection_metrics, task_metrics
 from rl4p.loop.phases import Memory, Phases
 from rl4p.loop.scoring import Scoring
@@ -45,6 +46,16 @@ class Loop:
     term: str | None = None
     # Changes of the graded groups by name, in their order.
     transforms: Mapping[str, Transform] = field(default_factory=dict)
+
+    @property
+    def objective(self) -> Objective:
+        """The objective of the gradient step, a static argument of its compilation."""
+        return self.phases.objective(self.policy, self.group_size, self.scoring.teacher)
+
+    @property
+    def frozen(self) -> Params:
+        """The parameters that the gradient step reads beside the trained ones."""
+        return self.phases.frozen(self.policy, self.scoring.teacher)
 
     @property
     def stateful(self) -> dict[str, Stateful]:

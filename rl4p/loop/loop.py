@@ -33,8 +33,8 @@ def train(loop: Loop, state: TrainState) -> Iterator[StepInfo]:
         trainer disagree about the tokens (`check_gap`), or the state was donated to an update.
     """
     state.check_not_donated()
-    policy, phases, skipped = loop.policy, loop.phases, []
-    objective = phases.objective(policy, loop.group_size)
+    phases, skipped = loop.phases, []
+    objective, frozen = loop.objective, loop.frozen
     offload = OptimizerTraits.read(loop.optimizer).offload
     run_updates = gradient_step_in_halves if offload else gradient_step
     while (step := int(state.step)) < loop.steps:
@@ -48,7 +48,7 @@ def train(loop: Loop, state: TrainState) -> Iterator[StepInfo]:
             state, update_metrics = run_updates(
                 objective,
                 loop.optimizer,
-                policy.frozen,
+                frozen,
                 replace(state, memory={}, reference={}),
                 rollout.batch,
                 rollout.coefficients,

@@ -24,6 +24,7 @@ from rl4p.learner.logprobs import ScoreOptions
 from rl4p.learner.masking import loss_mask
 from rl4p.learner.objective import Objective
 from rl4p.learner.phase_results import check_array, check_names, check_pair, described, refuse
+from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy
 from rl4p.protocols.collection import CollectorPhases
 from rl4p.protocols.engine import Frees
@@ -35,6 +36,7 @@ from rl4p.protocols.phases import (
     Closes,
     Correction,
     Critic,
+    Distils,
     Entropy,
     Estimator,
     Remembers,
@@ -219,8 +221,25 @@ class Phases:
         """Returns how many rows of a group the update never divides."""
         return group_size if UpdateTraits.read(self.update).whole_groups else 1
 
-    def objective(self, policy: Policy, group_size: int) -> Objective:
+    @property
+    def taught(self) -> str | None:
+        """Returns the name of the phase that compares with a teacher; None if there is none."""
+        if isinstance(self.update, Distils):
+            return "update"
+        needs = {name: PhaseTraits.read(self.by_name[name]).needs for name in GIVEN_ALL}
+        return next((name for name in GIVEN_ALL if "teacher_logprobs" in needs[name]), None)
+
+    def frozen(self, policy: Policy, teacher: tuple[Decoder, Params] | None = None) -> Params:
+        """Returns the parameters that the gradient step reads beside the trained ones."""
+        if teacher is None or not isinstance(self.update, Distils):
+            return policy.frozen
+        return policy.frozen | {"teacher": teacher[1]}
+
+    def objective(
+        self, policy: Policy, group_size: int, teacher: tuple[Decoder, Params] | None = None
+    ) -> Objective:
         """Returns the objective of the gradient step, a static argument of its compilation."""
+        distils = isinstance(self.update, Distils)
         return Objective(
             update=self.update,
             correction=self.correction,
@@ -231,6 +250,7 @@ class Phases:
             sampling=self.rollout.sampling,
             mesh=policy.mesh,
             rows_together=self.rows_together(group_size),
+            teacher=teacher[0] if teacher is not None and distils else None,
         )
 
     def score_options(self, policy: Policy) -> ScoreOptions:

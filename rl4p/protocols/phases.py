@@ -189,7 +189,8 @@ class Update(Protocol):
 
     Derive from `UpdateOptions` (`learner/update_options.py`) to get the fields below.
     `traits.UpdateTraits` has its optional members. A loss that must see all rows of a minibatch
-    also has a method ``prepare`` (`Prepares`).
+    also has a method ``prepare`` (`Prepares`), and one that compares whole distributions with a
+    teacher's a method ``divergence`` (`Distils`).
     """
 
     aggregation: Any
@@ -224,6 +225,24 @@ class Prepares(Protocol):
 
         Args:
           batch: the whole minibatch, before it is split.
+        """
+        ...
+
+
+@runtime_checkable
+class Distils(Protocol):
+    """An update that compares the policy with the model in `teacher`.
+
+    ``batch.scores["divergence"]`` then has the divergence of each token of a microbatch: [B, T],
+    with its gradient. Each microbatch runs the teacher, and few columns have logits at a time.
+    """
+
+    def divergence(self, logprobs_V: Array, teacher_V: Array) -> Array:
+        """Returns the divergence of two distributions: float32 [...].
+
+        Args:
+          logprobs_V, teacher_V: float32 [..., V], log-probabilities of policy and teacher over the
+            vocabulary at the temperature of the rollout.
         """
         ...
 

@@ -38,6 +38,7 @@ from rl4p.runs.compatibility import (
     refuse_a_gap_that_is_never_measured,
     refuse_idle_roots,
     refuse_idle_routers,
+    refuse_missing_or_idle_teachers,
     refuse_offloading_on_a_cpu,
     refuse_top_p_with_exact_sums,
     refuse_what_cannot_act,
@@ -108,11 +109,7 @@ def build(config: DictConfig) -> Experiment:
     rows = check_rows(config, phases, mesh)
     key = jax.random.key(config.seed)
     needs = phases.needs()
-    if config.teacher is not None and "teacher_logprobs" not in needs:
-        raise InputError(
-            f"{choice('advantage', phases.advantage)} does not use a teacher: choose "
-            "advantage=distill, or leave the teacher out."
-        )
+    refuse_missing_or_idle_teachers(config, phases)
     check_term(config, phases)
     optimizer: protocols.Optimizer = required(config.optimizer, protocols.Optimizer, "optimizer")
     refuse_offloading_on_a_cpu(config, mesh, optimizer)
@@ -152,7 +149,7 @@ def build(config: DictConfig) -> Experiment:
     reference, resettable = build_reference(config, policy, params, key, needs)
     scoring = Scoring(
         reference=reference,
-        teacher=build_teacher(config, policy, key) if "teacher_logprobs" in needs else None,
+        teacher=build_teacher(config, policy, key),
         tasks=tuple(sorted({question.task for question in questions})),
         term=config.evaluation.term,
     )

@@ -105,6 +105,20 @@ def refuse_idle_routers(phases: Phases, policy: Policy) -> None:
             raise InputError(f"update.{option} has no effect, because {reason}: leave it out.")
 
 
+def refuse_missing_or_idle_teachers(config: DictConfig, phases: Phases) -> None:
+    """Refuses a teacher that no phase compares with, and such a phase without a teacher."""
+    if phases.taught is None and config.teacher is not None:
+        raise InputError(
+            f"{choice('advantage', phases.advantage)} does not use a teacher: choose "
+            "advantage=distill, or update=gkd with advantage=constant, or leave the teacher out."
+        )
+    if phases.taught is not None and config.teacher is None:
+        raise InputError(
+            f"{choice(phases.taught, phases.by_name[phases.taught])} needs a teacher: add "
+            "+model@teacher=pretrained teacher.path=FOLDER."
+        )
+
+
 def choice(group: str, phase: Any) -> str:
     """Returns a phase as GROUP=NAME, or with the class of a user's phase.
 

@@ -184,11 +184,10 @@ def reference_params(policy: Policy, params: Params) -> Params:
     return policy.frozen or narrowed(params, policy.decoder.dtype)
 
 
-def build_teacher(config: DictConfig, policy: Policy, key: Array) -> tuple[Decoder, Params]:
+def build_teacher(config: DictConfig, policy: Policy, key: Array) -> tuple[Decoder, Params] | None:
+    """Returns the decoder and the parameters of the teacher; None if no phase needs one."""
     if config.teacher is None:
-        raise InputError(
-            "The advantage needs a teacher: add +model@teacher=pretrained teacher.path=FOLDER."
-        )
+        return None
     teacher, params = build_beside(config.teacher, "teacher", policy, jax.random.fold_in(key, 2))
     return teacher.decoder, narrowed(teacher.merged(params), teacher.decoder.dtype)
 

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+import jax
+import jax.numpy as jnp
+
 from rl4p.base.types import Array, TrainingBatch
 from rl4p.learner.update_options import UpdateOptions
 
@@ -14,13 +17,17 @@ class SFT(UpdateOptions):
     policy's own samples it trains on all of them, including the bad ones.
 
     Attributes:
+      dft: dynamic fine-tuning (2508.05629): the loss is -pi log pi with the first pi a constant, so
+        improbable tokens do not dominate the gradient.
       pack: whether several short sequences share a row (`learner/packing.py`). It changes memory
         and speed, never the gradient.
     """
 
     reads_advantages = False
 
+    dft: bool = False
     pack: bool = False
 
     def __call__(self, logprobs_BT: Array, batch: TrainingBatch) -> tuple[Array, dict[str, Array]]:
-        return -logprobs_BT, {}
+        weight = jnp.exp(jax.lax.stop_gradient(logprobs_BT)) if self.dft else 1.0
+        return -weight * logprobs_BT, {}

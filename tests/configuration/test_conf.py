@@ -20,6 +20,7 @@ FACTORY = "rollout.environment.factory._target_=rl4p.advantage.grpo.GRPO"  # mak
 OPTIONS = sorted(path.relative_to(CONF).with_suffix("") for path in CONF.glob("*/*.yaml"))
 REQUIRED = {
     "experiment=arithmetic_distill": ["teacher.path=teacher"],
+    "experiment=arithmetic_gkd": ["teacher.path=teacher"],
     "data=csv": ["data.path=train.csv"],
     "data=huggingface": ["data.path=openai/gsm8k"],
     "data=jsonl": ["data.path=train.jsonl"],

@@ -274,6 +274,7 @@ from rl4p.model.decoder import Decoder, DecoderConfig
 from rl4p.model.decoder_config import LatentConfig
 from rl4p.model.lora import LoRA, merge_trees
 from rl4p.base.types import Microbatching, Sampling, TrainingBatch, Trajectories, TrainState
+from rl4p.update.gkd import GKD
 from rl4p.update.gspo import GSPO
 from rl4p.update.sft import SFT
 
@@ -292,6 +293,7 @@ FAMILIES = {
     },
     "packed": {},
     "adapters": {},
+    "teacher": {},
 }
 name, *shapes = sys.argv[1:]
 config = DecoderConfig(**{
@@ -312,6 +314,11 @@ if name == "adapters":
     critic_params, frozen = {"critic": start.pop("critic")}, start
     start = lora.init(jax.random.key(1), frozen)
     start = jax.tree.map(lambda x: x + 0.02, start) | critic_params
+teacher = None
+if name == "teacher":
+    teacher = replace(decoder, config=replace(config, vocabulary=72, feed_forward_width=16))
+    own = teacher.init(jax.random.key(2))
+    frozen = {"teacher": own | {"embedding": 10 * own["embedding"]}}
 random = np.random.default_rng(0)
 first, last = random.integers(0, 9, B)[:, None], random.integers(20, T, B)[:, None]
 column = np.arange(T)[None]
@@ -335,12 +342,14 @@ def results(mesh, tokens):
     update = GSPO(tokens_per_microbatch=tokens, clip_high=10.0, clip_low=0.9)
     if name == "packed":
         update = SFT(tokens_per_microbatch=tokens, pack=True)
+    if name == "teacher":
+        update = GKD(tokens_per_microbatch=tokens, beta=0.3)
     if name == "experts":
         update = replace(update, router_loss=0.3, router_bias_rate=0.1)
     model = {"decoder": decoder, "sampling": Sampling(temperature=0.8), "mesh": mesh}
     terms = {"correction": correction.NONE(), "kl": kl.NONE()}
     objective = Objective(
-        update=update, entropy=Bonus(alpha=0.1), critic=critic, **terms, **model
+        update=update, entropy=Bonus(alpha=0.1), critic=critic, teacher=teacher, **terms, **model
     )
     params = jax.device_put(start, placement.param_shardings(mesh, start))
     base = jax.device_put(frozen, placement.param_shardings(mesh, frozen))
@@ -398,6 +407,7 @@ for shape in shapes:
         pytest.param("sliding", ("1,2,4,1", "1,1,2,4"), marks=pytest.mark.slow),
         pytest.param("latent", ("1,2,4,1", "1,1,2,4"), marks=pytest.mark.slow),
         pytest.param("packed", ("1,2,4,1", "2,1,2,2"), marks=pytest.mark.slow),
+        pytest.param("teacher", ("1,4,2,1", "1,2,2,2"), marks=pytest.mark.slow),
         pytest.param("adapters", ("1,2,4,1", "2,1,2,2"), marks=pytest.mark.slow),
         pytest.param("experts", ("1,2,4,1", "2,1,4,1", "1,1,4,2"), marks=pytest.mark.slow),
     ],

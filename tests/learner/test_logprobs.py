@@ -1,4 +1,5 @@
 import dataclasses
+from functools import partial
 from types import SimpleNamespace
 
 import jax
@@ -8,8 +9,9 @@ import pytest
 
 from rl4p.base.types import Microbatching, Sampling
 from rl4p.learner import logprobs
-from rl4p.learner.logprobs import ScoreOptions, score_tokens, token_scores, trunk
+from rl4p.learner.logprobs import ScoreOptions, TeacherRows, score_tokens, token_scores, trunk
 from rl4p.model.cache import KeysValues, Prefix
+from rl4p.update.gkd import GKD
 from tests.support.equations import equations
 
 
@@ -24,12 +26,12 @@ def test_scores_are_aligned_with_their_tokens(
 ):
     """Log p of token t stands at t, and was made from the tokens before it."""
     sampling = Sampling(temperature=temperature)
-    for x in score_all(policy.decoder, params, trajectories, sampling):
+    for x in score_all(policy.decoder, params, trajectories, sampling)[:3]:
         assert not np.where(trajectories.response_mask_BT, 0, x).any()
     trajectories = dataclasses.replace(
         trajectories, response_mask_BT=trajectories.segment_ids_BT > 0
     )
-    ours, entropy, collision = score_all(policy.decoder, params, trajectories, sampling)
+    ours, entropy, collision, _ = score_all(policy.decoder, params, trajectories, sampling)
     assert not ours[:, 0].any()
     for row in (0, 1, 3):
         real = np.flatnonzero(trajectories.segment_ids_BT[row])
@@ -51,7 +53,7 @@ def test_logits_a_few_tokens_at_a_time_change_nothing(policy, params, trajectori
     def loss(params, columns):
         monkeypatch.setattr(logprobs, "columns_per_chunk", lambda *_: columns)
         hidden_BTD = trunk(policy.decoder, params, trajectories)
-        scores, entropy, _ = token_scores(
+        scores, entropy, *_ = token_scores(
             policy.decoder, params, hidden_BTD, trajectories, Sampling()
         )
         kept = trajectories.response_mask_BT
@@ -147,7 +149,7 @@ def test_the_last_token_predicts_none(policy, params, trajectories):
         token_scores(policy.decoder, params, x, trajectories, sampling)
         for x in (hidden_BTD, without)
     )
-    for a, b in zip(*both, strict=True):
+    for a, b in zip(*(x[:3] for x in both), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
@@ -240,7 +242,7 @@ def test_scoring_in_microbatches_is_scoring_at_once(policy, params, trajectories
     )
     parts = score_tokens(options, params, trajectories)
     assert set(parts) == set(names)
-    for ours, expected in zip(map(parts.get, names), whole, strict=True):
+    for ours, expected in zip(map(parts.get, names), whole[:3], strict=True):
         np.testing.assert_allclose(ours, expected, atol=1e-5)
 
 
@@ -251,8 +253,89 @@ def test_a_token_outside_the_support_has_a_finite_score_and_gradient(policy, par
         hidden_BTD = trunk(policy.decoder, params, trajectories)
         sampling = Sampling(top_k=2, top_p=0.5)
         found = token_scores(policy.decoder, params, hidden_BTD, trajectories, sampling)
-        return sum(map(jnp.sum, found)), found.logprobs_BT
+        return sum(map(jnp.sum, found[:3])), found.logprobs_BT
 
     (_, scores), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
     assert all(jnp.isfinite(x).all() for x in (scores, *jax.tree.leaves(gradient)))
     assert scores.min() < -1
+
+
+@pytest.fixture(scope="module")
+def teacher(policy):
+    """Another decoder, with eight more rows in its embedding; far enough from uniform."""
+    config = dataclasses.replace(policy.decoder.config, vocabulary=272, feed_forward_width=40)
+    decoder = dataclasses.replace(policy.decoder, config=config)
+    start = decoder.init(jax.random.key(7))
+    return decoder, start | {"embedding": 10 * start["embedding"]}
+
+
+@pytest.fixture(scope="module")
+def distilled(policy, trajectories, teacher):
+    """Returns a function that computes scores beside a teacher's, and their gradients."""
+    decoder = teacher[0]
+
+    def loss(trained, sampling):
+        params, own = trained
+        hidden_BTD = trunk(decoder, own, trajectories)
+        beside = TeacherRows(decoder, decoder.head(own), hidden_BTD, GKD(beta=0.3).divergence)
+        hidden_BTD = trunk(policy.decoder, params, trajectories)
+        arguments = (policy.decoder, params, hidden_BTD, trajectories, sampling, None, beside)
+        scores = token_scores(*arguments)
+        return jnp.sum(scores.divergence_BT), scores
+
+    def run(params, own, sampling=Sampling()):  # noqa: B008
+        return jax.jit(jax.value_and_grad(partial(loss, sampling=sampling), has_aux=True))(
+            (params, own)
+        )
+
+    return run
+
+
+def test_a_divergence_is_that_of_whole_distributions(
+    policy, params, trajectories, teacher, distilled, numpy_logits, score_all
+):
+    """The vocabularies differ in rows that no token has, and a cut of the sampler is not theirs."""
+    sampling = Sampling(temperature=0.7, top_k=3, top_p=0.9, min_p=0.1)
+    (_, found), _ = distilled(params, teacher[1], sampling)
+    mask = np.asarray(trajectories.response_mask_BT)
+    assert not np.asarray(found.divergence_BT)[~mask].any()
+    plain = score_all(policy.decoder, params, trajectories, sampling)
+    for a, b in zip(found[:3], plain[:3], strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+    for row in np.flatnonzero(mask.any(axis=1)):
+        real = np.flatnonzero(trajectories.segment_ids_BT[row])
+        tokens = np.asarray(trajectories.tokens_BT[row, real])
+        q, p = (
+            np.exp(numpy_logits(config, own, tokens)[:-1, :264] / 0.7)
+            for config, own in ((policy.decoder.config, params), (teacher[0].config, teacher[1]))
+        )
+        q, p = q / q.sum(axis=1, keepdims=True), p / p.sum(axis=1, keepdims=True)
+        m = 0.3 * p + 0.7 * q
+        expected = np.sum(0.3 * p * np.log(p / m) + 0.7 * q * np.log(q / m), axis=1)
+        here = mask[row, real[1:]]
+        ours = np.asarray(found.divergence_BT)[row, real[1:]]
+        np.testing.assert_allclose(ours[here], expected[here], rtol=1e-4, atol=1e-6)
+        assert expected.max() > 1e-2
+
+
+def test_a_divergence_a_few_tokens_at_a_time_is_the_same(params, teacher, distilled, monkeypatch):
+    found = []
+    for columns in (7, 15):
+        monkeypatch.setattr(logprobs, "columns_per_chunk", lambda *_, n=columns: n)
+        found.append(jax.device_get(distilled(params, teacher[1])))
+    ((_, scores), slopes), ((_, whole), expected) = found
+    np.testing.assert_allclose(scores.divergence_BT, whole.divergence_BT, rtol=1e-6, atol=1e-6)
+    ours, of_teacher, wanted = (
+        np.concatenate([x.ravel() for x in jax.tree.leaves(tree)])
+        for tree in (*slopes, expected[0])
+    )
+    assert np.linalg.norm(ours - wanted) <= 1e-6 * np.linalg.norm(wanted)
+    assert np.linalg.norm(wanted) > 1e-2
+    np.testing.assert_array_equal(of_teacher, 0)
+
+
+def test_both_models_share_the_logits_of_a_chunk(policy, params, teacher, distilled, monkeypatch):
+    seen = []
+    monkeypatch.setattr(logprobs, "columns_per_chunk", lambda *x: seen.append(x[2]) or 15)
+    distilled(params, teacher[1])
+    assert seen == [264 + 272]

@@ -84,8 +84,8 @@ def our_loss(monkeypatch, make_objective, batch_of):
     other projects process all rows at once.
     """
 
-    def scores(decoder, params, hidden, trajectories, sampling, temperature):
-        assert temperature is None  # it does not change over the run
+    def scores(decoder, params, hidden, trajectories, sampling, temperature, teacher):
+        assert temperature is teacher is None  # it does not change over the run
         ids_BT = trajectories.tokens_BT
         return TokenScores(
             logprobs_BT=params["logprobs"][ids_BT],

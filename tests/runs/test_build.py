@@ -28,6 +28,7 @@ def refusal(*overrides: str, small: tuple[str, ...] = SMALL) -> str:
         ("max_response_tokens=5000", "is more than the 2048 positions of the model"),
         ("update.minibatches=3", "update.minibatches=3 does not divide the 8 sequences"),
         ("+model@teacher=pretrained teacher.path=/nowhere", "does not use a teacher: choose adv"),
+        ("advantage=constant update=gkd", "update=gkd needs a teacher: add +model@teacher="),
         ("update.aggregation=constant", "aggregation=constant divides by a length in tokens"),
         ("update.aggregation_length=9", "aggregation_length=9 works only with aggregation=consta"),
         ("mesh.dp=64", "mesh.dp=64 mesh.fsdp=host needs 64 devices"),

@@ -190,7 +190,7 @@ def refusal(*overrides: str) -> str:
         ("model.exact=true rollout.top_p=0.9", "rollout.top_p=0.9 keeps tokens by a sum"),
         ("+model@reference.model=scratch", "reference.model has no effect, because no phase"),
         ("kl=fixed reference.reset_every=80 steps=80", "never resets the reference of a run of"),
-        ("advantage=distill", "The advantage needs a teacher"),
+        ("advantage=distill", "advantage=distill needs a teacher"),
     ],
 )
 def test_models_that_cannot_act_or_are_missing_are_named(overrides, sentence):

@@ -1,6 +1,6 @@
 """Every policy loss of the package with the options of its YAML, and sets of special cases.
 
-`NAMES` are the files of conf/update; `LOSSES` also has variants of them.
+`NAMES` are the files of conf/update without `OF_DISTRIBUTIONS`; `LOSSES` also has variants of them.
 """
 
 import dataclasses
@@ -10,7 +10,9 @@ from omegaconf import OmegaConf
 
 from tests.support.options import CONF, keys_of
 
-NAMES = sorted(path.stem for path in (CONF / "update").glob("*.yaml"))
+# These compare whole distributions with a teacher's: the numbers of a token do not determine them.
+OF_DISTRIBUTIONS = {"gkd"}
+NAMES = sorted({path.stem for path in (CONF / "update").glob("*.yaml")} - OF_DISTRIBUTIONS)
 
 
 def built(group, name, **changes):
@@ -26,6 +28,7 @@ LOSSES |= {
     "gspo-wide": dataclasses.replace(LOSSES["gspo"], clip_low=0.5, clip_high=0.5),
     "luspo-wide": dataclasses.replace(LOSSES["luspo"], clip_low=0.5, clip_high=0.5),
     "ppo-two-sided": dataclasses.replace(LOSSES["ppo"], dual_clip=1.3, delta=1.4),
+    "sft-dft": dataclasses.replace(LOSSES["sft"], dft=True),
     "topr-sequence": dataclasses.replace(LOSSES["topr"], level="sequence"),
     "dro-token": dataclasses.replace(LOSSES["dro"], level="token", anchor="behaviour"),
     "dpo-ipo": dataclasses.replace(LOSSES["dpo"], kind="ipo"),
@@ -36,9 +39,10 @@ LOSSES |= {
 
 # At ratio 1 the gradient of these is not -A: raft and sft ignore the size of advantages, dpo uses
 # their sign in pairs, and clip_cov drops the gradient of chosen tokens.
-NOT_REINFORCE = {"raft", "sft", "dpo", "dpo-ipo", "dpo-simpo", "clip_cov", "clip_cov-half"}
+NOT_REINFORCE = {"raft", "sft", "sft-dft", "dpo", "dpo-ipo", "dpo-simpo"}
+NOT_REINFORCE |= {"clip_cov", "clip_cov-half"}
 # With A = 0 the gradient of these is not 0: sft still imitates; kimi and dro have an anchor.
-NOT_STILL = {"sft", "kimi", "dro", "dro-token"}
+NOT_STILL = {"sft", "sft-dft", "kimi", "dro", "dro-token"}
 # The gradient of these treats the weight of a token as a constant. Finite differences of the loss
 # therefore differ from it; their own tests check the slopes by hand.
-CONSTANT_WEIGHT = {"cispo", "dppo", "topr", "topr-sequence", "vespo", "gspo-token"}
+CONSTANT_WEIGHT = {"cispo", "dppo", "sft-dft", "topr", "topr-sequence", "vespo", "gspo-token"}

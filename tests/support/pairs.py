@@ -25,6 +25,7 @@ LARGE = (*SMALL, "model.vocabulary=264", "model.dtype=float32", "model.attention
 # From each option to further keys that make it have an effect in such a small run.
 MORE = {
     "advantage=distill": TEACHER,
+    "update=gkd": TEACHER,
     "correction=sequence_mask": ("correction.low=0.9", "correction.weighted=true"),
     "entropy=adaptive": ("entropy.alpha=0.05", "entropy.target=10"),
     "entropy=bonus": ("entropy.alpha=0.05",),
@@ -48,6 +49,7 @@ COMPANIONS = {
     "advantage=gae": {"critic": "shared"},
     "critic=shared": {"advantage": "gae"},
     "critic=separate": {"advantage": "gae"},
+    "update=gkd": {"advantage": "constant"},
     "update=sft": {"advantage": "constant"},
     "rollout=demonstrations": {"advantage": "constant", "update": "reinforce"},
 }

@@ -1,9 +1,10 @@
 """Tests of the whole update: forward, loss, further terms, microbatches, gradient.
 
-The losses are all files of conf/update. The combinations have every option of conf/correction,
-conf/kl, conf/entropy and conf/critic. A new file is tested automatically, or a test reports that it
-is missing. Every program is compiled once and cached, with few of XLA's optimizations, because
-compilation dominates the time of this file. It is one file because all tests share these programs.
+The losses are all files of conf/update; that with a teacher is in a combination. The combinations
+have every option of conf/correction, conf/kl, conf/entropy and conf/critic. A new file is tested
+automatically, or a test reports that it is missing. Every program is compiled once and cached, with
+few of XLA's optimizations, because compilation dominates the time of this file. It is one file
+because all tests share these programs.
 """
 
 import dataclasses
@@ -74,11 +75,17 @@ COMBINATIONS = {
         "entropy": built("entropy", "top_tokens"),
         "critic": built("critic", "separate"),
     },
+    "gkd, token_truncate, kl fixed, entropy bonus": {
+        "update": built("update", "gkd", beta=0.3),
+        "correction": built("correction", "token_truncate", cap=1.05),
+        "kl": built("kl", "fixed"),
+        "entropy": built("entropy", "bonus"),
+    },
 }
 CASES = {name: {"update": LOSSES[name]} for name in NAMES} | COMBINATIONS
 # In these losses the loss of a token depends on other tokens of its sequence or pair.
 OF_SEQUENCES = {"dpo", "dro", "gmpo", "gspo", "kimi", "luspo", "vespo"}
-ON_DEVICES = [x for x in COMBINATIONS if x.startswith(("dpo", "m2po"))]
+ON_DEVICES = [x for x in COMBINATIONS if x.startswith(("dpo", "gkd", "m2po"))]
 
 # Compiling an update takes seconds. These cases always run, all others with `make slow`.
 ALWAYS = {"gspo", *COMBINATIONS}
@@ -141,7 +148,21 @@ def numbers(scored):
 
 
 @pytest.fixture(scope="module")
-def build(policy, params, make_phases, make_trajectories, numbers):
+def teacher(policy):
+    """Another model, with more rows in its embedding; far enough from uniform to matter."""
+    config = dataclasses.replace(policy.decoder.config, vocabulary=272, feed_forward_width=40)
+    decoder = dataclasses.replace(policy.decoder, config=config)
+    start = decoder.init(jax.random.key(7))
+    return decoder, start | {"embedding": 10 * start["embedding"]}
+
+
+def beside(objective, teacher):
+    """Returns the parameters that are not trained."""
+    return {} if objective.teacher is None else {"teacher": teacher[1]}
+
+
+@pytest.fixture(scope="module")
+def build(policy, params, make_phases, make_trajectories, numbers, teacher):
     """Returns a function that builds objective, parameters and batch with the needed scores."""
 
     def build(name, *, left=0, right=0, outside=0.0, **changes):
@@ -169,7 +190,7 @@ def build(policy, params, make_phases, make_trajectories, numbers):
             loss_mask_BT=mask,
             scores={key: filled[key] for key in sorted(wanted)},
         )
-        objective = phases.objective(policy, 2)
+        objective = phases.objective(policy, 2, teacher)
         return objective, trained, jax.device_get(batch)
 
     return build
@@ -182,7 +203,7 @@ def with_values(critic):
 
 
 @pytest.fixture(scope="module")
-def step(policy, make_state):
+def step(policy, make_state, teacher):
     """Returns a function that computes gradient and metrics, with `rows` rows per microbatch."""
     programs = {}
 
@@ -190,13 +211,13 @@ def step(policy, make_state):
         tokens = rows * batch.loss_mask_BT.shape[1]
         update = dataclasses.replace(objective.update, tokens_per_microbatch=tokens)
         objective = dataclasses.replace(objective, update=update)
-        state = make_state(params, OPTIMIZER)
+        state, frozen = make_state(params, OPTIMIZER), beside(objective, teacher)
         key = (objective, batch.loss_mask_BT.shape, *batch.scores)
         if key not in programs:
             programs[key] = gradient_step.lower(
-                objective, OPTIMIZER, {}, state, batch, COEFFICIENTS
+                objective, OPTIMIZER, frozen, state, batch, COEFFICIENTS
             ).compile(compiler_options=QUICK)
-        return read(*programs[key]({}, state, batch, COEFFICIENTS))
+        return read(*programs[key](frozen, state, batch, COEFFICIENTS))
 
     return step
 
@@ -322,23 +343,36 @@ def assert_reinforce(build, step, numbers, scored, name, left_out=frozenset()):
 
 
 @pytest.fixture(scope="module")
-def oracle(policy, scored, numpy_logits):
-    """Returns a function that computes logprobs, entropies and values of all tokens in float64."""
+def oracle(policy, scored, numpy_logits, teacher):
+    """Returns a function that computes the numbers of all tokens in float64.
+
+    They are logprobs, entropies, values, and the divergences of the combination with a teacher.
+    """
     config, trajectories = policy.decoder.config, jax.device_get(scored[0])
 
-    def logits_of(params):
+    def logits_of(params, config=config):
         rows = [np.flatnonzero(segments) for segments in trajectories.segment_ids_BT]
         pairs = zip(trajectories.tokens_BT, rows, strict=True)
         return [(row, numpy_logits(config, params, tokens[row])) for tokens, row in pairs]
 
+    def normalised(logits):
+        scores = logits[:, : config.vocabulary] / SAMPLING.temperature
+        return scores - np.log(np.sum(np.exp(scores), axis=1, keepdims=True))
+
+    of_teacher = logits_of(jax.device_get(teacher[1]), teacher[0].config)
+    of_teacher = [np.exp(normalised(logits)) for _, logits in of_teacher]
+
     def oracle(params):
-        logprobs_BT, entropy_BT, values_BT = np.zeros((3, B, T))
+        logprobs_BT, entropy_BT, values_BT, divergence_BT = np.zeros((4, B, T))
         for b, (row, logits) in enumerate(logits_of(params)):
-            scores = logits / SAMPLING.temperature
-            scores -= np.log(np.sum(np.exp(scores), axis=1, keepdims=True))
+            scores = normalised(logits)
             tokens = trajectories.tokens_BT[b, row[1:]]
             logprobs_BT[b, row[1:]] = scores[np.arange(len(tokens)), tokens]
             entropy_BT[b, row[1:]] = -np.sum(np.exp(scores) * scores, axis=1)[:-1]
+            p, q = of_teacher[b], np.exp(scores)
+            mixture = 0.3 * p + 0.7 * q
+            divergences = 0.3 * p * np.log(p / mixture) + 0.7 * q * np.log(q / mixture)
+            divergence_BT[b, row[1:]] = np.sum(divergences, axis=1)[:-1]
         if "critic" in params:
             trunk = params | params["critic"]
             for b, (row, logits) in enumerate(logits_of(trunk)):
@@ -346,7 +380,7 @@ def oracle(policy, scored, numpy_logits):
                 hidden = np.linalg.lstsq(trunk["embedding"], logits.T)[0].T
                 values = hidden @ trunk["value"]["kernel"] + trunk["value"]["bias"]
                 values_BT[b, row[1:]] = values[:-1]
-        return logprobs_BT, entropy_BT, values_BT
+        return logprobs_BT, entropy_BT, values_BT, divergence_BT
 
     return oracle
 
@@ -412,9 +446,10 @@ def test_what_joins_a_loss_is_added_to_it(build, plain, differences, name):
     objective, params, batch = build(name)
     seen, changes = differences(params)
 
-    def total(logprobs_BT, entropy_BT, values_BT):
+    def total(logprobs_BT, entropy_BT, values_BT, divergence_BT):
         ours, mask = wide(batch), batch.loss_mask_BT
-        scores, behaviour_BT = ours.scores, ours.trajectories.behaviour_logprobs_BT
+        scores = ours.scores | {"divergence": divergence_BT}
+        behaviour_BT = ours.trajectories.behaviour_logprobs_BT
         if hasattr(objective.update, "prepare"):
             scores = scores | objective.update.prepare(ours)
         logprobs_BT = jnp.where(mask, logprobs_BT, 0.0)
@@ -433,7 +468,7 @@ def test_what_joins_a_loss_is_added_to_it(build, plain, differences, name):
         return jnp.sum(jnp.where(mask, weights_BT * loss_BT, 0.0))
 
     with jax.enable_x64(True):
-        values = jax.value_and_grad(total, argnums=(0, 1, 2))(*map(jnp.asarray, seen))
+        values = jax.value_and_grad(total, argnums=(0, 1, 2, 3))(*map(jnp.asarray, seen))
         loss, slopes = jax.device_get(values)
     assert metrics["update/loss"] == pytest.approx(loss, rel=1e-4)
     for direction, up, down in changes:
@@ -516,13 +551,13 @@ from rl4p.learner.gradient_step import gradient_step
 
 cases, optimizer, coefficients, options = pickle.load(sys.stdin.buffer)
 mesh, updates = Mesh(dp=8), {}
-for name, (objective, params, batch) in cases.items():
+for name, (objective, params, batch, frozen) in cases.items():
     state = TrainState(
         step=np.int32(0), params=params, optimizer_state=optimizer.transform().init(params),
         key=jax.random.key(1), memory={},
     )
-    state, batch = mesh.replicate(state), mesh.shard_rows(batch)
-    arguments = ({}, state, batch, coefficients)
+    state, frozen, batch = *mesh.replicate((state, frozen)), mesh.shard_rows(batch)
+    arguments = (frozen, state, batch, coefficients)
     step = gradient_step.lower(replace(objective, mesh=mesh), optimizer, *arguments)
     state, metrics = step.compile(compiler_options=options)(*arguments)
     gradient = jax.tree.leaves(state.optimizer_state)
@@ -536,12 +571,13 @@ sys.stdout.buffer.write(pickle.dumps(updates))
 @pytest.mark.parametrize(
     "names", [ON_DEVICES, [x for x in CASES if x not in ON_DEVICES]], ids=["some", "the others"]
 )
-def test_one_device_and_eight_have_the_same_update(build, plain, policy, on_devices, names):
+def test_one_device_and_eight_have_the_same_update(build, plain, teacher, on_devices, names):
     cases = {}
     for name in names:
         objective, trained, batch = build(name)
         objective = dataclasses.replace(objective, mesh=Mesh(dp=1))  # one without devices
-        cases[name] = objective, jax.device_get(trained), batch
+        frozen = jax.device_get(beside(objective, teacher))
+        cases[name] = objective, jax.device_get(trained), batch, frozen
     arguments = (cases, OPTIMIZER, COEFFICIENTS, QUICK)
     done = subprocess.run(
         [sys.executable, "-c", EIGHT_DEVICES],

@@ -29,6 +29,7 @@ from rl4p.protocols.traits import CollectorTraits, OptimizerTraits, RolloutTrait
 from rl4p.runs.build import build_phases, check_rows, training_encoder
 from rl4p.runs.compatibility import (
     refuse_idle_routers,
+    refuse_missing_or_idle_teachers,
     refuse_offloading_on_a_cpu,
 )
 from rl4p.runs.evaluation import encoder
@@ -53,8 +54,8 @@ class AbstractRun:
     phases: Phases
     optimizer: Optimizer
     state: TrainState
-    # The frozen parameters, the reference if it is a copy of the initial policy, and the copies of
-    # the parameters that the collector keeps.
+    # The frozen parameters, the reference if it is a copy of the initial policy, the teacher, and
+    # the copies of the parameters that the collector keeps.
     frozen: Params
     # prompts, group_size, prompt_columns, response_tokens: P, G, and the two parts of T
     prompts: int
@@ -63,6 +64,7 @@ class AbstractRun:
     response_tokens: int
     # The decoder and the parameters of the reference; None if nothing needs it.
     reference: tuple[Decoder, Params] | None = None
+    teacher: tuple[Decoder, Params] | None = None  # the same of the teacher
     overlaps: bool = False  # whether the collector samples during updates
     # Whether `xla` takes the place of `cudnn`, which only NVIDIA GPUs can compile.
     lacks_cudnn: bool = False
@@ -161,6 +163,7 @@ def abstract_run(config: DictConfig, mesh: Mesh) -> AbstractRun:
     phases = build_phases(config)
     check_rows(config, phases, mesh)
     needs = phases.needs()
+    refuse_missing_or_idle_teachers(config, phases)
     model = instantiate(config.model)
     if not isinstance(model, PlannedModel):
         raise InputError(
@@ -179,6 +182,9 @@ def abstract_run(config: DictConfig, mesh: Mesh) -> AbstractRun:
     reference, resettable = reference_of(config, policy, params, needs)
     if reference is not None and not resettable and reference[1] is not policy.frozen:
         frozen.append(reference[1])
+    teacher = None if config.teacher is None else beside(config.teacher, policy)
+    if teacher is not None:
+        frozen.append(teacher[1])
     if phases.estimator is not None:
         critic = partial(phases.estimator.init, policy.decoder)
         params = params | {"critic": placement.shapes(mesh, critic, whole)}
@@ -217,6 +223,7 @@ def abstract_run(config: DictConfig, mesh: Mesh) -> AbstractRun:
         prompt_columns=padded_width(prompt_tokens),
         response_tokens=config.max_response_tokens,
         reference=reference,
+        teacher=teacher,
         overlaps=CollectorTraits.read(collector).overlaps and not mesh.rollout_devices,
         lacks_cudnn=policy is not own,
     )
@@ -259,17 +266,26 @@ def reference_of(
         resettable = place(params)
         return (policy.decoder, policy.merged(resettable)), resettable
     if options.model is not None:
-        other, weights = instantiate(options.model).abstract(policy.mesh)
-        other = compilable(other, policy.mesh)
-        decoder, initial = other.decoder, other.merged(weights)
+        decoder, copy = beside(options.model, policy)
     elif policy.frozen:
         return (policy.decoder, policy.frozen), {}
     else:
-        decoder, initial = policy.decoder, params
-    copy = jax.tree.map_with_path(  # the shapes of `partition.narrowed`
-        lambda path, x: x.update(dtype=decoding_dtype(path, x, decoder.dtype)), initial
-    )
+        decoder, copy = policy.decoder, narrowed_shapes(params, policy.decoder.dtype)
     return (decoder, place(copy)), {}
+
+
+def beside(node: DictConfig, policy: Policy) -> tuple[Decoder, Params]:
+    """Returns what `build_beside` would, narrowed, with shapes."""
+    other, weights = instantiate(node).abstract(policy.mesh)
+    decoder = compilable(other, policy.mesh).decoder
+    return decoder, narrowed_shapes(other.merged(weights), decoder.dtype)
+
+
+def narrowed_shapes(params: Params, dtype: str) -> Params:
+    """Returns the shapes of `partition.narrowed`."""
+    return jax.tree.map_with_path(
+        lambda path, x: x.update(dtype=decoding_dtype(path, x, dtype)), params
+    )
 
 
 def of_host(tree: Any) -> Any:

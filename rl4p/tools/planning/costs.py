@@ -207,7 +207,7 @@ def advice(run: AbstractRun, costs: Sequence[Cost], memory: float) -> str:
     fixed = worst.total - worst.temporaries
     chips = f"{math.ceil(run.mesh.size * worst.total / memory)} chips like these"
     share = (memory - fixed) / max(worst.temporaries, 1)
-    if worst.phase in ("update", "gradient", "optimizer", "scores", "reference"):
+    if worst.phase in ("update", "gradient", "optimizer", "scores", "reference", "teacher"):
         decoder, update = run.policy.decoder, run.phases.update
         if fixed > memory:
             if run.can_offload:

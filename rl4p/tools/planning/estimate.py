@@ -24,9 +24,11 @@ from rl4p.model.decoder_config import DecoderConfig
 from rl4p.model.experts import experts_of
 from rl4p.model.lora import merge_trees
 from rl4p.model.pattern import places
+from rl4p.protocols.phases import Distils
 from rl4p.protocols.traits import KeepsCaches, RolloutTraits
 from rl4p.tools.planning.abstract import AbstractRun, bytes_of_chip
 from rl4p.tools.planning.programs import children, product_flops, slots_of
+from rl4p.update.reinforce import Reinforce
 
 
 def bytes_of_cache(run: AbstractRun, tokens: float, dtype: Any = "auto") -> float:
@@ -171,10 +173,11 @@ class StepEstimate:
         run, decoder, layout = self.run, self.decoder, self.layout
         trained = bytes_of_chip(run.state.params)
         itemsize = jnp.dtype(decoder.dtype).itemsize
-        objective = run.phases.objective(run.policy, run.group_size)
+        objective = run.phases.objective(run.policy, run.group_size, run.teacher)
+        in_place = adds_in_place(objective, run.phases.frozen(run.policy, run.teacher))
         parts: Parts = {
             # The sum over the microbatches, and the gradient of one unless it is added in place.
-            "gradients": trained if adds_in_place(objective, run.policy.frozen) else 2 * trained,
+            "gradients": trained if in_place else 2 * trained,
             "activations": self.traced.kept,
             "layer": max(layer.kept for layer in self.layers),
             "logits": LOGITS * self.traced.logits,
@@ -235,7 +238,7 @@ class StepEstimate:
     def layout(self) -> MicrobatchLayout:
         """The microbatches of one device."""
         run, update, mesh = self.run, self.run.phases.update, self.run.mesh
-        objective = run.phases.objective(run.policy, run.group_size)
+        objective = run.phases.objective(run.policy, run.group_size, run.teacher)
         shared = shares_prompts(objective, run.trajectories())
         prompt_columns = run.prompt_columns - 1 if shared else 0
         T = run.prompt_columns + run.response_tokens - prompt_columns
@@ -254,6 +257,8 @@ class StepEstimate:
         run, decoder = self.run, self.decoder
         objective = run.phases.objective(run.policy, run.group_size)
         objective = replace(objective, decoder=decoder)
+        if isinstance(objective.update, Distils):  # a loss without the teacher, which is left out
+            objective = replace(objective, update=Reinforce())
         coefficients = run.phases.coefficients(run.phases.initial_memory(), 0)
 
         def loss(params: Params, micro: TrainingBatch, before: Prefix | None) -> Any:

@@ -140,8 +140,8 @@ def unplanned(run: AbstractRun, *, estimated: bool = False) -> list[str]:
     left_out = [choice("rollout", rollout)] if traits.samples and not known else []
     if traits.sleep:
         left_out = ["the memory of servers while they sample (free during updates: rollout.sleep)"]
-    if "teacher_logprobs" in run.phases.needs():
-        left_out.append("the teacher")
+    if estimated and run.phases.taught:
+        left_out.append("the activations of the teacher")
     if "greedy_rewards" in run.phases.needs():
         left_out.append(f"the greedy responses of {choice('advantage', run.phases.advantage)}")
     left_out += [f"the model of {key}" for key in models_of(run.phases.reward)]
@@ -195,7 +195,7 @@ def rollout(run: AbstractRun) -> list[Program]:
 
 
 def scoring(run: AbstractRun) -> Iterator[Program]:
-    """Yields the programs of `Scoring` for the policy and the reference, not for the teacher."""
+    """Yields the programs of `Scoring` for the policy, the reference and the teacher."""
     phases, needs = run.phases, run.phases.needs()
     options, temperature = phases.score_options(run.policy), phases.temperature(0)
     trajectories = run.trajectories()
@@ -209,23 +209,24 @@ def scoring(run: AbstractRun) -> Iterator[Program]:
             own, run.policy.merged(run.state.params), trajectories, **temperature
         )
         yield program("scores", traced, live)
-    if "reference_logprobs" in needs:
-        assert run.reference is not None
-        decoder, params = run.reference
-        own = replace(options, decoder=decoder)
-        traced = score_tokens.trace(own, params, trajectories, **temperature)
-        yield program("reference", traced, live)
+    for name, model in (("reference", run.reference), ("teacher", run.teacher)):
+        if f"{name}_logprobs" in needs:
+            assert model is not None
+            own = replace(options, decoder=model[0])
+            traced = score_tokens.trace(own, model[1], trajectories, **temperature)
+            yield program(name, traced, live)
 
 
 def updates(run: AbstractRun) -> list[Program]:
     """Compiles `gradient_step`, or the halves that run once for each minibatch."""
-    options, objective = run.phases.update, run.phases.objective(run.policy, run.group_size)
-    coefficients = run.phases.coefficients(run.phases.initial_memory(), 0)
+    options, phases = run.phases.update, run.phases
+    objective = phases.objective(run.policy, run.group_size, run.teacher)
+    coefficients = phases.coefficients(phases.initial_memory(), 0)
     coefficients = jax.tree.map(  # those that are arrays as shapes
         lambda x: run.replicated(jax.eval_shape(lambda: x)) if hasattr(x, "dtype") else x,
         coefficients,
     )
-    frozen, batch = run.policy.frozen, run.batch()
+    frozen, batch = phases.frozen(run.policy, run.teacher), run.batch()
     if not OptimizerTraits.read(run.optimizer).offload:
         traced = gradient_step.trace(
             objective, run.optimizer, frozen, run.state, batch, coefficients

@@ -14,7 +14,7 @@ from rl4p.distributed.mesh import Mesh
 from rl4p.runs.build import build
 from rl4p.tools.planning import abstract
 from rl4p.tools.planning.abstract import OF_ROWS, abstract_run, bytes_of_chip, compilable
-from rl4p.tools.planning.programs import unplanned
+from rl4p.tools.planning.programs import scoring, unplanned, updates
 from rl4p.tools.planning.topology import DescribedMesh, estimated
 
 SMALL = (
@@ -283,6 +283,30 @@ def test_absent_gpus_have_xla_in_place_of_cudnn(policy, topology, kernel, compil
     policy = replace(policy, decoder=replace(policy.decoder, attention=kernel))
     mesh = Mesh(dp=1) if topology is None else DescribedMesh(topology=topology)
     assert compilable(policy, mesh).decoder.attention == compiled
+
+
+@pytest.mark.parametrize(
+    ("words", "phases"),
+    [
+        (("advantage=distill",), ["teacher", "update"]),
+        (("advantage=constant", "update=gkd"), ["update"]),
+    ],
+)
+@pytest.mark.mixed_dtypes  # of optax
+def test_a_teacher_is_planned(words, phases):
+    shape = ("width=16", "layers=1", "heads=2", "num_kv_heads=1", "feed_forward_width=32")
+    experiment, run = both(*words, "+model@teacher=scratch", *(f"teacher.{x}" for x in shape))
+    decoder, params = experiment.loop.scoring.teacher
+    assert run.teacher is not None
+    assert run.teacher[0] == decoder
+    assert looks(run.teacher[1]) == looks(params)
+    assert bytes_of_chip(run.frozen) == sum(x.nbytes for x in jax.tree.leaves(params))
+    assert [each.phase for each in (*scoring(run), *updates(run))] == phases
+    assert unplanned(run) == []
+    assert unplanned(run, estimated=True) == ["the activations of the teacher"]
+    config = compose([*SMALL, *words])
+    with pytest.raises(InputError, match=f"{words[-1]} needs a teacher: add"):
+        abstract_run(config, instantiate(config.mesh))
 
 
 def test_a_plan_names_that_it_lacks_cudnn():

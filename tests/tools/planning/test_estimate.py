@@ -46,6 +46,17 @@ def test_devices_that_divide_experts_compute_and_keep_less(estimate, dispatch):
     assert max(jax.tree.leaves(two.seconds)) > 0
 
 
+def test_an_update_with_a_teacher_is_estimated_without_its_activations():
+    words = ("advantage=constant", "group_size=1", "prompts_per_step=64")
+    shape = (f"teacher.{x}" for x in ("width=64", "layers=1", "heads=2", "num_kv_heads=2"))
+    plain = estimate_of(*words, "update=sft")
+    taught = estimate_of(*words, "update=gkd", "+model@teacher=scratch", *shape)
+    copies = [x.resident()["reference and copies"] for x in (taught, plain)]
+    assert copies == [bytes_of_chip(taught.run.teacher[1]), 0]
+    kept = [x.update()["activations"] for x in (taught, plain)]
+    assert kept[0] == pytest.approx(kept[1], rel=1e-3)
+
+
 TOLERANCE = 0.15
 
 
