@@ -596,7 +596,6 @@ CASES = {
             "layer_types": ["full_attention", "chunked_attention", "chunked_attention"],
             "use_qk_norm": False,
             "attn_temperature_tuning": False,
-            "attention_bias": True,
         },
         "gemma4": GEMMA4
         | {
