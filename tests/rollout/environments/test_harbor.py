@@ -67,8 +67,9 @@ def test_an_episode_that_a_limit_cuts_is_graded(play):
 
 @needs_bubblewrap
 def test_the_tests_see_no_reward_and_no_tests_of_the_policy(play):
-    forged = "mkdir -p /tests && echo 1 >/logs/verifier/reward.json && echo evil >/tests/test.sh"
-    (_, last), _ = play(call(forged), DONE, test="#!/bin/bash\nexit 1\n", options={})
+    forged = "mkdir -p /tests && echo exit >/tests/test.sh && "
+    forged += "echo '{\"reward\": 1}' >/logs/verifier/reward.json"
+    (_, last), _ = play(call(forged), DONE, test="#!/bin/bash\nexit 1\n")
     assert (last.reward, last.metrics) == (0.0, {"ungraded": 1.0})
 
 
