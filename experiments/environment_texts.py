@@ -23,6 +23,8 @@ from rl4p.rollout.environments.gymnasium import Gymnasium
 from rl4p.rollout.environments.text_arena import TextArena
 
 TURNS, SEED = 8, 11
+# Games for several players that begin with one, too; the second loops when its only one has lost.
+SEVERAL = ("PublicGoodsGame", "MarketEntryGame")
 Moves = list[tuple[str, float]]  # the text and the reward of the start and of each move
 PROMPT = Prompt(id="p", question="q", answer="", task="t", tokens=(1,))
 # Moves of several games, of which each move of textarena's is chosen; all are wrong in the others.
@@ -142,7 +144,7 @@ def main() -> int:
     if find_spec("textarena"):
         registry = import_module("textarena.envs.registration").ENV_REGISTRY
         for name in registry:
-            if name.endswith(("-v0", "-v0-train")):
+            if name.endswith(("-v0", "-v0-train")) and not name.startswith(SEVERAL):
                 make = lambda name=name: TextArena(name)  # noqa: E731
                 games.append((name, make, lambda name=name: arena_moves(name), of_arena))
     words = sys.argv[1:]
