@@ -5,6 +5,8 @@
 Compiles `token_scores` with a teacher, forward and backward, for one CPU device, and prints the
 temporaries that the compiler allots. Tokens and width are the same for all vocabularies, and narrow
 models leave the logits as nearly all of the memory. A chunk has at most 2^24 logits of both models.
+On 2026-11-30, in MiB of 32,000 and of 152,064 tokens: forward 131 and 139 in chunks, 203 and 965 at
+once; Jensen-Shannon 256 and 251; reverse 193 and 190.
 """
 
 from typing import Any

@@ -29,5 +29,7 @@ class SFT(UpdateOptions):
     pack: bool = False
 
     def __call__(self, logprobs_BT: Array, batch: TrainingBatch) -> tuple[Array, dict[str, Array]]:
-        weight = jnp.exp(jax.lax.stop_gradient(logprobs_BT)) if self.dft else 1.0
-        return -weight * logprobs_BT, {}
+        if not self.dft:
+            return -logprobs_BT, {}
+        weight_BT = jnp.exp(jnp.minimum(jax.lax.stop_gradient(logprobs_BT), 0.0))
+        return -weight_BT * logprobs_BT, {}
