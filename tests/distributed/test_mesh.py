@@ -45,6 +45,8 @@ kind, *shapes = sys.argv[1:]
 model = Scratch(width=32, layers=2, heads=8, num_kv_heads=4, feed_forward_width=48)
 if kind == "heads":  # which eight devices do not divide, and neither do four
     model = Scratch(width=48, layers=2, heads=6, num_kv_heads=2, feed_forward_width=48)
+if kind == "states":
+    model = dataclasses.replace(model, attention_interval=2)
 built, start = model.build(Mesh(dp=1), jax.random.key(0))
 if kind == "experts":
     config = dataclasses.replace(built.decoder.config, experts=8, chosen_experts=3)
@@ -129,7 +131,8 @@ def assert_alike(one, several):
     for a, b in zip(one[2:4], several[2:4], strict=True):  # Adam makes much of what rounding leaves
         # of a gradient that is 0, as that of the keys' bias: leaf by leaf, that would be compared.
         a, b = (np.concatenate([x.ravel() for x in jax.tree.leaves(tree)]) for tree in (a, b))
-        assert np.linalg.norm(a - b) <= 1e-6 * np.linalg.norm(a)
+        limit = 2e-6 if kind == "states" else 1e-6
+        assert np.linalg.norm(a - b) <= limit * np.linalg.norm(a)
     assert one[4].keys() == several[4].keys()
     assert one[4]["update/grad_norm"] > 0
     for name in one[4]:
@@ -138,7 +141,7 @@ def assert_alike(one, several):
         np.testing.assert_allclose(one[5][name], several[5][name], atol=2e-5)
 
 one = Mesh(dp=1)
-if kind == "shared":  # prompts that pay for it: four groups of four, on four devices
+if kind in ("shared", "states"):  # prompts that pay for it: four groups of four, on four devices
     long = {"system_prompt": "Add the two numbers, digit by digit.", "max_prompt_tokens": 64}
     alone = run(one, samplers[1], **long)
     for shape in shapes:
@@ -214,6 +217,7 @@ def test_a_cache_is_divided_by_rows_and_heads_which_must_divide(on_devices):
         ("continuous", "8,1,1", "1,8,1", "1,2,4"),
         ("naive", "8,1,1", "1,8,1", "1,2,4", "2,2,2"),
         ("shared", "4,1,1", "1,4,2"),
+        ("states", "4,1,1", "1,4,2"),
         ("separate", "1,2,2"),
         ("layouts", "1,8,1/2", "8,1,1/8"),
         ("layouts", "1,2,4/8", "2,2,2/4"),
