@@ -92,7 +92,8 @@ def outcome(*chosen: str) -> tuple[np.ndarray, np.ndarray, np.ndarray] | str:
             groups.setdefault(group, f"{group}={name}")
     groups.setdefault("model", "model=scratch")
     words = [option.partition(" ")[0] for option in groups.values()]
-    more = [word for option in groups.values() for word in MORE.get(option, ())]
+    # Two options may need the same teacher.
+    more = dict.fromkeys(word for option in groups.values() for word in MORE.get(option, ()))
     try:
         run = build(compose([*BASE, *words, *more]))
     except InputError as error:
