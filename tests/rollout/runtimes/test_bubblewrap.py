@@ -73,13 +73,15 @@ def test_what_the_dockerfile_copies_is_there(opened, tmp_path):
         "mount -t tmpfs a /tmp",
         "cat /etc/shadow",
         "chown 1:1 /tmp",
-        f"ls {Path(__file__).parent}",
+        "ls FOLDER",
         "python3 -c \"import socket; socket.create_connection(('1.1.1.1', 53), 5)\"",
-        f"kill -9 {os.getpid()}",
+        "kill -9 PROCESS",
         "touch /dev/x",
     ],
 )
 def test_what_a_sandbox_forbids(opened, command):
+    folder, process = str(Path(__file__).parent), str(os.getpid())
+    command = command.replace("FOLDER", folder).replace("PROCESS", process)
     assert opened().run(command, seconds=60.0).code not in (0, None)
 
 
