@@ -84,6 +84,13 @@ def wrong_option(loader: ConfigLoaderImpl, group: str, option: str) -> InputErro
             f"{problem}: put a file of your own at FOLDER/{group}/{path.name} and add "
             f"--config-dir FOLDER {group}={name}"
         )
+    if re.fullmatch(r"[a-zA-Z_]\w*(\.\w+)*\.[A-Z]\w*", option):
+        module, _, own = option.rpartition(".")
+        return InputError(
+            f"{problem}: for a class of your own write `_target_: {option}` into "
+            f"FOLDER/{group}/{own.lower()}.yaml, and add --config-dir FOLDER "
+            f"{group}={own.lower()} trusted_targets={module}"
+        )
     if "/" not in group and (elsewhere := options_like(loader, option)):
         return InputError(write(f"{problem}, but another group has it", *elsewhere))
     hint = did_you_mean(option, names, f"{group}={{}}")

@@ -44,12 +44,20 @@ KEYS = (
     ),
     Key("num_generations num_samples n_samples num_return_sequences rollout_n n", "group_size={}"),
     Key(
-        "micro_batch_size per_device_train_batch_size gradient_accumulation_steps",
+        "micro_batch_size per_device_train_batch_size gradient_accumulation_steps "
+        "micro_batch_size_per_gpu ppo_micro_batch_size_per_gpu micro_train_batch_size "
+        "train_micro_batch_size max_token_len_per_gpu ppo_max_token_len_per_gpu",
         "update.tokens_per_microbatch=2048",
         "a microbatch is limited by its tokens and never changes the gradient",
     ),
     Key(
-        "mini_batch_size ppo_mini_batch_size num_minibatches num_mini_batches",
+        "generation_batch_size per_device_eval_batch_size eval_batch_size",
+        "evaluation.rows=64",
+        "these are sequences that an evaluation samples at a time; a step samples as many as the "
+        "cache holds",
+    ),
+    Key(
+        "mini_batch_size ppo_mini_batch_size num_minibatches num_mini_batches steps_per_generation",
         "update.minibatches=2",
         "the option is the number of minibatches, each with one optimizer update",
     ),
@@ -68,13 +76,22 @@ KEYS = (
         "max_tokens max_new_tokens max_completion_length max_response_length max_length",
         "max_response_tokens={}",
     ),
-    Key("max_prompt_length max_input_length prompt_length", "max_prompt_tokens={}"),
-    Key("random_seed rng_seed", "seed={}"),
+    Key("max_prompt_length max_input_length prompt_length prompt_max_len", "max_prompt_tokens={}"),
+    Key("generate_max_len", "max_response_tokens={}"),
+    Key("random_seed rng_seed data_seed", "seed={}"),
     # The optimizer.
     Key("lr learning_rate", "optimizer.learning_rate={}"),
     Key("lr_scheduler_type lr_scheduler scheduler lr_schedule", "optimizer.schedule={}"),
     Key("warmup num_warmup_steps lr_warmup_steps", "optimizer.warmup_steps={}"),
-    Key("grad_clip max_norm clip_grad gradient_clipping", "optimizer.max_grad_norm={}"),
+    Key(
+        "warmup_ratio lr_warmup_ratio lr_warmup_steps_ratio warmup_fraction",
+        "optimizer.warmup_steps=10",
+        "warm-up is counted in steps",
+    ),
+    Key("weight_decay wd", "optimizer.weight_decay={}"),
+    Key(
+        "grad_clip max_norm clip_grad gradient_clipping max_grad_norm", "optimizer.max_grad_norm={}"
+    ),
     Key("beta1 adam_beta1", "optimizer.b1={}"),
     Key("beta2 adam_beta2", "optimizer.b2={}"),
     # The terms of the loss.
@@ -92,6 +109,23 @@ KEYS = (
     ),
     Key("clip_ratio_high epsilon_high clip_eps_high", "update.clip_high={}"),
     Key("clip_ratio_low epsilon_low clip_eps_low", "update.clip_low={}"),
+    Key(
+        "use_kl_loss use_kl_in_reward", "kl=fixed", "its coefficient is kl.beta, and 0.1 by default"
+    ),
+    Key(
+        "scale_rewards norm_adv_by_std_in_grpo",
+        "advantage=dr_grpo",
+        "advantage=grpo divides by the standard deviation of a group, and dr_grpo does not",
+    ),
+    Key(
+        "mask_truncated_completions overlong_filtering filter_overlong",
+        "advantage.mask_truncated={}",
+    ),
+    Key(
+        "loss_agg_mode loss_aggregation",
+        "update.aggregation=token_mean",
+        "the others are sequence_mean_token_mean, sequence_mean_token_sum and constant",
+    ),
     Key("gamma", "advantage=gae critic=shared advantage.gamma={}"),
     Key("lam gae_lambda", "advantage=gae critic=shared advantage.lambda_policy={}"),
     Key("vf_coef value_loss_coef", "advantage=gae critic=shared critic.coefficient={}"),
@@ -100,9 +134,10 @@ KEYS = (
     Key("loss loss_type policy_loss", "update={}"),
     Key("optim", "optimizer={}"),
     Key("dataset task env", "data={}"),
+    Key("dataset_name prompt_data", "data=huggingface data.path={}", "of a file: data=jsonl"),
     Key("report_to logger", "tracker={}"),
     Key(
-        "model_name model_name_or_path model_path model_id base_model",
+        "model_name model_name_or_path model_path model_id base_model model.name pretrain",
         "model=pretrained model.path={}",
     ),
     Key(
@@ -116,6 +151,10 @@ KEYS = (
         "data=jsonl data.path={}",
         "data=csv, gsm8k, huggingface and parquet have it too",
     ),
+    Key("reward_weights", "reward.terms.correct.weight=1", "each term has a weight of its own"),
+    Key("importance_sampling_level", "update=gspo", "its ratio is that of a sequence"),
+    Key("shuffle data.shuffle", "source=stream", "it shuffles each epoch"),
+    Key("push_to_hub hub_model_id", "+hook@hooks.export=export", "it writes a folder"),
     Key("reward_fn reward_func reward_funcs reward_function", "+reward.terms.mine._target_={}"),
     Key(
         "reference.path ref_model ref_model_path ref_model_name_or_path reference_model",
@@ -126,6 +165,18 @@ KEYS = (
     Key("model.run", "model=run model.run={}"),
     Key("torch_dtype precision", "model.dtype={}"),
     Key("bf16", "model.dtype=bfloat16"),
+    Key(
+        "gradient_checkpointing enable_gradient_checkpointing activation_checkpointing",
+        "model.remat=layer",
+        "none and elementwise recompute less",
+    ),
+    Key(
+        "load_in_4bit use_4bit quantization",
+        "model=pretrained model.path=FOLDER model.param_dtype=nf4 model.lora.rank=16",
+        "adapters are trained on a base in 4 bits",
+    ),
+    Key("flash_attn attn_implementation use_flash_attention", "model.attention=auto"),
+    Key("use_peft use_lora", "model.lora.rank=16"),
     Key("lora_rank lora_r model.lora.r model.lora.lora_r", "model.lora.rank={}"),
     Key("lora_alpha model.lora.lora_alpha", "model.lora.alpha={}"),
     Key(
@@ -133,16 +184,34 @@ KEYS = (
         "model.lora.targets={}",
     ),
     Key("temp temperature", "rollout.temperature={}"),
-    Key("device devices num_gpus n_gpus_per_node", "mesh=auto", USES_ALL),
+    Key("top_p", "rollout.top_p={}"),
+    Key("top_k", "rollout.top_k={}"),
+    Key("min_p", "rollout.min_p={}"),
+    Key(
+        "use_vllm vllm_mode vllm_server_host vllm_server_base_url",
+        "rollout=vllm rollout.servers=[http://HOST:8000]",
+        "without a server rl4p samples by itself",
+    ),
+    Key("device devices num_gpus n_gpus_per_node num_processes", "mesh=auto", USES_ALL),
+    Key(
+        "deepspeed fsdp_config", "mesh=fsdp", "it divides parameters and optimizer over the devices"
+    ),
     Key("tensor_parallel_size tp_size", "mesh=fsdp_tp mesh.tp={}"),
     Key(
         "context_parallel_size cp_size ulysses_sequence_parallel_size sequence_parallel_size",
         "mesh.cp={}",
     ),
     # The folder and the events of a run.
+    Key("eval_strategy evaluation_strategy do_eval", "evaluation.every=50", "in steps; 0 is off"),
     Key("out output_dir out_dir save_dir log_dir run_dir", "hydra.run.dir={}"),
     Key("eval_every eval_steps eval_interval eval_freq", "evaluation.every={}"),
     Key("save_every save_steps save_interval save_freq", "checkpoint.every={}"),
+    Key("save_total_limit max_actor_ckpt_to_keep", "checkpoint.keep={}"),
+    Key(
+        "logging_steps log_every log_interval",
+        "samples.every={}",
+        "every step has its metrics; samples of some steps are kept",
+    ),
     Key("run resume_from_checkpoint resume_from load_checkpoint", "resume={}"),
 )
 
@@ -163,7 +232,7 @@ OPTIONS = (
     Option("debug", TRUE, "debug=on"),
     Option("debug", FALSE, "debug=off"),
     Option("optimizer", "(?i)adam", "optimizer=adamw"),
-    Option("rollout", "(?i)vllm|sglang|hf", "rollout=continuous", "rl4p samples by itself"),
+    Option("rollout", "(?i)hf", "rollout=continuous", "rl4p samples by itself"),
     Option("mesh", r"(?i)(gpus?|cuda|tpus?|cpus?|rocm|all)(:\d+)?|\d+", "mesh=auto", USES_ALL),
     Option("model", r".*[/~].*", "model=pretrained model.path={}"),
     Option("data", r".*\.jsonl?", "data=jsonl data.path={}"),

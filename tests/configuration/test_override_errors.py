@@ -48,6 +48,7 @@ def test_a_loader_knows_groups_options_and_their_keys(loader):
         ("advantage", "grpoo", "did you mean advantage=grpo? (options: "),
         ("update", "rloo", "but another group has it: write advantage=rloo"),
         ("experiment", "mine.yaml", "add --config-dir FOLDER experiment=mine"),
+        ("update", "mine.losses.Loss", "FOLDER update=loss trusted_targets=mine.losses"),
         ("hydra/launcher", "grpo", "(options: "),
     ],
 )
