@@ -74,6 +74,8 @@ def test_every_key_of_conf_that_is_a_capability_has_its_type():
         *("url", "uri", "servers", "coordinator", "entity", "key_variable", "path"),
         *("held_out_path", "weights_folder", "run", "chat_template", "push_to"),
         *("command", "folder", "variables", "mirror"),
+        *("env", "held_out_taskset", "harness", "runtime"),  # of agent=verifiers
+        *("root", "engine", "network", "arguments"),  # of runtimes
     }
 
 

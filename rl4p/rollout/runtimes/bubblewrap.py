@@ -53,14 +53,14 @@ class Bubblewrap:
         task's built image, and RUN, COPY and ADD are taken as done.
       memory_mib: of a command with all its processes and the files that it writes.
       disk_mib: of all changed files, which are in memory.
-      files: the number of changed files and folders.
+      inodes: the number of changed files and folders.
       processes: of a command.
     """
 
     root: ReadPath | None = None
     memory_mib: Positive = 1024
     disk_mib: Positive = 512
-    files: Positive = 100_000
+    inodes: Positive = 100_000
     processes: Positive = 256
 
     def check(self, image: Image) -> None:
@@ -110,7 +110,7 @@ class OpenBubblewrap:
         self.memory = asked(image, "memory_mib", options.memory_mib) << 20
         disk = asked(image, "disk_mib", options.disk_mib)
         own_mounts = [program("unshare"), "--user", "--map-root-user", "--mount"]
-        script = mounting(options.folder(image), disk, options.files)
+        script = mounting(options.folder(image), disk, options.inodes)
         self.lock, self.command = threading.Lock(), None
         self.holder = Popen(
             [*own_mounts, "/bin/sh", "-c", script],
@@ -217,10 +217,10 @@ def program(name: str) -> str:
     return path
 
 
-def mounting(root: Path | None, disk_mib: int, files: int) -> str:
+def mounting(root: Path | None, disk_mib: int, inodes: int) -> str:
     """Returns a script that mounts the files of a machine at `PLACE`, and waits for its end."""
     lines = [
-        f"mount -t tmpfs -o size={disk_mib}m,nr_inodes={files},mode=0755 tmpfs {PLACE}",
+        f"mount -t tmpfs -o size={disk_mib}m,nr_inodes={inodes},mode=0755 tmpfs {PLACE}",
         f"cd {PLACE}",
         "mkdir upper work lower root",
     ]

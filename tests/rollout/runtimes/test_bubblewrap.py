@@ -87,7 +87,7 @@ def test_what_a_sandbox_forbids(opened, command):
 
 @needs_bubblewrap
 def test_the_disk_is_limited_and_the_machine_goes_on(opened):
-    machine = opened(disk_mib=4, files=100)
+    machine = opened(disk_mib=4, inodes=100)
     assert "No space left" in said(machine, "head -c 8000000 /dev/zero >full")
     assert said(machine, "rm full; echo a >full; cat full") == "a"
     assert "No space left" in said(machine, "for i in $(seq 200); do : >$i; done")
