@@ -478,7 +478,8 @@ def test_a_layer_without_rope_does_not_rotate():
 
 def test_what_llama_4_rotates_is_normed_and_other_queries_grow():
     """At position p by 1 + 0.3 ln(1 + floor((p + 1) / 5))."""
-    whole, chunk = views(decoder_config("llama4"), *ROW, *ROW).values()
+    seen = views(decoder_config("llama4"), *ROW, *ROW)
+    whole, chunk = (next(seen[kind] for kind in seen if kind.slides is x) for x in (False, True))
     assert np.abs(chunk.sin).max() > 0.5
     assert (bool(whole.normed), bool(chunk.normed)) == (False, True)
     assert int(chunk.mask_BTS[0, -1].sum()) == 3  # of positions 9, 10 and 11

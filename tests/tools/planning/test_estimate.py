@@ -362,4 +362,4 @@ def test_states_and_latents_are_counted_by_hand(monkeypatch):
     assert guess.sampling()["cache"] > rows * bytes_of_cache(guess.run, 64 + 192)
     assert len(guess.layers) == 4
     assert sum(guess.memory["update"].values()) > guess.update()["activations"] > 0
-    assert guess.layout.prompt_columns == 0
+    assert guess.layout.prompt_columns == guess.run.prompt_columns - 1  # shared, with the states
