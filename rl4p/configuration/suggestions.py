@@ -24,6 +24,7 @@ class Key(NamedTuple):
     names: str  # with spaces between them
     overrides: str
     reason: str = ""
+    off: str = ""  # the overrides if the value is false; "" if they are the same
 
 
 class Option(NamedTuple):
@@ -51,10 +52,14 @@ KEYS = (
         "a microbatch is limited by its tokens and never changes the gradient",
     ),
     Key(
-        "generation_batch_size per_device_eval_batch_size eval_batch_size",
-        "evaluation.rows=64",
-        "these are sequences that an evaluation samples at a time; a step samples as many as the "
-        "cache holds",
+        "generation_batch_size",
+        "prompts_per_step=32",
+        "it counts prompts, and a step has prompts_per_step x group_size sequences",
+    ),
+    Key(
+        "per_device_eval_batch_size eval_batch_size",
+        "evaluation.rows={}",
+        "these are the sequences that an evaluation samples at a time",
     ),
     Key(
         "mini_batch_size ppo_mini_batch_size num_minibatches num_mini_batches steps_per_generation",
@@ -110,12 +115,16 @@ KEYS = (
     Key("clip_ratio_high epsilon_high clip_eps_high", "update.clip_high={}"),
     Key("clip_ratio_low epsilon_low clip_eps_low", "update.clip_low={}"),
     Key(
-        "use_kl_loss use_kl_in_reward", "kl=fixed", "its coefficient is kl.beta, and 0.1 by default"
+        "use_kl_loss use_kl_in_reward",
+        "kl=fixed",
+        "its coefficient is kl.beta",
+        off="kl=none",
     ),
     Key(
         "scale_rewards norm_adv_by_std_in_grpo",
-        "advantage=dr_grpo",
+        "advantage=grpo",
         "advantage=grpo divides by the standard deviation of a group, and dr_grpo does not",
+        off="advantage=dr_grpo",
     ),
     Key(
         "mask_truncated_completions overlong_filtering filter_overlong",
@@ -164,19 +173,21 @@ KEYS = (
     Key("ref_model_sync_steps ref_update_interval", "reference.reset_every={}"),
     Key("model.run", "model=run model.run={}"),
     Key("torch_dtype precision", "model.dtype={}"),
-    Key("bf16", "model.dtype=bfloat16"),
+    Key("bf16", "model.dtype=bfloat16", off="model.dtype=float32"),
     Key(
         "gradient_checkpointing enable_gradient_checkpointing activation_checkpointing",
         "model.remat=layer",
-        "none and elementwise recompute less",
+        "the default, elementwise, recomputes less",
+        off="model.remat=none",
     ),
     Key(
         "load_in_4bit use_4bit quantization",
         "model=pretrained model.path=FOLDER model.param_dtype=nf4 model.lora.rank=16",
         "adapters are trained on a base in 4 bits",
+        off="model=pretrained model.path=FOLDER model.param_dtype=float32",
     ),
     Key("flash_attn attn_implementation use_flash_attention", "model.attention=auto"),
-    Key("use_peft use_lora", "model.lora.rank=16"),
+    Key("use_peft use_lora", "model.lora.rank=16", off="model.lora.rank=0"),
     Key("lora_rank lora_r model.lora.r model.lora.lora_r", "model.lora.rank={}"),
     Key("lora_alpha model.lora.lora_alpha", "model.lora.alpha={}"),
     Key(
@@ -191,6 +202,7 @@ KEYS = (
         "use_vllm vllm_mode vllm_server_host vllm_server_base_url",
         "rollout=vllm rollout.servers=[http://HOST:8000]",
         "without a server rl4p samples by itself",
+        off="rollout=continuous",
     ),
     Key("device devices num_gpus n_gpus_per_node num_processes", "mesh=auto", USES_ALL),
     Key(
@@ -202,7 +214,12 @@ KEYS = (
         "mesh.cp={}",
     ),
     # The folder and the events of a run.
-    Key("eval_strategy evaluation_strategy do_eval", "evaluation.every=50", "in steps; 0 is off"),
+    Key(
+        "eval_strategy evaluation_strategy do_eval",
+        "evaluation.every=50",
+        "in steps",
+        off="evaluation.every=0",
+    ),
     Key("out output_dir out_dir save_dir log_dir run_dir", "hydra.run.dir={}"),
     Key("eval_every eval_steps eval_interval eval_freq", "evaluation.every={}"),
     Key("save_every save_steps save_interval save_freq", "checkpoint.every={}"),
@@ -278,7 +295,8 @@ def key_correction(key: str, value: str, *, whole: bool = False) -> Suggestion |
     for name in (key,) if whole else (key, key.rpartition(".")[2]):
         for known in KEYS:
             if name in known.names.split():
-                return Suggestion(fill(known.overrides, value), known.reason)
+                off = known.off and re.fullmatch(FALSE, value)
+                return Suggestion(fill(known.off if off else known.overrides, value), known.reason)
     return None
 
 

@@ -89,10 +89,10 @@ class EnvironmentQuestions(Prompting):
         separate, count = self.environment.held_out_questions(), self.train_size
         if separate is None:
             count = None if count is None else count + self.held_out_size
-            rows = self.taken(count)
+            rows = self.first_questions(count)
             held_out = sorted(rows, key=lambda row: digest(row.id))[: self.held_out_size]
         else:
-            rows, held_out = self.taken(count), list(islice(separate, self.held_out_size))
+            rows, held_out = self.first_questions(count), list(islice(separate, self.held_out_size))
         ids = {row.id for row in held_out}
         train = [row for row in rows if row.id not in ids]
         if not train:
@@ -117,7 +117,7 @@ class EnvironmentQuestions(Prompting):
             metadata={SEED: seed},
         )
 
-    def taken(self, count: int | None) -> list[Question]:
+    def first_questions(self, count: int | None) -> list[Question]:
         """Returns the first questions of the environment, without repeated ids.
 
         Args:

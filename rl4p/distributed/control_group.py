@@ -127,7 +127,7 @@ def make(memory: int, processes: int | None = None) -> tuple[Path, ...]:
     return tuple(made)
 
 
-def entering(groups: Sequence[Path]) -> list[str]:
+def words_to_enter(groups: Sequence[Path]) -> list[str]:
     """Returns the words before a command that put its process into groups."""
     return [word for group in groups for word in (*ENTER, str(group))]
 

@@ -64,7 +64,7 @@ class TeacherRows(NamedTuple):
     hidden_BTD: Array
     divergence: Callable[[Array, Array], Array]
 
-    def compared(
+    def divergences(
         self,
         logits_BCV: Array,
         hidden_BCD: Array,
@@ -127,7 +127,7 @@ def token_scores(
         )
         if teacher is None:
             return scores
-        return *scores, teacher.compared(logits_BCV, teacher_BCD[0], sampling, temperature)
+        return *scores, teacher.divergences(logits_BCV, teacher_BCD[0], sampling, temperature)
 
     width = columns_per_chunk(B, T, V, decoder.platform)
     if width >= T:

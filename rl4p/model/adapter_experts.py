@@ -19,7 +19,7 @@ from rl4p.model.adapter_matrices import Change, LowRank
 from rl4p.model.tensor_files import StoredTensor
 
 GATE_UP, DOWN = "gate_up_proj", "down_proj"
-UNTOLD = ".feed_forward.experts"  # of Llama 4
+LLAMA4 = ".feed_forward.experts"  # the end of a module's name
 SWAPPED = (0, 19, 1)  # the first PEFT in which `in` is the input of an expert for every model
 
 
@@ -66,7 +66,7 @@ def expert_changes(
     }
     # Llama 4 does not tell PEFT that its matrices are [in, out]: since `SWAPPED` so is B A.
     as_stored = not experts.transposed or (
-        module.endswith(UNTOLD) and (out == into or (out, into) not in parameters)
+        module.endswith(LLAMA4) and (out == into or (out, into) not in parameters)
     )
     swapped = bool(experts.transposed) and as_stored
     parameter = parameters.get((into, out) if swapped else (out, into))

@@ -180,7 +180,7 @@ class Experts(nn.Module):
         return y_BTD + jnp.einsum("BTE,ED->BTD", weights_BTE, down_bias_ED)
 
     def weighted(self, gate: Array | None, up: Array, weights: Array) -> jax.Array:
-        """Returns the hidden layer, with the weights of experts, of what they project x to."""
+        """Returns the hidden layer of experts, multiplied by their weights, from gate and up."""
         activation = self.config.activation
         if not self.config.router.of_inputs:
             return gated(activation, gate, up) * weights

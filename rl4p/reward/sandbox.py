@@ -258,7 +258,7 @@ def spawn(
                 files.append(seccomp)
             prefix = bubblewrap(seccomp, readable)
             groups = control_group.make(memory)
-            prefix = [*control_group.entering(groups), *prefix]
+            prefix = [*control_group.words_to_enter(groups), *prefix]
         try:
             # Within `with`: bwrap inherits the open file of rules, which has no name.
             popen = Popen(

@@ -6,11 +6,11 @@ import pytest
 from rl4p.distributed import control_group
 from rl4p.distributed.control_group import (
     candidates,
-    entering,
     limit,
     make,
     remove,
     remove_leftovers,
+    words_to_enter,
 )
 
 needs_groups = pytest.mark.skipif(control_group.parent() is None, reason="no folder of cgroups")
@@ -46,7 +46,7 @@ def test_a_limit_is_written_for_each_version(tmp_path):
 def test_a_group_holds_a_process_and_its_memory():
     (path,) = groups = make(64 * 2**20)
     code = "x = bytearray(256 * 2**20); print('had all')"
-    command = [*entering(groups), "python3", "-c", code]
+    command = [*words_to_enter(groups), "python3", "-c", code]
     process = subprocess.run(command, capture_output=True, check=False)
     assert (process.returncode, process.stdout) == (-9, b"")
     remove(path)
@@ -57,7 +57,7 @@ def test_a_group_holds_a_process_and_its_memory():
 def test_groups_hold_a_number_of_processes():
     groups = make(2**30, 3)
     script = "(sleep 600 & sleep 600 & echo had all >&2); read end"
-    command = [*entering(groups), "/bin/sh", "-c", script]
+    command = [*words_to_enter(groups), "/bin/sh", "-c", script]
     with control_group.Popen(command, stdin=-1, stderr=-1, start_new_session=True) as shell:
         shell.groups = groups
         complained = shell.stderr.readline()
@@ -69,7 +69,7 @@ def test_groups_hold_a_number_of_processes():
 @needs_groups
 def test_a_group_that_is_in_use_is_removed_later():
     (path,) = groups = make(2**30)
-    with subprocess.Popen([*entering(groups), "cat"], stdin=subprocess.PIPE) as cat:
+    with subprocess.Popen([*words_to_enter(groups), "cat"], stdin=subprocess.PIPE) as cat:
         while not (path / "cgroup.procs").read_text():
             pass
         remove(path, seconds=0.0)

@@ -88,7 +88,7 @@ def test_each_expert_has_its_own_product(tmp_path, layout, parameter, out, into)
 def test_peft_takes_the_matrices_of_llama_4_for_their_transpose(
     tmp_path, monkeypatch, version, swapped, parameter, shape
 ):
-    """It has multiplied them so since 0.19.1, and their shapes say which it was."""
+    """Since 0.19.1 B A has the form [in, out] of the files, before [out, in]; its shape tells."""
     module = "layers.0.feed_forward.experts"
     monkeypatch.setattr(sys.modules[__name__], "MODULE", module)
     shape = shape[::-1] if swapped else shape

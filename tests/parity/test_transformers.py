@@ -67,7 +67,7 @@ def test_logits(pair):
 
 
 def test_gradients(pair):
-    """Is no further from float64 than a limit, or than twice what transformers is in float32."""
+    """Checks that we are as near to float64 as a limit, or as twice the error of transformers."""
     case, model, twin, decoder, params = pair
     tokens = sequences(decoder.config)[3]
     with in_float64():

@@ -141,11 +141,11 @@ class HarborEpisode:
 
     async def reset(self) -> tuple[()]:
         self.machine = await in_thread(partial(self.options.runtime.open, self.task.image))
-        await self.prepared(f"mkdir -p /logs/agent {LOGS} /logs/artifacts")
+        await self.run_checked(f"mkdir -p /logs/agent {LOGS} /logs/artifacts")
         image = self.task.image
         beside = image.context.is_dir() and not (image.context / "Dockerfile").exists()
         if image.reference and beside:  # the files of the task, for the working directory
-            await self.prepared("tar -xf -", archive([("/", image.context)]))
+            await self.run_checked("tar -xf -", archive([("/", image.context)]))
         seconds = self.task.file.agent.timeout_sec
         if seconds is not None:
             self.until = time.monotonic() + seconds * self.options.timeout_multiplier
@@ -184,7 +184,7 @@ class HarborEpisode:
         assert self.machine is not None
         return await in_thread(partial(self.machine.run, command, seconds=seconds, **options))
 
-    async def prepared(self, command: str, content: bytes = b"") -> None:
+    async def run_checked(self, command: str, content: bytes = b"") -> None:
         """Runs a command of our own.
 
         Raises:
@@ -202,7 +202,7 @@ class HarborEpisode:
           ValueError: they have none, and there is no `error_reward`.
         """
         try:
-            reward, others = await self.tested()
+            reward, others = await self.run_tests()
         except (ValueError, OverflowError, RecursionError):  # the last two of JSON
             if self.options.error_reward is None:
                 raise
@@ -210,15 +210,15 @@ class HarborEpisode:
         self.metrics |= others
         return reward
 
-    async def tested(self) -> tuple[float, dict[str, float]]:
+    async def run_tests(self) -> tuple[float, dict[str, float]]:
         """Runs the tests; returns the reward that they write, and the other numbers beside it.
 
         Raises:
           ValueError: they cannot be run, pass their time, or write no reward that can be read.
         """
         tests = archive([("/", self.task.folder / "tests")])
-        await self.prepared(f"rm -rf {' '.join(REWARDS)} && mkdir -p /tests {LOGS}")
-        await self.prepared("tar -xf - -C /tests && chmod +x /tests/test.sh", tests)
+        await self.run_checked(f"rm -rf {' '.join(REWARDS)} && mkdir -p /tests {LOGS}")
+        await self.run_checked("tar -xf - -C /tests && chmod +x /tests/test.sh", tests)
         section = self.task.file.verifier
         seconds = section.timeout_sec * self.options.timeout_multiplier
         command = f"(/tests/test.sh) > {LOGS}/test-stdout.txt 2>&1"

@@ -20,7 +20,7 @@ from rl4p.distributed import control_group
 from rl4p.distributed.control_group import Popen
 from rl4p.protocols.runtime import LARGEST_OUTPUT, CommandResult, Image
 from rl4p.rollout.runtimes.dockerfile import Steps, archive, steps_of
-from rl4p.rollout.runtimes.processes import asked, finished, last_line
+from rl4p.rollout.runtimes.processes import communicate, last_line, limit_of
 
 SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin")  # without a root folder
 READABLE = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d")
@@ -68,7 +68,7 @@ class Bubblewrap:
             raise InputError(f"runtime=bubblewrap cannot be used: {reason}.")
         self.steps(image)
         for name in ("memory_mib", "disk_mib"):
-            asked(image, name, getattr(self, name))
+            limit_of(image, name, getattr(self, name))
         if image.reference is not None and not self.built:
             raise InputError(
                 f"The task {image.name} has the image {image.reference} of a registry: export its "
@@ -107,10 +107,10 @@ class OpenBubblewrap:
 
     def __init__(self, options: Bubblewrap, image: Image) -> None:
         self.options, self.steps = options, options.steps(image)
-        self.memory = asked(image, "memory_mib", options.memory_mib) << 20
-        disk = asked(image, "disk_mib", options.disk_mib)
+        self.memory = limit_of(image, "memory_mib", options.memory_mib) << 20
+        disk = limit_of(image, "disk_mib", options.disk_mib)
         own_mounts = [program("unshare"), "--user", "--map-root-user", "--mount"]
-        script = mounting(options.folder(image), disk, options.inodes)
+        script = mount_script(options.folder(image), disk, options.inodes)
         self.lock, self.command = threading.Lock(), None
         self.holder = Popen(
             [*own_mounts, "/bin/sh", "-c", script],
@@ -166,7 +166,7 @@ class OpenBubblewrap:
             raise
         process.groups = groups
         try:
-            return finished(process, content, seconds, most)
+            return communicate(process, content, seconds, most)
         finally:
             process.close()
 
@@ -174,7 +174,7 @@ class OpenBubblewrap:
         self, command: str, groups: Sequence[Path], variables: Mapping[str, str]
     ) -> list[str]:
         """Returns the words that run a command in the sandbox."""
-        words = control_group.entering(groups)
+        words = control_group.words_to_enter(groups)
         words += [program("nsenter"), "--target", str(self.holder.pid), "--user", "--mount"]
         words += ["--preserve-credentials", program("bwrap"), "--unshare-all", "--die-with-parent"]
         words += ["--new-session", "--uid", "0", "--gid", "0", "--cap-drop", "ALL"]
@@ -217,7 +217,7 @@ def program(name: str) -> str:
     return path
 
 
-def mounting(root: Path | None, disk_mib: int, inodes: int) -> str:
+def mount_script(root: Path | None, disk_mib: int, inodes: int) -> str:
     """Returns a script that mounts the files of a machine at `PLACE`, and waits for its end."""
     lines = [
         f"mount -t tmpfs -o size={disk_mib}m,nr_inodes={inodes},mode=0755 tmpfs {PLACE}",

@@ -20,7 +20,7 @@ from rl4p.configuration.bounds import AboveZero, Positive
 from rl4p.configuration.capability import Word
 from rl4p.distributed.control_group import Popen
 from rl4p.protocols.runtime import LARGEST_OUTPUT, CommandResult, Image
-from rl4p.rollout.runtimes.processes import asked, finished, last_line
+from rl4p.rollout.runtimes.processes import communicate, last_line, limit_of
 
 LABEL = "rl4p"  # of each container; its name has the process that made it
 WAIT = "while :; do sleep 3600; done"  # process 1, which no command can end
@@ -64,14 +64,14 @@ class Container:
     def check(self, image: Image) -> None:
         if (reason := problem(self.engine)) is not None:
             raise InputError(f"runtime=container cannot be used: {reason}.")
-        asked(image, "memory_mib", self.memory_mib)
+        limit_of(image, "memory_mib", self.memory_mib)
 
     def open(self, image: Image) -> "OpenContainer":
         return OpenContainer(self, image)
 
     def start_words(self, image: Image, reference: str, name: str) -> list[str]:
         """Returns the words that start a container of an image."""
-        memory = f"{asked(image, 'memory_mib', self.memory_mib)}m"
+        memory = f"{limit_of(image, 'memory_mib', self.memory_mib)}m"
         words = [self.engine, "run", "--detach", "--rm", "--name", name]
         words += ["--label", LABEL, "--tmpfs", f"/rl4p:size={LARGEST_OUTPUT}"]
         words += ["--network", self.network]
@@ -96,7 +96,7 @@ class Container:
         with lock:
             if key not in images:
                 words = [self.engine, "build", "--quiet", str(image.context)]
-                images[key] = answer(words, image.build_seconds)
+                images[key] = output_of_engine(words, image.build_seconds)
         return images[key]
 
 
@@ -108,7 +108,7 @@ class OpenContainer:
         reference = options.reference(image)
         self.close = weakref.finalize(self, remove, self.engine, [self.name])
         try:
-            answer(options.start_words(image, reference, self.name), image.build_seconds)
+            output_of_engine(options.start_words(image, reference, self.name), image.build_seconds)
         except RunError:
             self.close()
             raise
@@ -132,7 +132,7 @@ class OpenContainer:
         )
         began = time.monotonic()
         try:
-            result = finished(process, content, seconds + ENGINE_SECONDS, most)
+            result = communicate(process, content, seconds + ENGINE_SECONDS, most)
         finally:
             process.close()
         took = time.monotonic() - began
@@ -143,7 +143,7 @@ class OpenContainer:
             return replace(result, code=None, killed=f"after {seconds:g} s")
         if result.code and result.output.startswith(b"Error"):  # of the engine, or of the command
             state = [self.engine, "inspect", "--format", "{{.State.Running}}", self.name]
-            if answer(state, ENGINE_SECONDS) != "true":
+            if output_of_engine(state, ENGINE_SECONDS) != "true":
                 raise RunError(f"A container has ended: {last_line(result.output)}.")
         return result
 
@@ -158,7 +158,7 @@ def variables_of(variables: Mapping[str, str]) -> list[str]:
     return [word for name, value in variables.items() for word in ("--env", f"{name}={value}")]
 
 
-def answer(words: Sequence[str], seconds: float) -> str:
+def output_of_engine(words: Sequence[str], seconds: float) -> str:
     """Returns what a call of an engine prints.
 
     Raises:
@@ -226,7 +226,7 @@ def problem(engine: str) -> str | None:
         return f"the program {engine} is not installed"
     words = [engine, "ps", "--all", "--filter", f"label={LABEL}", "--format", "{{.Names}}"]
     try:
-        if old := left_behind(answer(words, ENGINE_SECONDS).split()):
+        if old := left_behind(output_of_engine(words, ENGINE_SECONDS).split()):
             remove(engine, old)
     except RunError as error:
         return str(error).rstrip(".")

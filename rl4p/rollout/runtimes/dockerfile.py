@@ -59,16 +59,16 @@ def steps_of(image: Image, *, built: bool) -> Steps:
         if name == "FROM" and (built or bases == 1):
             steps = Steps()
         elif name == "WORKDIR":
-            steps.workdir = posixpath.join(steps.workdir, replaced(rest, steps.variables))
+            steps.workdir = posixpath.join(steps.workdir, expand_variables(rest, steps.variables))
         elif name == "ENV":
             pairs = shlex.split(rest)
             if "=" not in pairs[0]:  # the old form: ENV NAME VALUE
                 first, _, value = rest.partition(" ")
                 pairs = [f"{first}={value.strip()}"]
             new = [pair.partition("=")[::2] for pair in pairs]
-            steps.variables |= {key: replaced(value, steps.variables) for key, value in new}
+            steps.variables |= {key: expand_variables(value, steps.variables) for key, value in new}
         elif name == "COPY":
-            steps.files += copied(image, rest, steps)
+            steps.files += files_of_copy(image, rest, steps)
         else:
             raise InputError(
                 f"The Dockerfile of the task {image.name} has the step {name} {rest[:40]!r}, which "
@@ -91,21 +91,21 @@ def instructions(file: Path) -> Iterator[tuple[str, str]]:
             yield name.upper(), "".join(rest)
 
 
-def replaced(text: str, variables: Mapping[str, str]) -> str:
+def expand_variables(text: str, variables: Mapping[str, str]) -> str:
     """Returns a text with the values of the variables in it; an unknown one is empty."""
     return re.sub(
         r"\$(?:(\w+)|\{(\w+)\})", lambda match: variables.get(match[1] or match[2], ""), text
     )
 
 
-def copied(image: Image, rest: str, steps: Steps) -> list[tuple[str, Path]]:
+def files_of_copy(image: Image, rest: str, steps: Steps) -> list[tuple[str, Path]]:
     """Returns the files and folders that a COPY names.
 
     Raises:
       InputError: it has an option, or a source is not in the folder of the Dockerfile.
     """
     words = json.loads(rest) if rest.startswith("[") else shlex.split(rest)
-    *sources, target = (replaced(word, steps.variables) for word in words)
+    *sources, target = (expand_variables(word, steps.variables) for word in words)
     where = f"The Dockerfile of the task {image.name}: COPY {rest[:60]}"
     if any(word.startswith(("--", "<<")) for word in sources) or not sources:
         raise InputError(f"{where} has an option, which bubblewrap cannot take.")

@@ -35,7 +35,7 @@ class Kept:
         return CommandResult(output=output, code=code, killed=killed)
 
 
-def finished(process: Popen, content: bytes, seconds: float, most: int) -> CommandResult:
+def communicate(process: Popen, content: bytes, seconds: float, most: int) -> CommandResult:
     """Writes to a process and reads from it until it ends; kills it after its time.
 
     Args:
@@ -72,7 +72,7 @@ def finished(process: Popen, content: bytes, seconds: float, most: int) -> Comma
     return kept.result(None, killed)
 
 
-def asked(image: Image, name: str, most: int) -> int:
+def limit_of(image: Image, name: str, most: int) -> int:
     """Returns a limit of a task's machine in MiB: what the task asks for, or else the option.
 
     Raises:

@@ -46,7 +46,7 @@ def test_gradients_keep_them_too_and_nothing_overflows():
 
 
 def memory_and_reads():
-    """Returns the inputs of one head, and in float64 what a delta rule and Mamba-2 make of them."""
+    """Returns inputs of one head, and the results of a delta rule and of Mamba-2 in float64."""
     random, logs = np.random.default_rng(2), mixed_decays()
     q, k, v = (np.float32(x) for x in random.normal(size=(3, T, 4)))
     q, k = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (q, k))

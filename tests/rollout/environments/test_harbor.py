@@ -23,7 +23,7 @@ def call(command):
 
 @pytest.fixture
 def play(tmp_path, make_prompt):
-    """Plays an episode; returns the results of its messages, and the reward of its end."""
+    """Plays an episode; returns the answer to each message, and the reward."""
 
     def run(*messages, options=None, runtime=None, cut=False, **task):
         write_task(tmp_path / "tasks" / "one", **task)

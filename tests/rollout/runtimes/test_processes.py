@@ -8,7 +8,7 @@ import pytest
 from rl4p.base.errors import InputError
 from rl4p.distributed.control_group import Popen
 from rl4p.protocols.runtime import Image
-from rl4p.rollout.runtimes.processes import Kept, asked, finished, last_line
+from rl4p.rollout.runtimes.processes import Kept, communicate, last_line, limit_of
 
 
 def run(script, content=b"", seconds=60.0, most=100):
@@ -16,7 +16,7 @@ def run(script, content=b"", seconds=60.0, most=100):
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
     process = Popen(words, start_new_session=True, **pipes)
     try:
-        return finished(process, content, seconds, most)
+        return communicate(process, content, seconds, most)
     finally:
         process.close()
 
@@ -58,10 +58,10 @@ def test_a_command_is_killed_after_much_output(monkeypatch):
 
 def test_a_task_may_ask_for_less_than_an_option(tmp_path):
     image = Image(name="t", context=tmp_path, memory_mib=64)
-    assert asked(image, "memory_mib", 100) == 64
-    assert asked(image, "disk_mib", 100) == 100
+    assert limit_of(image, "memory_mib", 100) == 64
+    assert limit_of(image, "disk_mib", 100) == 100
     with pytest.raises(InputError, match="asks for memory_mib=64, more than runtime"):
-        asked(image, "memory_mib", 32)
+        limit_of(image, "memory_mib", 32)
 
 
 def test_the_last_line_of_an_output():
