@@ -110,6 +110,11 @@ def main() -> None:
         if workloads != ("hybrid",):
             parser.error("hybrid is measured alone, since it has a page of its own")
         name = "peers_hybrid"
+    lists, alone = LONG.get(workloads[0], ENGINES), workloads[0] in LONG
+    rows = [row for x in lists.values() for row in with_shim(x, options.environments, alone=alone)]
+    if unknown := set(options.engines) - {row.name for row in rows}:
+        names = ", ".join(dict.fromkeys(repr(row.name) for row in rows))
+        parser.error(f"--engines has no {', '.join(map(repr, sorted(unknown)))}; it has {names}")
     found = {"machine": machine(), "date": str(date.today()), "workloads": {}}
     record = options.out / f"{name}.json"
     part = bool(options.engines) or (name == "peers" and len(workloads) < len(WORKLOADS))
