@@ -324,6 +324,10 @@ def refuse_several_options(override: Override, groups: Collection[str]) -> None:
         if isinstance(options, list):
             word = f"{override.key_or_group}={','.join(map(str, options))}"
             problem = f"{override.input_line} is a list, but a run has one {override.key_or_group}"
+            if len(options) > 1 and (
+                known := option_correction(override.key_or_group, str(options))
+            ):
+                raise InputError(known.after(problem))
             raise InputError(write(problem, ["-m", word] if len(options) > 1 else [word]))
 
 

@@ -105,6 +105,15 @@ KEYS = (
         "kl=fixed kl.beta={}",
     ),
     Key(
+        "kl_tau",
+        "kl=fixed kl.against=behaviour kl.estimator=k2 kl.beta={}",
+        "k2 is half of the square, so beta is twice tau",
+    ),
+    Key(
+        "off_policy_mask_threshold opsm_delta",
+        "correction=off_policy_mask correction.threshold={}",
+    ),
+    Key(
         "entropy.coefficient entropy_coef entropy_coeff ent_coef entropy_bonus",
         "entropy=bonus entropy.alpha={}",
     ),
@@ -236,6 +245,19 @@ OPTIONS = (
     Option("kl", NUMBER, "kl=fixed kl.beta={}"),
     Option("kl", TRUE, "kl=fixed"),
     Option("entropy", NUMBER, "entropy=bonus entropy.alpha={}"),
+    Option("correction", "(?i)tis", "correction=token_truncate"),
+    Option("correction", "(?i)icepop", "correction=token_mask"),
+    Option(
+        "correction", "(?i)seq[-_]mask[-_]tis", "correction=sequence_mask correction.weighted=true"
+    ),
+    Option("correction", "(?i)opsm", "correction=off_policy_mask"),
+    Option(
+        "correction",
+        r"\[.*\]",
+        "correction=product +correction@correction.parts.weight=token_truncate "
+        "+correction@correction.parts.mask=sequence_mask",
+        "the parts of a product have names of your own",
+    ),
     Option("critic", TRUE, "advantage=gae critic=shared"),
     Option("checkpoint", NUMBER, "checkpoint.every={}"),
     Option(

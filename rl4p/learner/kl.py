@@ -50,13 +50,26 @@ class KLOptions:
         clamped to +-20, because pi_behaviour sampled the tokens. With k1 and k3, w is
         differentiable, so the gradient of their unbiased value is unbiased (DeepSeek-V3.2). With k2
         and k3_plus, w is a constant, because not their value but their gradient is unbiased.
+      against: the policy in place of pi_reference. `behaviour` is the policy that sampled, which
+        needs no model: with k2 and beta = 2 tau the penalty is tau (log pi / pi_behaviour)^2, which
+        keeps any loss near its samples (prime-rl). It is 0 on tokens that no policy sampled.
     """
 
     estimator: Estimator = "k3"
     placement: Literal["in_loss", "in_reward"] = "in_loss"
     importance_weight: bool = False
+    against: Literal["reference", "behaviour"] = "reference"
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"reference_logprobs"} if self.against == "reference" else ())
 
     def __post_init__(self) -> None:
+        if self.against == "behaviour" and self.placement == "in_reward":
+            raise ValueError(
+                "against=behaviour needs placement=in_loss: in the reward, the penalty compares "
+                "the sampling policy with itself, so it is 0."
+            )
         if self.importance_weight and self.placement == "in_reward":
             raise ValueError(
                 "importance_weight=true needs placement=in_loss: in the reward, the divergence is "
@@ -104,7 +117,7 @@ class Fixed(KLOptions):
 
     @property
     def needs(self) -> frozenset[str]:
-        return frozenset({"reference_logprobs"} if self.active else ())
+        return super().needs if self.active else frozenset()
 
     def coefficient(self, memory: dict[str, Array]) -> Array:
         return jnp.float32(self.beta)
@@ -128,7 +141,6 @@ class Adaptive(KLOptions):
     """
 
     active: ClassVar[bool] = True
-    needs: ClassVar[frozenset[str]] = frozenset({"reference_logprobs"})
 
     beta: AboveZero = 0.001
     target: AboveZero = 0.1

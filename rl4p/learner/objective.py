@@ -7,12 +7,13 @@ import jax.numpy as jnp
 
 from rl4p.base.types import Array, Params, Sampling, TrainingBatch, Trajectories
 from rl4p.distributed.mesh import Mesh
+from rl4p.learner.correction import correction_weights
 from rl4p.learner.logprobs import ForwardRows, TeacherRows, token_scores, trunk, trunk_and_load
 from rl4p.learner.phase_results import check_array, check_names, check_pair
 from rl4p.model.decoder import Decoder
 from rl4p.model.router import RouterLoad
 from rl4p.protocols.phases import KL, Correction, Critic, Distils, Entropy, Estimator, Update
-from rl4p.protocols.traits import PhaseTraits, UpdateTraits
+from rl4p.protocols.traits import PenaltyTraits, UpdateTraits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,19 +106,17 @@ def token_loss(
     # Tokens that no policy drew have no behaviour log-probabilities.
     sampled = mask & (trajectories.policy_version_BT >= 0)
     mismatch_BT = jnp.where(sampled, proximal_BT - trajectories.behaviour_logprobs_BT, 0.0)
-    needs = PhaseTraits.read(objective.correction).needs
-    requested = {"scores": {name: micro.scores[name] for name in needs}} if needs else {}
-    weights_BT = objective.correction(mismatch_BT, mask, **requested)
-    check_array("correction", objective.correction, "the weights", weights_BT, mask.shape)
-    loss_BT = loss_BT * weights_BT
+    loss_BT *= correction_weights(objective.correction, mismatch_BT, constant_BT, micro)
     if objective.entropy.selects:
         loss_BT = jnp.where(micro.scores["selected"], loss_BT, 0.0)
     if objective.entropy.active:
         loss_BT = loss_BT - coefficients["entropy"] * tokens.entropy_BT
     if objective.kl.active and objective.kl.placement == "in_loss":
-        reference_BT = on_mask(micro.scores["reference_logprobs"])
         behaviour_BT = jnp.where(sampled, trajectories.behaviour_logprobs_BT, constant_BT)
-        divergence_BT = objective.kl.penalty(logprobs_BT, reference_BT, on_mask(behaviour_BT))
+        behaviour_BT = reference_BT = on_mask(behaviour_BT)
+        if PenaltyTraits.read(objective.kl).against == "reference":
+            reference_BT = on_mask(micro.scores["reference_logprobs"])
+        divergence_BT = objective.kl.penalty(logprobs_BT, reference_BT, behaviour_BT)
         loss_BT = loss_BT + coefficients["kl"] * divergence_BT
         extras = extras | {"kl": divergence_BT}
     if objective.critic.active and isinstance(objective.critic, Estimator):

@@ -251,7 +251,8 @@ class Correction(Protocol):
     """Weights of the policy loss that correct for a difference between sampler and trainer.
 
     The log-probabilities of the sampling engine differ from the trainer's because of other
-    kernels, another precision or staleness.
+    kernels, another precision or staleness. `traits.CorrectionTraits` has its optional members: one
+    with ``reads_batch`` takes two more arguments, `logprobs_BT` and `batch`, as an update does.
     """
 
     def __call__(self, log_ratio_BT: Array, mask_BT: Array) -> Array:

@@ -149,10 +149,15 @@ class CorrectionTraits(PhaseTraits):
     Attributes:
       active: false if every token has weight 1.
       weighs: whether its weights contain the ratio of trainer and sampler.
+      reads_batch: whether it also takes `logprobs_BT` and `batch`, as an update does, in which are
+        the scores that it needs.
+      reads_advantages: whether it acts on tokens with negative advantages alone.
     """
 
     active: bool = True
     weighs: bool = False
+    reads_batch: bool = False
+    reads_advantages: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,9 +166,11 @@ class PenaltyTraits(PhaseTraits):
 
     Attributes:
       importance_weight: whether it weighs the estimate by the ratio of trainer and sampler.
+      against: `behaviour` if the reference is the policy that sampled.
     """
 
     importance_weight: bool = False
+    against: str = "reference"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -200,11 +200,16 @@ def demonstrations_in_the_place_of_samples(phases: Phases) -> str | None:
             f"{rollout} has no log-probabilities of a sampling policy, but "
             "kl.placement=in_reward needs them: set kl.placement=in_loss."
         )
-    if phases.kl.active and PenaltyTraits.read(phases.kl).importance_weight:
-        return (
-            f"{rollout} has no sampling policy, so kl.importance_weight=true would have no effect: "
-            "leave it out."
-        )
+    penalty = PenaltyTraits.read(phases.kl)
+    for option, chosen in (
+        ("importance_weight=true", penalty.importance_weight),
+        ("against=behaviour", penalty.against == "behaviour"),
+    ):
+        if phases.kl.active and chosen:
+            return (
+                f"{rollout} has no sampling policy, so kl.{option} would have no effect: leave it "
+                "out."
+            )
     old_policy = UpdateTraits.read(phases.update).old_policy
     if old_policy != UpdateTraits.read(type(phases.update)).old_policy:
         return (
@@ -254,7 +259,7 @@ def pairs_that_are_not_compared(phases: Phases) -> str | None:
 
 
 def corrections_beside_the_update(phases: Phases) -> str | None:
-    """Refuses packed rows that are read as one sequence, and a weight that the loss has already."""
+    """Refuses packed rows read as one sequence, a weight twice, and a mask that drops nothing."""
     update, correction = UpdateTraits.read(phases.update), CorrectionTraits.read(phases.correction)
     active = {"correction": correction.active, "critic": phases.critic.active}
     if update.pack and (group := next((name for name, is_on in active.items() if is_on), None)):
@@ -268,6 +273,20 @@ def corrections_beside_the_update(phases: Phases) -> str | None:
             f"{choice('update', phases.update)} with old_policy=behaviour contains the whole "
             f"importance weight, so {choice('correction', phases.correction)} would weigh with it "
             "again: choose correction=none, or update.old_policy=proximal."
+        )
+    if not correction.reads_advantages:
+        return None
+    mask = f"{choice('correction', phases.correction)} drops tokens with negative advantages, but"
+    if not update.reads_advantages:
+        return (
+            f"{mask} {choice('update', phases.update)} does not use advantages: choose another "
+            "correction."
+        )
+    advantages = AdvantageTraits.read(phases.advantage)
+    if advantages.one_sign and advantages.value >= 0:
+        return (
+            f"{mask} {choice('advantage', phases.advantage)} has none: choose another correction, "
+            "or another advantage."
         )
     return None
 

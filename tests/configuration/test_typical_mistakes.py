@@ -28,6 +28,13 @@ MISTAKES = {
     "rollout.n=8": "group_size=8",
     "max_tokens=256": "max_response_tokens=256",
     "max_prompt_length=64": "max_prompt_tokens=64",
+    "kl_tau=0.001": "kl=fixed kl.against=behaviour kl.estimator=k2 kl.beta=0.001",
+    "off_policy_mask_threshold=0.5": "correction=off_policy_mask correction.threshold=0.5",
+    "correction=tis": "correction=token_truncate",
+    "correction=[token_truncate,sequence_mask]": (
+        "correction=product +correction@correction.parts.weight=token_truncate "
+        "+correction@correction.parts.mask=sequence_mask"
+    ),
     "lr=1e-4": "optimizer.learning_rate=1e-4",
     "optimizer.lr=1e-4": "optimizer.learning_rate=1e-4",
     "+lr=0.01": "optimizer.learning_rate=0.01",

@@ -83,6 +83,14 @@ def test_the_importance_weight(estimator, value, slope):
     np.testing.assert_allclose(run(jnp.float32(0)), (value, slope), rtol=1e-6)
 
 
+@pytest.mark.parametrize("kind", [Fixed, Adaptive])
+def test_the_policy_that_sampled_needs_no_reference(kind):
+    assert kind(against="behaviour").needs == set()
+    assert kind().needs == {"reference_logprobs"}
+    with pytest.raises(ValueError, match="against=behaviour needs placement=in_loss"):
+        kind(against="behaviour", placement="in_reward")
+
+
 def test_in_the_reward_nothing_is_differentiated():
     options = KLOptions(estimator="k1", placement="in_reward")
     run = jax.value_and_grad(lambda x: options.penalty(x, jnp.float32(-0.5), jnp.float32(0)))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rl4p.base.types import Sampling
-from rl4p.learner.correction import TokenTruncate
+from rl4p.learner.correction import OffPolicyMask, TokenTruncate
 from rl4p.learner.critic import Shared
 from rl4p.learner.entropy import Bonus, TopTokens
 from rl4p.learner.kl import Fixed
@@ -33,6 +33,8 @@ SAMPLING = Sampling(temperature=0.7)
 @pytest.fixture(scope="module")
 def joined(policy, params, batch, make_objective, score_all):
     """Losses and metrics of tokens, 0 off the loss mask, where rows 1 and 5 were not sampled."""
+    signs_B1 = np.where(np.arange(B) % 2, 1, -1).astype(np.float32)[:, None]
+    batch = dataclasses.replace(batch, advantages_BT=signs_B1 * batch.advantages_BT)
     version = jnp.zeros((B, T), jnp.int32).at[jnp.asarray([1, 5])].set(-1)
     trajectories = dataclasses.replace(batch.trajectories, policy_version_BT=version)
     tokens = score_all(policy.decoder, params, trajectories, SAMPLING)
@@ -66,6 +68,7 @@ def joined(policy, params, batch, make_objective, score_all):
         "entropy": np.where(mask, tokens.entropy_BT, 0),
         "behaviour": np.where(mask, behaviour, 0),
         "reinforce": np.where(mask, -batch.advantages_BT * tokens.logprobs_BT, 0),
+        "advantages": np.where(mask, batch.advantages_BT, 0),
         "mask": np.asarray(mask),
         "sampled": np.asarray(mask & (version >= 0)),
     }
@@ -91,6 +94,22 @@ def test_a_divergence_reaches_the_tokens_that_lose_their_policy_gradient(joined)
     np.testing.assert_allclose(metrics["logprob_gap"], np.abs(gap), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(metrics["weight"], x["mask"] * weight, rtol=1e-4)
     np.testing.assert_allclose(metrics["squared_weight"], x["mask"] * weight**2, rtol=1e-4)
+
+
+def test_a_penalty_keeps_the_policy_near_its_sampler(joined):
+    """The penalty is 0.15 (log pi / mu)^2, and nothing on tokens without a sampler."""
+    run, x = joined
+    loss_BT, metrics = run(
+        correction=OffPolicyMask(threshold=0.0), kl=Fixed(estimator="k2", against="behaviour")
+    )
+    gap = np.where(x["sampled"], np.float64(x["logprobs"]) - x["behaviour"], 0.0)
+    mean = gap.sum(axis=1, keepdims=True) / np.maximum(x["sampled"].sum(axis=1, keepdims=True), 1)
+    dropped = (x["advantages"] < 0) & (mean < 0)
+    assert 0 < (x["mask"] & dropped).sum() < x["mask"].sum()
+    np.testing.assert_allclose(
+        loss_BT, np.where(dropped, 0, x["reinforce"]) + 0.15 * gap**2, rtol=1e-4, atol=1e-5
+    )
+    np.testing.assert_allclose(metrics["kl"], gap**2 / 2, rtol=1e-3, atol=1e-5)
 
 
 def test_a_bonus_is_not_corrected_and_a_divergence_in_the_reward_is_not_in_the_loss(joined):

@@ -55,7 +55,7 @@ def batch_of():
             positions_BT=jnp.zeros((B, T), jnp.int32),
             segment_ids_BT=jnp.ones((B, T), jnp.int32),
             behaviour_logprobs_BT=jnp.asarray(numbers.behaviour),
-            policy_version_BT=jnp.where(mask_BT, 0, -1),
+            policy_version_BT=jnp.where(mask_BT & ~np.isnan(numbers.behaviour), 0, -1),
             group_ids_B=jnp.asarray(numbers.groups, jnp.int32),
             finish_B=jnp.zeros(B, jnp.int8),
         )

@@ -22,7 +22,14 @@ from rl4p.advantage.gdpo import GDPO
 from rl4p.advantage.grpo import GRPO
 from rl4p.advantage.rloo import RLOO
 from rl4p.base.types import Finish, Rewards
-from rl4p.learner.correction import SequenceMask, SequenceTruncate, TokenMask, TokenTruncate
+from rl4p.learner.correction import (
+    OffPolicyMask,
+    Product,
+    SequenceMask,
+    SequenceTruncate,
+    TokenMask,
+    TokenTruncate,
+)
 from rl4p.learner.entropy import Bonus, TopTokens
 from rl4p.learner.kl import NONE as NO_KL
 from rl4p.learner.kl import Fixed
@@ -262,6 +269,29 @@ SAME = {
         PPO(),
         {"correction": SequenceTruncate(cap=1.2)},
     ),
+    "off_policy_mask": (
+        {
+            "loss_type": "dapo",
+            "vllm_importance_sampling_correction": False,
+            "off_policy_mask_threshold": 0.02,
+        },
+        PPO(),
+        {"correction": OffPolicyMask(threshold=0.02)},
+    ),
+    "off_policy_mask_and_token_truncate": (
+        {
+            "loss_type": "grpo",
+            "off_policy_mask_threshold": 0.02,
+            "vllm_importance_sampling_mode": "token_truncate",
+            "vllm_importance_sampling_clip_max": 1.1,
+        },
+        PPO(aggregation="sequence_mean_token_mean"),
+        {
+            "correction": Product(
+                parts={"mask": OffPolicyMask(threshold=0.02), "w": TokenTruncate(cap=1.1)}
+            )
+        },
+    ),
 }
 
 
@@ -380,6 +410,26 @@ def test_sequences_are_masked_by_their_geometric_mean(numbers, our_loss, their_l
     single = {name: getattr(numbers, name)[:, :1] for name in names}
     single = SimpleNamespace(**vars(numbers) | single)
     assert_same(our_loss(single, PPO(), correction=correction), their_loss(single, **options))
+
+
+def test_a_token_without_a_score_is_not_in_the_mean(numbers, our_loss, their_loss):
+    # TRL counts it as a log-ratio of 0. Here it is left out of the mean, which is that of the
+    # tokens with a score, so a sequence is dropped from a smaller sum on.
+    options = {"loss_type": "dapo", "vllm_importance_sampling_correction": False, "vllm": True}
+    behaviour = numbers.behaviour.copy()
+    bad = np.flatnonzero((numbers.advantages < 0) & (numbers.mask.sum(axis=1) > 1))[0]
+    behaviour[bad, 0] = np.nan
+    behaviour[bad, 1:] = numbers.logprobs[bad, 1:] + 0.1
+    single = SimpleNamespace(**vars(numbers) | {"behaviour": behaviour})
+    scored = numbers.mask[bad].sum() - 1
+    theirs_mean = 0.1 * scored / (scored + 1)
+    between = (theirs_mean + 0.1) / 2
+    theirs = their_loss(single, off_policy_mask_threshold=between, **options)
+    ours = our_loss(single, PPO(), correction=OffPolicyMask(threshold=between))
+    assert (ours.logprobs[bad] == 0).all()
+    assert (theirs.logprobs[bad] != 0).any()
+    others = np.arange(len(behaviour)) != bad
+    np.testing.assert_allclose(ours.logprobs[others], theirs.logprobs[others], rtol=0, atol=1e-5)
 
 
 def test_vespo_and_the_correction_are_two_factors(numbers, our_loss, their_loss):

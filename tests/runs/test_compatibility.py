@@ -29,6 +29,10 @@ from tests.support.options import keys_of
 from tests.support.pairs import COMPANIONS, CONF, MORE, PAIRS, TABLE, group_of, options
 
 SFT = ("advantage=constant", "update=sft")
+PARTS = (
+    "+correction@correction.parts.a=off_policy_mask",
+    "+correction@correction.parts.b=sequence_mask",
+)
 OF_PHASES = ("critic", "advantage", "update", "kl", "entropy", "correction", "rollout")
 
 
@@ -42,8 +46,8 @@ def phase(option: str) -> Any:
     group, name = option.partition(" ")[0].split("=")
     node = keys_of(CONF / group / f"{name}.yaml")
     for word in MORE.get(option, ()):
-        key, value = word.removeprefix(f"{group}.").split("=")
-        node |= {key: yaml.safe_load(value)} if word.startswith(f"{group}.") else {}
+        key, value = word.removeprefix("+").removeprefix(f"{group}.").split("=")
+        node |= {key: yaml.safe_load(value)} if key in node else {}
     node |= {"max_response_tokens": 8} if group == "rollout" else {}
     return targets.build(node, targets.TRUSTED, group)
 
@@ -123,6 +127,14 @@ def test_the_table_names_pairs_that_exist():
             "reward=preferences grades the pairs of a data set, but rollout=continuous has none",
         ),
         (
+            ("update=dppo", "correction=product", *PARTS, "correction.parts.b.weighted=true"),
+            "correction=product would weigh with it again",
+        ),
+        (
+            ("advantage=constant", "correction=off_policy_mask"),
+            "drops tokens with negative advantages, but advantage=constant has none",
+        ),
+        (
             (*SFT, "update.pack=true", "correction=token_mask"),
             "correction=token_mask reads a row as one sequence: choose correction=none",
         ),
@@ -144,6 +156,9 @@ def test_what_nothing_reads_is_refused(overrides, sentence):
         ("advantage=constant", "kl=fixed"),
         ("update.old_policy=behaviour", "correction=sequence_mask"),
         ("update=dppo", "update.old_policy=proximal", "correction=token_truncate"),
+        ("update=dppo", "correction=product", *PARTS),
+        ("advantage=constant", "advantage.value=-1", "correction=off_policy_mask"),
+        ("kl=fixed", "kl.against=behaviour", "correction=product", *PARTS),
         ("advantage=constant", "kl=fixed", "kl.beta=0", "kl.placement=in_reward"),
         ("advantage=gdpo", "kl=fixed"),
         ("advantage=grpo", "kl=fixed", "kl.placement=in_reward", "correction=token_mask"),

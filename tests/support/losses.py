@@ -24,6 +24,7 @@ def built(group, name, **changes):
 
 LOSSES = {name: built("update", name) for name in NAMES}
 LOSSES |= {
+    "dppo-kl": dataclasses.replace(LOSSES["dppo"], divergence="kl", delta=0.05),
     "gspo-token": dataclasses.replace(LOSSES["gspo"], form="token"),
     "gspo-wide": dataclasses.replace(LOSSES["gspo"], clip_low=0.5, clip_high=0.5),
     "luspo-wide": dataclasses.replace(LOSSES["luspo"], clip_low=0.5, clip_high=0.5),
@@ -45,4 +46,5 @@ NOT_REINFORCE |= {"clip_cov", "clip_cov-half"}
 NOT_STILL = {"sft", "sft-dft", "kimi", "dro", "dro-token"}
 # The gradient of these treats the weight of a token as a constant. Finite differences of the loss
 # therefore differ from it; their own tests check the slopes by hand.
-CONSTANT_WEIGHT = {"cispo", "dppo", "sft-dft", "topr", "topr-sequence", "vespo", "gspo-token"}
+CONSTANT_WEIGHT = {"cispo", "dppo", "dppo-kl", "sft-dft", "topr", "topr-sequence", "vespo"}
+CONSTANT_WEIGHT |= {"gspo-token"}

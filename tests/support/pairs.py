@@ -26,6 +26,11 @@ LARGE = (*SMALL, "model.vocabulary=264", "model.dtype=float32", "model.attention
 MORE = {
     "advantage=distill": TEACHER,
     "update=gkd": TEACHER,
+    "correction=off_policy_mask": ("correction.threshold=0",),
+    "correction=product": (
+        "+correction.parts={a: {_target_: rl4p.learner.correction.TokenTruncate}, "
+        "b: {_target_: rl4p.learner.correction.TokenMask, weighted: false}}",
+    ),
     "correction=sequence_mask": ("correction.low=0.9", "correction.weighted=true"),
     "entropy=adaptive": ("entropy.alpha=0.05", "entropy.target=10"),
     "entropy=bonus": ("entropy.alpha=0.05",),
@@ -33,6 +38,7 @@ MORE = {
     "kl=adaptive": ("kl.beta=0.5",),
     "kl=fixed in_reward": ("kl.beta=20", "kl.estimator=k1", "kl.placement=in_reward"),
     "kl=fixed weighted": ("kl.beta=0.5", "kl.importance_weight=true"),
+    "kl=fixed sampler": ("kl.beta=0.5", "kl.against=behaviour"),
     "model=scratch": SMALL,
     "model=pretrained": ("model.path=rl4p/tiny", *WHOLE_ANSWERS),
     "model=tiny": WHOLE_ANSWERS,

@@ -1,3 +1,4 @@
+import jax
 import numpy as np
 import pytest
 
@@ -39,3 +40,40 @@ def test_the_old_policy_may_be_the_proximal_one_and_is_where_none_sampled(
     np.testing.assert_allclose(
         evaluate(DPPO(**options), [[np.log(0.5)]], batch)[2], [[-10 / 9]], rtol=1e-5
     )
+
+
+@pytest.mark.parametrize(("divergence", "delta"), [("total_variation", 0.15), ("kl", 0.05)])
+def test_tokens_are_dropped_by_the_divergence_of_the_paper(make_batch, evaluate, divergence, delta):
+    """Its formulas token by token, in float64."""
+    random = np.random.default_rng(5)
+    pi, mu = random.uniform(0.001, 0.999, (2, 20, 20))
+    advantages = random.normal(0, 1, (20, 20))
+    expected, dropped = np.zeros((20, 20)), 0
+    for at in np.ndindex(20, 20):
+        p, q, a = pi[at], mu[at], advantages[at]
+        far = abs(p - q)
+        if divergence == "kl":
+            far = q * np.log(q / p) + (1 - q) * np.log((1 - q) / (1 - p))
+        away = (a > 0 and p / q > 1) or (a < 0 and p / q < 1)
+        dropped += far > delta and away
+        expected[at] = 0 if far > delta and away else -a * min(p / q, 20)
+    assert 50 < dropped < 350
+    with jax.enable_x64(True):
+        batch = make_batch(advantages, np.log(mu))
+        batch = jax.tree.map(lambda x: x.astype(float) if x.dtype == np.float32 else x, batch)
+        log_mu = np.asarray(batch.trajectories.behaviour_logprobs_BT)  # rounded to float32
+        update = DPPO(divergence=divergence, delta=delta)
+        loss_BT, _, slope_BT = evaluate(update, np.log(pi), batch)
+    ratio = mu / np.exp(log_mu)
+    rounded = np.where(expected == 0, 0, expected * ratio * np.asarray(batch.advantages_BT))
+    np.testing.assert_allclose(slope_BT * advantages, rounded, rtol=1e-6)
+    np.testing.assert_allclose(loss_BT, slope_BT * np.log(pi), rtol=1e-6)
+
+
+@pytest.mark.parametrize(("now", "before"), [(0.0, -1e-9), (-1e-9, 0.0), (-1e4, -0.1), (0.0, 0.0)])
+def test_a_certain_token_has_a_finite_divergence(make_batch, evaluate, now, before):
+    for advantage in (1.0, -1.0):
+        batch = make_batch([[advantage]], [[before]])
+        results = evaluate(DPPO(divergence="kl", delta=0.05), [[now]], batch)
+        assert all(np.isfinite(x).all() for x in jax.tree.leaves(results))
+    assert (results[1]["clip_low"] == (now == -1e4)).all()

@@ -21,6 +21,7 @@ import pytest
 from rl4p.advantage.gae import GAE
 from rl4p.base.types import Microbatching, Sampling, TrainingBatch
 from rl4p.distributed.mesh import Mesh
+from rl4p.learner.correction import Product, correction_weights
 from rl4p.learner.gradient_step import gradient_step
 from rl4p.learner.logprobs import ScoreOptions, score_tokens
 from rl4p.learner.optimizer import SGD
@@ -70,15 +71,21 @@ COMBINATIONS = {
         "kl": built("kl", "fixed", importance_weight=True),
         "critic": built("critic", "shared"),
     },
-    "reinforce, critic separate, top_tokens": {
+    "reinforce, off_policy_mask, critic separate, top_tokens": {
         "update": built("update", "reinforce"),
+        "correction": built("correction", "off_policy_mask", threshold=0.0),
         "entropy": built("entropy", "top_tokens"),
         "critic": built("critic", "separate"),
     },
-    "gkd, token_truncate, kl fixed, entropy bonus": {
+    "gkd, product, kl fixed, entropy bonus": {
         "update": built("update", "gkd", beta=0.3),
-        "correction": built("correction", "token_truncate", cap=1.05),
-        "kl": built("kl", "fixed"),
+        "correction": Product(
+            parts={
+                "weight": built("correction", "token_truncate", cap=1.05),
+                "bad": built("correction", "off_policy_mask", threshold=0.0),
+            }
+        ),
+        "kl": built("kl", "fixed", against="behaviour"),
         "entropy": built("entropy", "bonus"),
     },
 }
@@ -454,11 +461,13 @@ def test_what_joins_a_loss_is_added_to_it(build, plain, differences, name):
             scores = scores | objective.update.prepare(ours)
         logprobs_BT = jnp.where(mask, logprobs_BT, 0.0)
         loss_BT, _ = objective.update(logprobs_BT, dataclasses.replace(ours, scores=scores))
-        loss_BT *= objective.correction(scores["proximal_logprobs"] - behaviour_BT, mask)
+        log_ratio_BT = scores["proximal_logprobs"] - behaviour_BT
+        constant_BT = jax.lax.stop_gradient(logprobs_BT)
+        loss_BT *= correction_weights(objective.correction, log_ratio_BT, constant_BT, ours)
         if "entropy" in scores:
             loss_BT *= objective.entropy.select(scores["entropy"], mask).astype(float)
-        if "reference_logprobs" in scores and objective.kl.active:
-            penalty = (logprobs_BT, scores["reference_logprobs"], behaviour_BT)
+        if objective.kl.active:
+            penalty = (logprobs_BT, scores.get("reference_logprobs", behaviour_BT), behaviour_BT)
             loss_BT += 0.3 * objective.kl.penalty(*penalty)
         if objective.entropy.active:
             loss_BT -= 0.2 * entropy_BT
@@ -547,6 +556,7 @@ from dataclasses import replace
 from rl4p.distributed.mesh import Mesh
 from rl4p.base.types import TrainState
 from rl4p.learner.update_options import aggregation_weights
+from rl4p.learner.correction import Product, correction_weights
 from rl4p.learner.gradient_step import gradient_step
 
 cases, optimizer, coefficients, options = pickle.load(sys.stdin.buffer)
