@@ -6,12 +6,12 @@ fresh folder, and resumes the run. No file of the package is changed.
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support.documents import DOCS, commands, write_files
+from tests.support.forks import Forks
 
 pytestmark = pytest.mark.slow  # and in continuous integration: each test starts processes
 
@@ -48,14 +48,11 @@ def command_with(page: Path, word: str) -> list[str]:
     raise AssertionError(f"{page.name} has no command with {word}")
 
 
+FORKS = Forks()
+
+
 def start(folder: Path, *arguments: str, module: str = "train") -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-m", f"rl4p.{module}", *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return FORKS.run([f"rl4p.{module}", *arguments], folder)
 
 
 def trained(folder: Path, done: subprocess.CompletedProcess) -> list[dict]:

@@ -19,6 +19,7 @@ import pytest
 from experiments.drills.small_run import SMALL as TRAINS
 from experiments.drills.small_run import record, summary
 from rl4p.runs.saved_steps import steps_of
+from tests.support.forks import Forks
 
 SMALL = (*TRAINS, "debug=on")
 lines = record
@@ -133,11 +134,11 @@ def command() -> Callable[..., list[str]]:
 @pytest.fixture(scope="session")
 def train(command: Callable[..., list[str]]) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Returns a function that runs a small run to its end."""
+    forks = Forks()
 
     def run(*overrides: str, cwd: Path | None = None, **options: Any) -> Any:
-        process = subprocess.run(
-            command(*overrides, **options), cwd=cwd, capture_output=True, text=True, check=False
-        )
+        _python, _m, *words = command(*overrides, **options)
+        process = forks.run(words, cwd)
         assert "Traceback" not in process.stderr, process.stderr
         return process
 
