@@ -20,6 +20,7 @@ The other words are the keys of rl4p.train that act on an evaluation:
 
     evaluation.samples=16      16 samples per prompt beside the greedy response: avg@16, pass@2, ...
     evaluation.pass_at_k=[4]   other values of k
+    evaluation.chosen_by=TERM  best-of-16 and weighted majority by the grades of a term
     rollout.temperature=0.6    the temperature of the samples
     evaluation.prompts=100     the first 100 prompts of each task
     evaluation.rows=64         sequences sampled at a time

@@ -22,6 +22,8 @@ Words
   keep=TERM at_least=1   keep responses whose grade of a term (or of `reward`, the total) is at
                          least 1
   best=N                 keep the N responses of each prompt with the highest total reward
+  pairs=true             write preference pairs for data=preferences: of each prompt the responses
+                         with the highest and the lowest total reward, if these differ
 
 Words for a server
   server=URL             an OpenAI-compatible server. It gets messages and applies its own template

@@ -29,6 +29,7 @@ QUICK = (
 # These have as many rows as their files or their generator.
 OF_FILES = ("code_grpo", "conversations_sft", "crossword_grpo", "gsm8k_grpo", "math_grpo")
 OF_FILES += ("preferences_dpo", "environment_sft", "grid_gigpo", "guess_gigpo")
+OF_FILES += ("preferences_reward",)
 OF_FILES += ("debugging_grpo",)
 TASKS = ("arithmetic", "countdown", "letter_counting", "sorting")
 SETS: dict[str, tuple[str, ...]] = dict.fromkeys(
@@ -63,6 +64,7 @@ CHANGES: dict[str, tuple[str, ...]] = {
         *("data.path={pairs}", "max_prompt_tokens=64", "max_response_tokens=32"),
         *("optimizer.learning_rate=1e-4", "optimizer.warmup_steps=0"),
     ),
+    "preferences_reward": ("data.path={pairs}", "max_response_tokens=32"),
     "environment_sft": ("data.path={chats}", "max_prompt_tokens=64", "max_response_tokens=32"),
     # Without a warm start it plays no game and calls no tool.
     **dict.fromkeys(("grid_gigpo", "guess_gigpo"), ("data.path={problems}", *PLAYS)),

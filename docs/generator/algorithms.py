@@ -37,6 +37,8 @@ COMMANDS = {
     "update=dpo": "advantage=preference update=dpo",
     "update=gkd": "experiment=arithmetic_gkd teacher.path=FOLDER",
     "update=kimi": "advantage=dr_grpo update=kimi",
+    "update=kto": "experiment=arithmetic_kto",
+    "update=reward_model": "experiment=preferences_reward data.path=FILE",
     "update=sft": "experiment=arithmetic_sft",
 }
 # The row of the catalogue that measured an option, if it is not its command.

@@ -83,6 +83,7 @@ class EvaluationKeys:
     samples: Natural
     pass_at_k: tuple[Annotated[int, Field(ge=2)], ...] | None
     seed: Natural
+    chosen_by: str | None
     rows: Positive | None
 
 

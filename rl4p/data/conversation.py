@@ -217,6 +217,7 @@ def encode_demonstrations(
     max_prompt_tokens: int,
     end_ids: Sequence[int],
     template: Mapping[str, Any] | None = None,
+    whole: bool = False,
 ) -> tuple[list[Prompt], int]:
     """Returns the prompts of worked answers, and the number dropped for being too long.
 
@@ -224,7 +225,18 @@ def encode_demonstrations(
     all that precedes the last message of the row; it is dropped if it is longer than
     `max_prompt_tokens`. A `solution` answers a conversation that ends with another role.
     `encode_prompts` encodes questions without messages.
+
+    Args:
+      whole: whether only the last answer of each conversation is trained, and has what the chat
+        template writes after its end token, such as a newline, where a classifier reads its score.
     """
+    if whole:
+        questions = [
+            question
+            if question.messages
+            else replace(question, messages=tuple(question.prompt_messages()))
+            for question in questions
+        ]
     if all(question.messages is None for question in questions):
         return encode_prompts(
             questions,
@@ -250,7 +262,8 @@ def encode_demonstrations(
         if question.messages is None:
             prompts, _ = encode_prompts([question], tokenizer, max_prompt_tokens=maxsize, **given)
         else:
-            prompts = demonstrations(question, tokenizer, end_ids=end_ids, check=check, **given)
+            ends = {"end_ids": end_ids, "whole": whole}
+            prompts = demonstrations(question, tokenizer, check=check, **ends, **given)
         prompts_by_question[key] = prompts
     encoded = [prompt for question in questions for prompt in prompts_by_question[id(question)]]
     return short_enough(encoded, max_prompt_tokens)
@@ -288,6 +301,7 @@ def demonstrations(
     end_ids: Sequence[int],
     template: Mapping[str, Any],
     check: ShownCheck,
+    whole: bool = False,
 ) -> list[Prompt]:
     """Returns the prompts of a conversation, one for each row.
 
@@ -307,7 +321,11 @@ def demonstrations(
         arguments=template,
     )
     try:
-        rows = chat_template.rows(messages)
+        if whole:
+            row, text = chat_template.row(messages)
+            rows = [replace(row, tokens=text.tokens)]
+        else:
+            rows = chat_template.rows(messages)
         read = [*system, *messages[: rows[-1].messages]]
         check(read, question.tools, before=len(system))
     except (InputError, *TEMPLATE_ERRORS) as error:

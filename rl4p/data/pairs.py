@@ -10,11 +10,14 @@ begin, and an end token ends each response.
 """
 
 import json
+import math
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from rl4p.base.errors import InputError
 from rl4p.base.types import Prompt, Question
@@ -138,6 +141,22 @@ def common_length(first: Sequence[Any], *others: Sequence[Any]) -> int:
     return len(list(takewhile(lambda items: all(x == items[0] for x in items), columns)))
 
 
+def margins(prompts: Sequence[Prompt]) -> np.ndarray:
+    """Returns float32 [B], the field `margin` of prompts, by which their responses differ.
+
+    Raises:
+      InputError: a prompt has no such number.
+    """
+    values = [prompt.metadata.get("margin") for prompt in prompts]
+    for prompt, value in zip(prompts, values, strict=True):
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            raise InputError(
+                f"update.margins=true needs a number in the field margin of each row, but that of "
+                f"{prompt.id} is {value!r}: set data.metadata_keys=[margin], and fill the field."
+            )
+    return np.asarray(values, np.float32)
+
+
 Tokens = list[int]
 
 
@@ -149,8 +168,14 @@ def encode_preferences(
     max_prompt_tokens: int,
     end_ids: Sequence[int],
     template: Mapping[str, Any] | None = None,
+    whole: bool = False,
 ) -> tuple[list[Prompt], int]:
-    """Returns the prompts of pairs with their `responses`, and the number dropped as too long."""
+    """Returns the prompts of pairs with their `responses`, and the number dropped as too long.
+
+    Args:
+      whole: whether a response has what the chat template writes after its end token, such as a
+        newline. A classifier reads its score after that (`term=classifier`).
+    """
     distinct = {id(row): row for row in questions}  # a mixture repeats questions
     for row in distinct.values():
         if row.pair is None:
@@ -177,7 +202,7 @@ def encode_preferences(
             prompt, responses = encoded_texts(row, tokenizer, end_ids)
         else:
             prompt, responses = encoded_messages(
-                row, messages, tokenizer, end_ids, template or {}, check
+                row, messages, tokenizer, end_ids, template or {}, check, whole=whole
             )
         if responses[0] == responses[1]:  # such as texts that differ in a space that is not written
             raise InputError(
@@ -200,12 +225,15 @@ def encoded_messages(
     end_ids: Sequence[int],
     arguments: Mapping[str, Any],
     check: ShownCheck,
+    *,
+    whole: bool,
 ) -> tuple[Tokens, list[Tokens]]:
     """Returns the tokens of a conversation before its last message, and of both last messages."""
     pair: Any = row.pair
     template = Template(tokenizer=tokenizer, end_ids=end_ids, tools=row.tools, arguments=arguments)
     try:
-        rows = [template.row([*messages, response])[0] for response in pair]
+        both = [template.row([*messages, response]) for response in pair]
+        rows = [replace(row, tokens=text.tokens) if whole else row for row, text in both]
         for response in pair:
             check([*messages, response], row.tools)
         prompts = [each.tokens[: each.begins] for each in rows]

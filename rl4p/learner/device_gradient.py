@@ -225,8 +225,11 @@ def microbatch_loss(
     rows = ForwardRows(forward, before, places)
     loss_BT, per_token, load = token_loss(objective, merge(params), batch, coefficients, rows)
     mask_BT = batch.loss_mask_BT
-    loss = jnp.sum(jnp.where(mask_BT, weights_BT * loss_BT, 0.0))
+    # The weights are 0 where there is no loss.
+    loss = jnp.sum(jnp.where(weights_BT > 0, weights_BT * loss_BT, 0.0))
     sums = {name: masked_sum(x.astype(jnp.float32), mask_BT) for name, x in per_token.items()}
+    if "imitation_loss" in per_token:  # also of tokens outside the mask
+        sums["imitation_loss"] = jnp.sum(weights_BT * per_token["imitation_loss"])
     sums |= {"loss": loss, "tokens": jnp.sum(mask_BT, dtype=jnp.float32)}
     if load is not None and of_batch is not None:
         own = balance_loss(load, of_batch)

@@ -26,6 +26,7 @@ from rl4p.distributed.partition import is_constant, is_correction
 from rl4p.distributed.placement import as_before, on_device
 from rl4p.distributed.processes import to_host
 from rl4p.learner.device_gradient import device_gradient
+from rl4p.learner.imitation import with_likelihood
 from rl4p.learner.microbatches import spread
 from rl4p.learner.objective import Objective
 from rl4p.learner.packing import packed
@@ -228,8 +229,11 @@ def forward_backward(
         batch.loss_mask_BT, update.aggregation, update.aggregation_length
     )
     rows = add_minibatch_scores(objective, batch), weights_BT
+    traits = UpdateTraits.read(update)
+    if traits.likelihood_loss or traits.observation_loss:
+        rows = with_likelihood(traits, *rows)
     segments_BT = batch.trajectories.segment_ids_BT
-    if UpdateTraits.read(update).pack:
+    if traits.pack:
         rows, segments_BT = packed(rows, segments_BT)
         packed_trajectories = replace(rows[0].trajectories, segment_ids_BT=segments_BT)
         rows = replace(rows[0], trajectories=packed_trajectories), rows[1]
@@ -350,8 +354,10 @@ def summarise(sums: dict[str, Array]) -> Metrics:
         *("loss", "grad_norm", "skipped", "tokens", "weight", "squared_weight"),
         *("logprob_gap", "logprob_gap_max", "fresh", "mismatch_kl"),
         *("returns", "squared_returns", "squared_value_errors", "router_loss"),
-        *("bias_step_ME", "load_excess"),
+        *("bias_step_ME", "load_excess", "imitation_loss"),
     }
+    if "imitation_loss" in sums:
+        special["update/imitation_loss"] = jnp.mean(sums["imitation_loss"])
     if "router_loss" in sums:
         special["update/router_loss"] = jnp.mean(sums["router_loss"])
     if "load_excess" in sums:

@@ -7,15 +7,19 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from rl4p.base.errors import InputError
 from rl4p.base.types import Array, Microbatching, Params, Sampling, Trajectories
 from rl4p.distributed import collectives
 from rl4p.distributed.mesh import ONE_DEVICE, Mesh
 from rl4p.distributed.partition import gather
 from rl4p.distributed.placement import on_device
+from rl4p.distributed.processes import to_host
 from rl4p.learner.microbatches import MicrobatchRows, fold, rows_of, scattered, spread
 from rl4p.learner.packing import Packing
 from rl4p.learner.shared_prompts import SharedPrompts, pays, take_groups
+from rl4p.model import heads
 from rl4p.model.decoder import Decoder, Prefix
 from rl4p.model.exact_sums import token_logprobs
 from rl4p.model.router import RouterLoad
@@ -171,7 +175,8 @@ def trunk(
 
     The last token predicts none, and its activations may be 0. A kernel does not run it: with the
     last token of the prompt, which predicts the first of R response tokens, there would be R + 1
-    columns, which neither blocks of 512 nor even numbers divide.
+    columns, which neither blocks of 512 nor even numbers divide. A score head reads it, so that a
+    model with one always runs it.
     """
     tokens, experts_BTX, more = tokens_to_run(decoder, trajectories)
     hidden_BTD = decoder.hidden(params, *tokens, before, experts_BTX)
@@ -192,7 +197,8 @@ def tokens_to_run(
 ) -> tuple[tuple[Array, Array, Array], Array | None, int]:
     """Returns the tokens that `trunk` runs, their experts, and how many columns it does not run."""
     ours, more = slice(None), 0
-    if decoder.attention != "xla" and collectives.devices() == 1:
+    scored = decoder.config.labels > 0  # at the last token
+    if decoder.attention != "xla" and collectives.devices() == 1 and not scored:
         ours, more = slice(-1), 1
     tokens = t.tokens_BT[:, ours], t.positions_BT[:, ours], t.segment_ids_BT[:, ours]
     return tokens, None if t.experts_BTX is None else t.experts_BTX[:, ours], more
@@ -220,7 +226,8 @@ class ScoreOptions:
       sampling: the distribution that the tokens are scored under.
       microbatching: the division of the rows of a device into microbatches.
       mesh: the mesh whose devices share the rows.
-      names: the scores to compute: logprobs, entropy, collision (`TokenScores`), values.
+      names: the scores to compute: logprobs, entropy, collision (`TokenScores`), values; or score
+        alone, of a decoder with a score head, at every token.
       values: the critic's function of (decoder, params, activations, trajectories); None without.
     """
 
@@ -259,6 +266,61 @@ def score_tokens(
     return scattered(scores, order_B, len(order_B))
 
 
+def mismatched_log_ratios(
+    options: ScoreOptions,
+    policy: tuple[Decoder, Params],
+    reference: tuple[Decoder, Params],
+    t: Trajectories,
+    temperature: Array | None = None,
+) -> Array:
+    """Returns log pi - log pi_reference of the responses to other prompts (`mismatched`).
+
+    Args:
+      policy, reference: decoders and their merged parameters.
+
+    Returns:
+      float32 [B, T], the same on all columns of a prompt's row.
+
+    Raises:
+      InputError: the rows are not prompts with one response each.
+    """
+    mask_BT = to_host(t.response_mask_BT)
+    first_B = np.argmax(mask_BT, axis=1)[mask_BT.any(axis=1)]
+    width = first_B.max(initial=0)
+    if np.any(first_B != width):
+        raise InputError(
+            "update=kto gives responses to other prompts, but a row has several turns, or several "
+            "trained messages: choose other data or another rollout, or update=dpo."
+        )
+    own = mismatched(t, width)
+    logprobs_BT, base_BT = (
+        score_tokens(replace(options, decoder=decoder), params, own, temperature)["logprobs"]
+        for decoder, params in (policy, reference)
+    )
+    ratio_BT = jnp.where(own.response_mask_BT, logprobs_BT - base_BT, 0.0)
+    return jnp.broadcast_to(jnp.sum(ratio_BT, axis=1, keepdims=True), ratio_BT.shape)
+
+
+@jax.jit
+def mismatched(t: Trajectories, width: Array) -> Trajectories:
+    """Returns the prompts, of `width` columns, with the responses of `group_size` rows before."""
+    prompt_T = jnp.arange(t.tokens_BT.shape[1]) < width
+
+    def turned(x_BT: Array) -> Array:
+        return jnp.where(prompt_T, x_BT, jnp.roll(x_BT, t.group_size, axis=0))
+
+    segments_BT = turned(t.segment_ids_BT)
+    positions_BT = jnp.cumsum(segments_BT != 0, axis=1, dtype=jnp.int32) - 1
+    return replace(
+        t,
+        tokens_BT=turned(t.tokens_BT),
+        response_mask_BT=turned(t.response_mask_BT),
+        segment_ids_BT=segments_BT,
+        positions_BT=jnp.maximum(positions_BT, 0),
+        experts_BTX=None,
+    )
+
+
 def device_scores(
     options: ScoreOptions,
     shared: bool,
@@ -286,6 +348,8 @@ def device_scores(
         layers = take_groups(prefixes, groups_b)
         before = prompts.before(layers, groups_b, packed=packing is not None)
         hidden_BTD = trunk(decoder, params, micro, before)
+        if decoder.config.labels:
+            return {"score": rows.put(scores["score"], heads.scores(params, hidden_BTD)[..., 0])}
         tokens = token_scores(decoder, params, hidden_BTD, micro, options.sampling, temperature)
         known = {
             "logprobs": tokens.logprobs_BT,

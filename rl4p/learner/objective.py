@@ -8,8 +8,16 @@ import jax.numpy as jnp
 from rl4p.base.types import Array, Params, Sampling, TrainingBatch, Trajectories
 from rl4p.distributed.mesh import Mesh
 from rl4p.learner.correction import correction_weights
-from rl4p.learner.logprobs import ForwardRows, TeacherRows, token_scores, trunk, trunk_and_load
+from rl4p.learner.logprobs import (
+    ForwardRows,
+    TeacherRows,
+    TokenScores,
+    token_scores,
+    trunk,
+    trunk_and_load,
+)
 from rl4p.learner.phase_results import check_array, check_names, check_pair
+from rl4p.model import heads
 from rl4p.model.decoder import Decoder
 from rl4p.model.router import RouterLoad
 from rl4p.protocols.phases import KL, Correction, Critic, Distils, Entropy, Estimator, Update
@@ -29,6 +37,7 @@ class Objective:
       rows_together: how many rows of one group stay in one minibatch and one microbatch.
       teacher: the decoder of the teacher that the update compares with; None without one. Its
         parameters are under `teacher` beside the frozen ones (`Phases.frozen`).
+      pad_id: the token that fills rows, after the last one that a score head reads.
     """
 
     update: Update
@@ -41,6 +50,7 @@ class Objective:
     mesh: Mesh
     rows_together: int = 1
     teacher: Decoder | None = None
+    pad_id: int = 0
 
     @property
     def router_loss(self) -> float:
@@ -89,12 +99,21 @@ def token_loss(
         hidden_BTD, load = trunk_and_load(*inputs)
     else:
         hidden_BTD = trunk(*inputs)
-    teacher = teacher_rows(objective, params, rows.trajectories)
-    scores = token_scores(
-        decoder, params, hidden_BTD, rows.trajectories, objective.sampling, temperature, teacher
-    )
+    score_BT = None
+    if decoder.config.labels:  # a score in place of the log-probabilities, which are 0
+        score_BT = heads.scores(params, hidden_BTD)[..., 0]
+        scores = TokenScores(*(jnp.zeros_like(score_BT),) * 3)
+    else:
+        teacher = teacher_rows(objective, params, rows.trajectories)
+        scores = token_scores(
+            decoder, params, hidden_BTD, rows.trajectories, objective.sampling, temperature, teacher
+        )
     # From here on, a row is a sequence again.
-    tokens = scores if rows.packing is None else jax.tree.map(rows.packing.unpack, scores)
+    unpack = (lambda x: x) if rows.packing is None else rows.packing.unpack
+    tokens: TokenScores = jax.tree.map(unpack, scores)
+    if score_BT is not None:
+        own_BT = heads.at_last_token(unpack(score_BT), trajectories, objective.pad_id)
+        micro = replace(micro, scores=micro.scores | {"sequence_score": own_BT})
     logprobs_BT = on_mask(tokens.logprobs_BT)
     constant_BT = jax.lax.stop_gradient(logprobs_BT)
     proximal_BT = on_mask(micro.scores.get("proximal_logprobs", constant_BT))
@@ -130,6 +149,13 @@ def token_loss(
             "squared_returns": jnp.square(returns_BT),
             "squared_value_errors": jnp.square(returns_BT - values_BT),
         }
+
+    if "imitation" in micro.scores:  # also of tokens outside the mask (`with_likelihood`)
+        factor_BT = micro.scores["imitation"]
+        likelihood_BT = jnp.where(factor_BT > 0, tokens.logprobs_BT, 0.0)
+        imitation_BT = -factor_BT * likelihood_BT
+        loss_BT = on_mask(loss_BT) + imitation_BT
+        extras = extras | {"imitation_loss": imitation_BT}
 
     # Other tokens differ from the sampler because the policy has changed since.
     fresh = sampled

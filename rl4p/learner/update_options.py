@@ -38,6 +38,10 @@ class UpdateOptions:
         up for an expert with less than the mean load and down for one with more (2408.15664,
         2412.19437; `router.balanced`). The load is of the same tokens as that of `router_loss`, and
         the rows of a group do not share their prompt either.
+      likelihood_loss: the coefficient of the mean of -log pi over the tokens of samples that are
+        right, by a grade of `evaluation.term` of at least 1 (VAPO, 2504.05118; 0.1 there).
+      observation_loss: the coefficient of the mean of -log pi over the tokens that the environment
+        said after the first turn, with the markers of messages (ECHO, 2605.24517; 0.05 there).
       reads_advantages: whether the loss depends on the advantages (`compatibility.py`).
       ratio_options: the options that act only where the ratio to an older policy is not 1.
       reads: the scores that the update needs however many optimizer updates a step has.
@@ -55,6 +59,8 @@ class UpdateOptions:
     microbatch_widths: Positive = 8
     router_loss: NonNegative = 0.0
     router_bias_rate: NonNegative = 0.0
+    likelihood_loss: NonNegative = 0.0
+    observation_loss: NonNegative = 0.0
 
     def __post_init__(self) -> None:
         if self.aggregation == "constant" and self.aggregation_length is None:
@@ -88,9 +94,13 @@ class UpdateOptions:
 
     @property
     def needs(self) -> frozenset[str]:
-        """Returns `reads`, and `proximal_logprobs` if a step has several updates; else rho is 1."""
+        """Returns `reads`, and `proximal_logprobs` if a step has several updates; else rho is 1.
+
+        With `likelihood_loss` also `right`.
+        """
         several = self.epochs * self.minibatches > 1
-        return self.reads | ({"proximal_logprobs"} if several else set())
+        own = {"right"} if self.likelihood_loss else set()
+        return self.reads | own | ({"proximal_logprobs"} if several else set())
 
 
 def aggregation_weights(mask_BT: Array, aggregation: Aggregation, length: int | None) -> Array:

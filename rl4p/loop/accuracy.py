@@ -1,4 +1,4 @@
-"""Accuracies of graded responses: pass@1, avg@n and pass@k, with 95 % confidence intervals.
+"""Accuracies of graded responses: pass@1, avg@n, pass@k and best-of-n, with 95 % intervals.
 
 The samples of one prompt are not independent, so the prompts are the unit of every interval. A
 statistic is a mean over prompts, p = sum_i x_i / P, of values x_i in [0, 1]. Its interval is
@@ -23,7 +23,8 @@ it for 2 to 29 prompts.
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod, sqrt
+from math import exp, inf, prod, sqrt
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -45,6 +46,19 @@ class Estimate:
     high: float
 
 
+class SampleChoice(NamedTuple):
+    """One of the samples of a prompt, among which a term chooses.
+
+    Attributes:
+      grade: of the term; None if it failed or does not apply.
+      answer: equal for samples with the same final answer.
+    """
+
+    grade: float | None
+    answer: Any
+    correct: bool
+
+
 @dataclass(frozen=True, kw_only=True)
 class Score:
     """The accuracies of one task."""
@@ -56,6 +70,14 @@ class Score:
     pass_at_1: Estimate  # of the greedy responses
     average: Estimate | None  # avg@samples, the mean accuracy of the samples; None without samples
     pass_at_k: dict[int, Estimate]  # pass@k for some k from 2 to `samples`
+    # Of the answer that a term chooses among the samples (`best_of`, `majority_of`); None without.
+    best: Estimate | None = None
+    majority: Estimate | None = None
+
+    def chosen(self) -> dict[str, Estimate]:
+        """Returns the accuracies of chosen answers by name, if a term chooses."""
+        both = {"best_of": self.best, "majority_of": self.majority}
+        return {name: each for name, each in both.items() if each is not None}
 
     def metrics(self) -> dict[str, float]:
         """Returns the values by the names of metrics; `invalid` only if there are any."""
@@ -63,6 +85,7 @@ class Score:
         if self.average is not None:
             metrics[f"avg_at_{self.samples}"] = self.average.value
         metrics |= {f"pass_at_{k}": each.value for k, each in self.pass_at_k.items()}
+        metrics |= {f"{name}_{self.samples}": each.value for name, each in self.chosen().items()}
         return metrics | ({"invalid": float(self.invalid)} if self.invalid else {})
 
 
@@ -73,13 +96,27 @@ class Tally:
     greedy: dict[str, list[bool]] = field(default_factory=lambda: defaultdict(list))
     sampled: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     invalid: Counter[str] = field(default_factory=Counter)
+    choices: dict[str, dict[str, list[SampleChoice]]] = field(
+        default_factory=lambda: defaultdict(lambda: defaultdict(list))
+    )
 
-    def add(self, task: str, prompt: str, *, greedy: bool, correct: bool, valid: bool) -> None:
+    def add(
+        self,
+        task: str,
+        prompt: str,
+        *,
+        greedy: bool,
+        correct: bool,
+        valid: bool,
+        choice: SampleChoice | None = None,
+    ) -> None:
         """Counts one response to the prompt with an id, which its samples share."""
         if greedy:
             self.greedy[task].append(correct)
         else:
             self.sampled[task][prompt] += correct
+            if choice is not None:
+                self.choices[task][prompt].append(choice)
         self.invalid[task] += not valid
 
     def scores(self, samples: int, pass_at_k: Sequence[int]) -> dict[str, Score]:
@@ -91,6 +128,7 @@ class Tally:
         scores = {}
         for task, right in self.greedy.items():
             P, right_P = len(right), np.array(list(self.sampled[task].values()))
+            among = list(self.choices[task].values())
             scores[task] = Score(
                 prompts=P,
                 samples=samples,
@@ -100,6 +138,8 @@ class Tally:
                 pass_at_k={
                     k: estimate(passed(right_P, samples, k), P * (samples // k)) for k in pass_at_k
                 },
+                best=estimate(np.array([*map(best_of, among)]), P) if among else None,
+                majority=estimate(np.array([*map(majority_of, among)]), P) if among else None,
             )
         return scores
 
@@ -111,6 +151,28 @@ def metrics_of(scores: Mapping[str, Score]) -> dict[str, float]:
         for task, score in scores.items()
         for name, value in score.metrics().items()
     }
+
+
+def best_of(samples: Sequence[SampleChoice]) -> float:
+    """Returns whether the sample with the highest grade is right; of equal ones, the share."""
+    grades = [-inf if each.grade is None else each.grade for each in samples]
+    best = [each.correct for each, x in zip(samples, grades, strict=True) if x == max(grades)]
+    return sum(best) / len(best)
+
+
+def majority_of(samples: Sequence[SampleChoice]) -> float:
+    """Returns whether the answer with the largest sum of weights is right (2206.02336).
+
+    The weight of a sample is exp(grade), its strength in the Bradley-Terry model of a reward model,
+    and 0 without a grade. Of answers with equal sums, the first counts.
+    """
+    highest = max((each.grade for each in samples if each.grade is not None), default=0.0)
+    weights: dict[Any, float] = defaultdict(float)
+    right: dict[Any, bool] = {}
+    for each in samples:
+        weights[each.answer] += 0.0 if each.grade is None else exp(each.grade - highest)
+        right.setdefault(each.answer, each.correct)
+    return float(right[max(weights, key=lambda answer: weights[answer])])
 
 
 def passed(right_P: np.ndarray, samples: int, k: int) -> np.ndarray:

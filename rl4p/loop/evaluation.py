@@ -10,16 +10,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import gcd
+from math import gcd, isfinite
 from typing import Any
 
 import jax
 
 from rl4p.base.errors import InputError
 from rl4p.base.types import Episode, Params, Prompt, Rewards, TrainState, Trajectories
+from rl4p.data.extraction import extract
+from rl4p.data.quantity import quantity
 from rl4p.distributed.counting import counted
 from rl4p.distributed.processes import to_host
-from rl4p.loop.accuracy import Tally, metrics_of
+from rl4p.loop.accuracy import SampleChoice, Tally, metrics_of
 from rl4p.loop.held_out_loss import HeldOutLoss
 from rl4p.loop.phases import Phases, graded
 from rl4p.loop.source import check_digest, digest_of
@@ -27,6 +29,7 @@ from rl4p.loop.stopwatch import Stopwatch
 from rl4p.model.policy import Policy
 from rl4p.protocols.engine import Engine, HoldsEpisodes, opened
 from rl4p.protocols.hook import StepInfo
+from rl4p.protocols.traits import RewardTraits, TermTraits
 from rl4p.rollout.sampler import answers, requests_of, response_keys
 
 
@@ -76,6 +79,7 @@ class Evaluation:
     samples: int = 0  # the number of samples of each prompt, in addition to the greedy response
     pass_at_k: Sequence[int] = field(default=())  # the values of k for pass@k, from 2 to `samples`
     seed: int = 0  # the seed of the samples
+    chosen_by: str | None = None  # the reward term that chooses among the samples; None for none
     # Measures the loss of given responses to the held-out prompts; None without.
     loss: HeldOutLoss | None = None
 
@@ -94,6 +98,8 @@ class Evaluation:
         tasks = dict.fromkeys(prompt.task for prompt in self.prompts)
         kinds = ["pass_at_1", *([f"avg_at_{self.samples}"] if self.samples else [])]
         kinds += [f"pass_at_{k}" for k in self.pass_at_k]
+        if self.chosen_by is not None:
+            kinds += [f"best_of_{self.samples}", f"majority_of_{self.samples}"]
         return [f"eval/{task}/{kind}" for task in tasks for kind in kinds]
 
     def __call__(self, info: StepInfo) -> dict[str, float]:
@@ -137,9 +143,20 @@ class Evaluation:
             for answered in self.answered(state):
                 correct_B, valid_B = self.judged(answered.rewards)
                 rows = zip(answered.chunk.rows(), correct_B, valid_B, strict=True)
-                for (prompt, sample), correct, valid in rows:
+                texts = [each.response for each in answered.episodes] if self.chosen_by else []
+                grades = to_host(answered.rewards.terms[self.chosen_by]) if self.chosen_by else []
+                for row, ((prompt, sample), correct, valid) in enumerate(rows):
+                    choice = None
+                    if sample is not None and self.chosen_by is not None:
+                        grade = float(grades[row])
+                        choice = self.choice(prompt, texts[row], grade, correct=correct)
                     tally.add(
-                        prompt.task, prompt.id, greedy=sample is None, correct=correct, valid=valid
+                        prompt.task,
+                        prompt.id,
+                        greedy=sample is None,
+                        correct=correct,
+                        valid=valid,
+                        choice=choice,
                     )
                 count.add(len(valid_B))
         metrics = metrics_of(tally.scores(self.samples, self.pass_at_k))
@@ -147,6 +164,21 @@ class Evaluation:
             metrics
             if self.loss is None
             else self.loss(self.evaluated(state), state.reference) | metrics
+        )
+
+    def choice(
+        self, prompt: Prompt, response: str, grade: float | None, *, correct: bool
+    ) -> SampleChoice:
+        """Returns a sample with its grade by `chosen_by` and its final answer."""
+        reward = self.phases.reward
+        own = (RewardTraits.read(reward).tasks or {}).get(prompt.task, reward)
+        terms = RewardTraits.read(own).terms or {}
+        rule = TermTraits.read(terms.get(self.term)).extract
+        answer = extract(response, rule, prompt.generation_prompt)
+        number = None if answer is None else quantity(answer)
+        graded = grade is not None and isfinite(grade)
+        return SampleChoice(
+            grade if graded else None, answer if number is None else number, correct
         )
 
     def evaluated(self, state: TrainState) -> Params:

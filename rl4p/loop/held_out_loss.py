@@ -9,15 +9,19 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from rl4p.base.types import Array, Params, Prompt, TrainingBatch, Trajectories
+from rl4p.base.types import Array, Episode, Params, Prompt, TrainingBatch, Trajectories
+from rl4p.data.pairs import margins
 from rl4p.distributed.counting import counted
 from rl4p.distributed.processes import to_host
-from rl4p.learner.logprobs import score_tokens
+from rl4p.learner.logprobs import mismatched_log_ratios, score_tokens
 from rl4p.loop.phases import Phases
 from rl4p.model.decoder import Decoder
+from rl4p.model.heads import at_last_token
 from rl4p.model.policy import Policy
-from rl4p.protocols.traits import RolloutTraits
+from rl4p.protocols.phases import Prepares
+from rl4p.protocols.traits import RolloutTraits, UpdateTraits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +33,7 @@ class HeldOutLoss:
         loss = -(1/n) sum_t log pi(t | tokens before t)        perplexity = exp(loss)
 
     For preference pairs (`rollout=preferences`) the loss of the update, its margin and its accuracy
-    are means over pairs.
+    are means over pairs; for single responses that are good or bad (`reward=labels`), over those.
     """
 
     phases: Phases  # the phases of the run, whose rollout takes the responses from the prompts
@@ -49,6 +53,7 @@ class HeldOutLoss:
         whole = self.policy.merged
         reference: Any = (self.policy.decoder, whole(reset)) if reset else self.reference
         pairs = RolloutTraits.read(self.phases.rollout).pairs
+        signs = pairs or UpdateTraits.read(self.phases.update).reads_signs
         together = self.rows // self.group_size
         sums: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
         counts = Counter(prompt.task for prompt in self.prompts)
@@ -56,7 +61,7 @@ class HeldOutLoss:
             for start in range(0, len(self.prompts), together):
                 prompts = self.prompts[start : start + together]
                 filled = [prompts[i % len(prompts)] for i in range(together)]
-                trajectories, _ = self.phases.rollout(
+                trajectories, episodes = self.phases.rollout(
                     self.policy,
                     params,
                     filled,
@@ -64,13 +69,14 @@ class HeldOutLoss:
                     key=jax.random.key(0),
                     version=0,
                 )
-                logprobs_BT = self.scored(self.policy.decoder, whole(params), trajectories)
-                if pairs:  # the loss and the metrics of the update for each row, with a count of 1
-                    scores = {}
-                    if "reference_logprobs" in self.phases.needs():
-                        decoder, frozen = reference
-                        scores["reference_logprobs"] = self.scored(decoder, frozen, trajectories)
-                    sums_B = self.loss_of_pairs(trajectories, logprobs_BT, scores)
+                own = self.policy.decoder, whole(params)
+                logprobs_BT = self.scored(*own, trajectories)
+                if signs:  # the loss and the metrics of the update for each row, with a count of 1
+                    scores = self.scores(own, reference, trajectories, episodes, logprobs_BT)
+                    good_B = np.arange(self.rows) % self.group_size == 0
+                    if not pairs:
+                        good_B = self.phases.grade({}, trajectories, episodes)[0].total_B > 0
+                    sums_B = self.loss_of_rows(trajectories, good_B, logprobs_BT, scores)
                 else:
                     mask_BT = trajectories.response_mask_BT
                     sums_B = {
@@ -90,23 +96,50 @@ class HeldOutLoss:
         }
 
     def scored(self, decoder: Decoder, whole: Params, trajectories: Trajectories) -> Array:
-        options = replace(self.phases.score_options(self.policy), decoder=decoder)
-        return score_tokens(options, whole, trajectories)["logprobs"]
+        """Returns the log-probabilities, or the scores of a score head: [B, T]."""
+        name = "score" if decoder.config.labels else "logprobs"
+        options = replace(self.phases.score_options(self.policy), decoder=decoder, names=(name,))
+        return score_tokens(options, whole, trajectories)[name]
+
+    def scores(
+        self,
+        own: tuple[Decoder, Params],
+        reference: tuple[Decoder, Params],
+        trajectories: Trajectories,
+        episodes: Sequence[Episode],
+        scored_BT: Array,
+    ) -> dict[str, Array]:
+        """Returns the scores that the update reads (`Scoring`), of given responses."""
+        needs, scores = self.phases.needs(), {}
+        if "reference_logprobs" in needs:
+            scores["reference_logprobs"] = self.scored(*reference, trajectories)
+        if "mismatched_log_ratios" in needs:
+            options = self.phases.score_options(self.policy)
+            ratios_BT = mismatched_log_ratios(options, own, reference, trajectories)
+            scores["mismatched_log_ratios"] = ratios_BT
+        if "margins" in needs:
+            margins_B = margins([each.prompt for each in episodes])
+            scores["margins"] = self.policy.mesh.shard_rows(margins_B)
+        if own[0].config.labels:
+            score_BT = at_last_token(scored_BT, trajectories, self.policy.pad_id)
+            scores["sequence_score"] = score_BT
+        return scores
 
     @cached_property
-    def loss_of_pairs(self) -> Any:
+    def loss_of_rows(self) -> Any:
         """Returns the function of the loss of the update, which is compiled once for the run."""
 
-        def loss(trajectories: Trajectories, logprobs_BT: Array, scores: Any) -> Any:
+        def loss(trajectories: Trajectories, good_B: Array, logprobs_BT: Array, scores: Any) -> Any:
             mask_BT, rows = trajectories.response_mask_BT, len(logprobs_BT)
-            first_B = jnp.arange(rows) % self.group_size == 0
-            sign_B1 = jnp.where(first_B, 1.0, -1.0)[:, None]
+            sign_B1 = jnp.where(good_B, 1.0, -1.0)[:, None]
             batch = TrainingBatch(
                 trajectories=trajectories,
                 advantages_BT=jnp.where(mask_BT, sign_B1, 0.0),
                 loss_mask_BT=mask_BT,
                 scores=scores,
             )
+            if isinstance(self.phases.update, Prepares):
+                batch = replace(batch, scores=scores | self.phases.update.prepare(batch))
             loss_BT, metrics = self.phases.update(logprobs_BT, batch)
             tokens_B = jnp.maximum(jnp.sum(mask_BT, axis=1, dtype=jnp.float32), 1)
             return {

@@ -128,8 +128,11 @@ SCORES = frozenset(
         "collision",
         "entropy",
         "greedy_rewards",
+        "margins",
+        "mismatched_log_ratios",
         "proximal_logprobs",
         "reference_logprobs",
+        "right",
         "task_ids",
         "teacher_logprobs",
         "turn_states",
@@ -251,6 +254,7 @@ class Phases:
             mesh=policy.mesh,
             rows_together=self.rows_together(group_size),
             teacher=teacher[0] if teacher is not None and distils else None,
+            pad_id=policy.pad_id,
         )
 
     def score_options(self, policy: Policy) -> ScoreOptions:

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from rl4p.base.errors import RunError
-from rl4p.base.types import Array, Episode, Params, TrainState, Trajectories, Turn
+from rl4p.base.errors import InputError, RunError
+from rl4p.base.types import Array, Episode, Params, Rewards, TrainState, Trajectories, Turn
 from rl4p.data.extraction import answer_of as final_answer
+from rl4p.data.pairs import margins
 from rl4p.data.quantity import quantity
 from rl4p.distributed.processes import to_host
-from rl4p.learner.logprobs import score_tokens
+from rl4p.learner.logprobs import mismatched_log_ratios, score_tokens
 from rl4p.loop.evaluation import greedy_answers
 from rl4p.loop.phases import Phases
 from rl4p.model.decoder import Decoder
@@ -39,7 +40,8 @@ class Scoring:
     # A decoder with the vocabulary of the policy, and its parameters; None without one.
     teacher: tuple[Decoder, Params] | None = None
     tasks: tuple[str, ...] = ()  # the names of the tasks in the training data, sorted
-    term: str = "correct"  # the reward term whose extraction finds the answers of `answer_clusters`
+    # The reward term whose grades are `right`, and whose extraction finds `answer_clusters`.
+    term: str = "correct"
 
     def __call__(
         self, phases: Phases, policy: Policy, state: TrainState, collected: Collected
@@ -77,6 +79,11 @@ class Scoring:
             own = replace(trajectories, experts_BTX=None)  # those of the policy
             computed = score_tokens(own_options, params, own, **temperature)
             scores[name] = computed["logprobs"]
+        if "mismatched_log_ratios" in needs:
+            models = (policy.decoder, policy.merged(state.params)), others["reference_logprobs"]
+            scores["mismatched_log_ratios"] = mismatched_log_ratios(
+                options, *models, trajectories, **temperature
+            )
         for name in sorted(needs & phases.scores.keys()):
             score_BT = phases.scores[name](policy, state, trajectories, episodes, collected.rewards)
             scores[name] = policy.mesh.shard_rows(score_BT)
@@ -84,6 +91,8 @@ class Scoring:
             "greedy_rewards": lambda: baselines(phases, policy, state, episodes),
             "answer_clusters": lambda: answer_clusters(episodes, phases.reward, self.term),
             "task_ids": lambda: task_ids(episodes, self.tasks),
+            "right": lambda: right(collected.rewards, self.term),
+            "margins": lambda: margins([each.prompt for each in episodes]),
             "turn_states": lambda: turn_states(trajectories, episodes),
         }
         for name in sorted(needs & row_scores.keys()):
@@ -101,6 +110,21 @@ def baselines(
     total, valid = to_host((rewards.total_B, rewards.valid_B))
     by_id = {prompt.id: total[row] if valid[row] else np.nan for row, prompt in enumerate(prompts)}
     return np.asarray([by_id[each.prompt.id] for each in episodes], np.float32)
+
+
+def right(rewards: Rewards, term: str) -> np.ndarray:
+    """Returns bool [B], whether the grade of the term is at least 1.
+
+    Raises:
+      InputError: the reward has no such term.
+    """
+    if term not in rewards.terms:
+        raise InputError(
+            f"update.likelihood_loss reads the grades of evaluation.term={term}, and the reward "
+            f"has {', '.join(rewards.terms) or 'no terms'}: set evaluation.term, or leave it out."
+        )
+    host = to_host(rewards)
+    return np.asarray(host.graded(term) & (host.terms[term] >= 1))
 
 
 def answer_clusters(episodes: Sequence[Episode], reward: Any, term: str) -> np.ndarray:

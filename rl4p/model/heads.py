@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 
-from rl4p.base.types import Array, Params
+from rl4p.base.types import Array, Params, Trajectories
 from rl4p.distributed import collectives
 
 
@@ -14,6 +14,18 @@ def scores(params: Params, hidden: Array) -> Array:
         params["score"].astype(hidden.dtype),
         preferred_element_type=jnp.float32,
     )
+
+
+def at_last_token(scores_BT: Array, trajectories: Trajectories, pad_id: int) -> Array:
+    """Returns the score at the last token of each row, on all its columns: [B, T].
+
+    The last token is none with the id of the pad token, where transformers reads a classifier's.
+    If the pad token also ends messages, it is the token before it.
+    """
+    real_BT = (trajectories.segment_ids_BT != 0) & (trajectories.tokens_BT != pad_id)
+    columns = jnp.arange(scores_BT.shape[1])
+    last_B1 = jnp.max(jnp.where(real_BT, columns, 0), axis=1, keepdims=True)
+    return jnp.broadcast_to(jnp.take_along_axis(scores_BT, last_B1, axis=1), scores_BT.shape)
 
 
 def init_value_head(width: int) -> Params:

@@ -1,11 +1,12 @@
 """The policy that the phases use: decoder, tokenizer and mesh."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from rl4p.base.errors import InputError
@@ -13,7 +14,7 @@ from rl4p.base.types import Params
 from rl4p.distributed import placement
 from rl4p.distributed.mesh import Mesh
 from rl4p.model.cache import KVCacheDtype
-from rl4p.model.decoder import Decoder
+from rl4p.model.decoder import Decoder, DecoderConfig
 from rl4p.model.exact_sums import obstacle
 from rl4p.model.lora import merge_trees
 from rl4p.model.pattern import places
@@ -74,6 +75,45 @@ class Policy:
         """Returns the merged parameters, frozen and trained, that the decoder takes."""
         return merge_trees(self.frozen, trained)
 
+    def with_score_head(
+        self, trained: Params, place: Callable[[Callable[[], Params]], Params]
+    ) -> tuple["Policy", Params]:
+        """Returns a policy with a score in place of the token head, and its trained parameters.
+
+        A new head scores every sequence 0. The policy samples nothing (`update=reward_model`).
+
+        Args:
+          place: creates the parameters that a function returns on the mesh, or their shapes.
+
+        Raises:
+          InputError: the model is a classifier of several labels or the text model of a larger one,
+            or the mesh divides columns.
+        """
+        config = self.decoder.config
+        if config.wrapper:
+            raise InputError(
+                "model.score_head=true needs a text model, and this is one of several modalities: "
+                "choose another model."
+            )
+        if config.labels > 1:
+            raise InputError(
+                f"model.score_head=true trains one score, but the model has {config.labels} "
+                "labels: choose another model."
+            )
+        if self.mesh.column_shards > 1:
+            raise InputError(
+                f"mesh.cp={self.mesh.column_shards} divides the sequences of which "
+                "model.score_head=true reads the last token: set it to 1."
+            )
+        everything = self.frozen | trained
+        score = {"score": everything["score"]} if config.labels else place(partial(fresh, config))
+        frozen, trained = (
+            {name: x for name, x in tree.items() if name not in ("head", "score")}
+            for tree in (self.frozen, trained)
+        )
+        decoder = replace(self.decoder, config=replace(config, labels=1))
+        return replace(self, decoder=decoder, frozen=frozen), trained | score
+
     def without_critic(self, trained: Params) -> Params:
         """Returns the merged parameters without the parameters of a critic."""
         return {name: x for name, x in self.merged(trained).items() if name != "critic"}
@@ -113,11 +153,24 @@ class Policy:
         """Returns the merged parameters without a critic, on the sampling mesh.
 
         They have one tree per layer (`Decoder.extend`), and matrices in the dtype of activations.
+
+        Raises:
+          InputError: the model has a score head, and no token head.
         """
+        if self.decoder.config.labels:
+            raise InputError(
+                "A model with a score head generates no tokens: use it as a reward "
+                "(term=classifier), or leave model.score_head out."
+            )
         params = self.without_critic(trained)
         decoder = self.decoder
         at = places(decoder.config)
         return placement.for_sampling(self.sampling_mesh, params, decoder.dtype, at)
+
+
+def fresh(config: DecoderConfig) -> Params:
+    """Returns a score head under which every score is 0."""
+    return {"score": jnp.zeros((1, config.width))}
 
 
 def padded_width(longest: int) -> int:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -58,6 +59,8 @@ class Pretrained:
       date: the date that the chat template sees, in ISO 8601, if it has one; None is today. A run
         records the date on which it began.
       lora: the adapters that are trained in place of the parameters; see `lora.py`.
+      score_head: whether the model gets a score in place of its token head, for
+        `update=reward_model`; a classifier of one label keeps its own. An export is a classifier.
     """
 
     path: ReadPath
@@ -72,6 +75,7 @@ class Pretrained:
     template: Mapping[str, Any] = field(default_factory=dict)
     date: str | None = None
     lora: LoRA = field(default_factory=LoRA)
+    score_head: bool = False
 
     def __post_init__(self) -> None:
         check_adapter(self.path)  # before data are read, which can take minutes
@@ -88,6 +92,13 @@ class Pretrained:
 
     def build(self, mesh: Mesh, key: Array) -> tuple[Policy, Params]:
         """Returns the policy and its trained parameters; `key` initializes new adapters."""
+        policy, params = self.language_model(mesh, key)
+        if not self.score_head:
+            return policy, params
+        return policy.with_score_head(params, partial(placement.init, mesh))
+
+    def language_model(self, mesh: Mesh, key: Array) -> tuple[Policy, Params]:
+        """Returns the policy without a new score head."""
         files = model_files(self.path)
         policy = self.policy(files, mesh)
         merged = None if self.lora.rank else files.adapter
@@ -103,6 +114,13 @@ class Pretrained:
 
     def abstract(self, mesh: Mesh) -> tuple[Policy, Params]:
         """Returns the policy and the shapes and shardings of its parameters, without weights."""
+        policy, params = self.abstract_language_model(mesh)
+        if not self.score_head:
+            return policy, params
+        return policy.with_score_head(params, partial(placement.shapes, mesh))
+
+    def abstract_language_model(self, mesh: Mesh) -> tuple[Policy, Params]:
+        """Returns `abstract` without a new score head."""
         files, key = model_files(self.path, weights=False), jax.random.key(0)
         policy = self.policy(files, mesh)
         dtype = self.param_dtype or "float32"  # weight files are not read here
@@ -136,10 +154,11 @@ class Pretrained:
             lora=self.lora,
             platform=mesh.platform,
         )
-        if decoder.config.labels:
+        if decoder.config.labels and not self.score_head:
             raise InputError(
                 f"{folder} is a sequence classifier, which generates no tokens: use it as a reward "
-                "(rl4p.reward.classifier.Classifier), not as a policy."
+                "(rl4p.reward.classifier.Classifier), not as a policy, or train it "
+                "(model.score_head=true)."
             )
         if self.experts != "dense" and not decoder.config.experts:
             raise InputError(

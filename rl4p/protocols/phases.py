@@ -23,6 +23,10 @@ A phase may have two more members:
       turn_states                             [B, T], on the tokens of each turn a number of the
                                               state before it, equal for equal states of a group
       task_ids                                [B], the index of the row's task in the training data
+      right                                   [B], whether evaluation.term gave at least 1
+      margins                                 [B], the field `margin` of the row
+      mismatched_log_ratios                   [B, T], log pi - log pi_reference of the response to
+                                              another prompt, at the start of the step
 
   ``scores.NAME`` in the configuration adds a score of your own (`UserScore`), [B, T].
 

@@ -69,12 +69,14 @@ class RewardTraits(PhaseTraits):
       terms: the terms by name; None if it has no named terms.
       tasks: the reward of each task by name; None if it grades all tasks alike.
       pairs: whether it grades only the pairs of a rollout with the same trait.
+      labels: whether it grades only responses of the data set, which have labels.
     """
 
     whole_groups: bool = False
     terms: Mapping[str, Any] | None = None
     tasks: Mapping[str, Any] | None = None
     pairs: bool = False
+    labels: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,18 +130,27 @@ class UpdateTraits(PhaseTraits):
     Attributes:
       reads_advantages: whether the loss uses the advantages.
       whole_groups: whether the loss compares the samples of a group, which is then never divided.
+      reads_signs: whether of the advantages it only reads which samples are good and which are bad,
+        of which no policy needs to have drawn any.
+      trains_score: whether it trains the score of a sequence, of a model with a score head.
       pack: whether several sequences share a row.
       old_policy: `behaviour` if the ratio of the loss is the whole importance weight.
       router_loss: the coefficient of the load-balancing loss of experts.
       router_bias_rate: how far the bias of each expert moves against its load.
+      likelihood_loss: the coefficient of the likelihood of right samples.
+      observation_loss: the coefficient of the likelihood of what the environment said.
     """
 
     reads_advantages: bool = True
     whole_groups: bool = False
+    reads_signs: bool = False
+    trains_score: bool = False
     pack: bool = False
     old_policy: str | None = None
     router_loss: float = 0.0
     router_bias_rate: float = 0.0
+    likelihood_loss: float = 0.0
+    observation_loss: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

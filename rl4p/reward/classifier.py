@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 WIDTHS = 4  # loops for rows of different lengths; each compiles the model once
 
 
-class RewardModel(NamedTuple):
+class LoadedClassifier(NamedTuple):
     """A sequence classifier with its tokenizer and mesh; `pad_id` is in its config.json."""
 
     decoder: Decoder
@@ -84,7 +84,7 @@ class Classifier:
             raise ValueError(str(error).removeprefix("model.")) from error
 
     @cached_property
-    def model(self) -> RewardModel:
+    def model(self) -> LoadedClassifier:
         files = model_files(self.path)
         folder = files.weights
         config, file = read_config(folder), folder / "config.json"
@@ -119,7 +119,9 @@ class Classifier:
         mesh = OwnMesh()
         decoder = Decoder(config=config, dtype=self.dtype, platform=mesh.platform)
         params = read_params(folder, decoder, self.dtype, mesh, files.adapter)
-        return RewardModel(decoder, params, tokenizer, mesh, read_json(file).get("pad_token_id"))
+        return LoadedClassifier(
+            decoder, params, tokenizer, mesh, read_json(file).get("pad_token_id")
+        )
 
     def __call__(self, episodes: Sequence[Episode]) -> list[float]:
         decoder, params, tokenizer, mesh, pad_id = self.model

@@ -245,11 +245,12 @@ def folded(key: Array, words_P2: Array, first_P: Array, samples: int) -> Array:
 def given_completion(tokens: Sequence[int], limit: int, end_ids: Sequence[int]) -> Completion:
     """Returns a completion of given tokens, which no policy drew, cut to `limit` tokens."""
     kept = np.array(tokens[:limit], np.int32)
+    ended = finish(kept, end_ids) if len(tokens) > limit else Finish.STOP
     return Completion(
         tokens=kept,
         logprobs=np.zeros(kept.shape, np.float32),
         versions=np.full_like(kept, -1),
-        finish=finish(kept, end_ids),
+        finish=ended,
     )
 
 

@@ -36,6 +36,7 @@ from rl4p.runs.compatibility import (
     choice,
     idle_options,
     refuse_a_gap_that_is_never_measured,
+    refuse_a_head_without_its_loss,
     refuse_idle_roots,
     refuse_idle_routers,
     refuse_missing_or_idle_teachers,
@@ -125,6 +126,7 @@ def build(config: DictConfig) -> Experiment:
         check_references(phases, questions)
     policy, params = model.build(mesh, jax.random.fold_in(key, 0))
     refuse_idle_routers(phases, policy)
+    refuse_a_head_without_its_loss(phases, policy)
     refuse_top_p_with_exact_sums(phases.rollout, policy)
     _ = policy.sampling_mesh  # which checks that the mesh of the sampler divides the policy
     recorded = model.recorded() if isinstance(model, Records) else {}
@@ -276,6 +278,7 @@ def training_encoder(config: DictConfig, policy: Policy, phases: Phases, data: D
         max_prompt_tokens=most_prompt_tokens(config, policy),
         end_ids=policy.end_ids,
         template=policy.template,
+        whole=policy.decoder.config.labels > 0,
     )
 
 

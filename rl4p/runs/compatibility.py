@@ -41,6 +41,8 @@ def refuse_what_cannot_act(phases: Phases) -> None:
         demonstrations_in_the_place_of_samples,
         pairs_that_are_not_compared,
         corrections_beside_the_update,
+        terms_beside_a_score,
+        observations_without_an_environment,
     ):
         if sentence := rule(phases):
             raise InputError(sentence)
@@ -103,6 +105,21 @@ def refuse_idle_routers(phases: Phases, policy: Policy) -> None:
     ):
         if idle:
             raise InputError(f"update.{option} has no effect, because {reason}: leave it out.")
+
+
+def refuse_a_head_without_its_loss(phases: Phases, policy: Policy) -> None:
+    """Refuses to train the score of a model that has none, and a score that is not trained."""
+    trains, update = UpdateTraits.read(phases.update).trains_score, choice("update", phases.update)
+    if trains and not policy.decoder.config.labels:
+        raise InputError(
+            f"{update} trains the score of a model, but the model has none: set "
+            "model.score_head=true."
+        )
+    if policy.decoder.config.labels and not trains:
+        raise InputError(
+            f"The model has a score head and generates no tokens, so {update} cannot train it: "
+            "choose update=reward_model, or leave model.score_head out."
+        )
 
 
 def refuse_missing_or_idle_teachers(config: DictConfig, phases: Phases) -> None:
@@ -217,6 +234,7 @@ def demonstrations_in_the_place_of_samples(phases: Phases) -> str | None:
             "effect: leave it out."
         )
     pairs = RolloutTraits.read(phases.rollout).pairs
+    signs = UpdateTraits.read(phases.update).reads_signs
     if UpdateTraits.read(phases.update).whole_groups and not pairs:
         return (
             f"{choice('update', phases.update)} compares the samples of a prompt, but {rollout} "
@@ -231,7 +249,7 @@ def demonstrations_in_the_place_of_samples(phases: Phases) -> str | None:
         reason = "compares a teacher with the sampling policy, but"
     else:
         return None
-    instead = "preference" if pairs else "constant"
+    instead = "preference" if pairs else "reinforce" if signs else "constant"
     return f"{advantage} {reason} {rollout} has no samples of a policy: choose advantage={instead}."
 
 
@@ -248,12 +266,18 @@ def pairs_that_are_not_compared(phases: Phases) -> str | None:
                 f"{choice('reward', phases.reward)} grades the pairs of a data set, but {rollout} "
                 "has none: choose rollout=preferences, or another reward."
             )
+        if RewardTraits.read(phases.reward).labels and RolloutTraits.read(phases.rollout).samples:
+            return (
+                f"{choice('reward', phases.reward)} grades the responses of a data set, but "
+                f"{rollout} samples others: choose rollout=demonstrations, or another reward."
+            )
         return None
-    if UpdateTraits.read(phases.update).whole_groups:
+    update = UpdateTraits.read(phases.update)
+    if update.whole_groups or update.reads_signs:
         return None
     return (
         f"{rollout} has a preferred and a rejected response to each prompt, but "
-        f"{choice('update', phases.update)} does not compare them: choose update=dpo, or "
+        f"{choice('update', phases.update)} does not compare them: choose update=dpo or kto, or "
         "rollout=demonstrations, which trains the preferred responses alone."
     )
 
@@ -287,6 +311,44 @@ def corrections_beside_the_update(phases: Phases) -> str | None:
         return (
             f"{mask} {choice('advantage', phases.advantage)} has none: choose another correction, "
             "or another advantage."
+        )
+    return None
+
+
+def observations_without_an_environment(phases: Phases) -> str | None:
+    """Refuses the likelihood of observations if rows have a single turn."""
+    weight = UpdateTraits.read(phases.update).observation_loss
+    if not weight or RolloutTraits.read(phases.rollout).many_turns:
+        return None
+    return (
+        f"update.observation_loss={weight:g} has no effect, because "
+        f"{choice('rollout', phases.rollout)} has no environment that answers: choose "
+        "rollout=environment, or leave it out."
+    )
+
+
+def terms_beside_a_score(phases: Phases) -> str | None:
+    """Refuses samples and terms of log-probabilities for a model with a score in their place."""
+    if not UpdateTraits.read(phases.update).trains_score:
+        return None
+    update = choice("update", phases.update)
+    if RolloutTraits.read(phases.rollout).samples:
+        return (
+            f"{update} trains a model that generates no tokens, but "
+            f"{choice('rollout', phases.rollout)} samples: choose rollout=preferences or "
+            "demonstrations."
+        )
+    active = {"kl": phases.kl.active, "critic": phases.critic.active}
+    active["entropy"] = phases.entropy.active or phases.entropy.selects
+    if weight := UpdateTraits.read(phases.update).likelihood_loss:
+        return (
+            f"{update} trains a model without log-probabilities, so "
+            f"update.likelihood_loss={weight:g} would have no effect: leave it out."
+        )
+    if group := next((name for name, is_on in active.items() if is_on), None):
+        return (
+            f"{update} trains a model without log-probabilities, so "
+            f"{choice(group, phases.by_name[group])} would have no effect: choose {group}=none."
         )
     return None
 

@@ -113,6 +113,7 @@ def build_evaluation(
         samples=options.samples,
         pass_at_k=pass_at_k(options),
         seed=options.seed,
+        chosen_by=options.chosen_by,
     )
     return evaluation, dropped
 
@@ -172,18 +173,20 @@ def encoder(config: DictConfig, policy: Policy) -> Encode:
 
 
 def check_term(config: DictConfig, phases: Phases) -> None:
-    """Checks that the reward, or the reward of each task, has the term that decides, if named."""
+    """Checks that the reward, or that of each task, has the terms that decide and choose."""
     tasks = RewardTraits.read(phases.reward).tasks
     rewards = {"the reward": phases.reward}
     if tasks is not None:
         rewards = {f"reward.tasks.{task}": reward for task, reward in tasks.items()}
     for name, reward in rewards.items():
         terms = RewardTraits.read(reward).terms
-        if terms is not None and config.evaluation.term not in terms:
-            raise InputError(
-                f"evaluation.term={config.evaluation.term} is not a term of {name}; its terms are "
-                f"{', '.join(terms) or 'none'}."
-            )
+        for key in ("term", "chosen_by"):
+            term, known = config.evaluation[key], terms if key == "term" else terms or {}
+            if term is not None and known is not None and term not in known:
+                raise InputError(
+                    f"evaluation.{key}={term} is not a term of {name}; its terms are "
+                    f"{', '.join(known) or 'none'}."
+                )
 
 
 def check_tasks(phases: Phases, *sets: Sequence[Question]) -> None:
@@ -271,6 +274,11 @@ def refuse_samples_that_cannot_be(
         if options.seed:
             raise InputError(
                 f"evaluation.seed={options.seed} is the seed of samples: set evaluation.samples."
+            )
+        if options.chosen_by is not None:
+            raise InputError(
+                f"evaluation.chosen_by={options.chosen_by} chooses among samples: set "
+                "evaluation.samples."
             )
         return
     name = "rollout" if options.rollout is None else "evaluation.rollout"

@@ -5,6 +5,7 @@ The positions of the policy limit the tokens of a prompt and a response.
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +19,7 @@ from rl4p.base.types import Array, Params, Prompt
 from rl4p.configuration import instantiate
 from rl4p.configuration.bounds import Natural
 from rl4p.configuration.capability import ReadPath
+from rl4p.distributed import placement
 from rl4p.distributed.mesh import Mesh
 from rl4p.distributed.partition import narrowed
 from rl4p.distributed.placement import like_of, offloaded
@@ -83,11 +85,13 @@ class RunModel:
       checkpoint: the step of the checkpoint, `best`, or `newest`. A run records the step that it
         began with.
       average: whether to begin with the moving average of the parameters.
+      score_head: whether a score takes the place of the token head (`pretrained.Pretrained`).
     """
 
     run: ReadPath
     checkpoint: Natural | Literal["newest", "best"] = "newest"
     average: bool = False
+    score_head: bool = False
 
     @property
     def place(self) -> tuple[str, Path, Choice]:
@@ -111,12 +115,18 @@ class RunModel:
         policy, params = instantiate(config.model).build(mesh, jax.random.key(config.seed))
         like = like_of(params)
         del params  # frees the memory before the checkpoint is loaded
-        return policy, restore_params(folder, like, step=step, average=self.average)[1]
+        params = restore_params(folder, like, step=step, average=self.average)[1]
+        if not self.score_head:
+            return policy, params
+        return policy.with_score_head(params, partial(placement.init, mesh))
 
     def abstract(self, mesh: Mesh) -> tuple[Policy, Params]:
         """Returns the policy and the shapes of its parameters, without weights."""
         config = saved_config(self.place[1], ("model", "seed"), (), ())
-        return instantiate(config.model).abstract(mesh)
+        policy, params = instantiate(config.model).abstract(mesh)
+        if not self.score_head:
+            return policy, params
+        return policy.with_score_head(params, partial(placement.shapes, mesh))
 
 
 def build_reference(

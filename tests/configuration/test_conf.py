@@ -32,6 +32,7 @@ REQUIRED = {
     "data=parquet": ["data.path=train.parquet"],
     "data=preferences": ["data.path=pairs.jsonl"],
     "experiment=preferences_dpo": ["data.path=pairs.jsonl"],
+    "experiment=preferences_reward": ["data.path=pairs.jsonl"],
     "model=pretrained": ["model.path=weights"],
     "model=run": ["model.run=outputs/first"],
     "annealing=linear": ["rollout.annealing.end=0.5"],

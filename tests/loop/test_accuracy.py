@@ -6,7 +6,17 @@ from math import comb
 import numpy as np
 import pytest
 
-from rl4p.loop.accuracy import FEW, Tally, estimate, metrics_of, passed, wilson
+from rl4p.loop.accuracy import (
+    FEW,
+    SampleChoice,
+    Tally,
+    best_of,
+    estimate,
+    majority_of,
+    metrics_of,
+    passed,
+    wilson,
+)
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 8])
@@ -156,6 +166,38 @@ def test_responses_are_counted_by_task_and_prompt():
     assert metrics_of(scores)["eval/a/pass_at_2"] == pytest.approx(1 - 1 / 6)
     assert metrics_of(scores)["eval/b/invalid"] == 2.0
     assert "eval/a/invalid" not in metrics_of(scores)
+
+
+def test_the_sample_with_the_highest_grade_is_the_best():
+    rows = [(0.5, "7", True), (2.0, "8", False), (2.0, "7", True), (None, "9", False)]
+    samples = [SampleChoice(*row) for row in rows]
+    assert best_of(samples[:1]) == 1
+    assert best_of(samples[:2]) == 0
+    assert best_of(samples) == 0.5  # of two equal ones, the share
+    assert best_of([SampleChoice(None, "7", True), SampleChoice(-9.0, "8", False)]) == 0
+
+
+def test_the_answer_with_the_largest_sum_of_weights_is_the_majority():
+    """Two samples of the weight 1 against one of e^0.5 = 1.65, or of e = 2.72."""
+    two = [SampleChoice(0.0, "7", True), SampleChoice(0.0, "7", True)]
+    assert majority_of([*two, SampleChoice(0.5, "8", False)]) == 1
+    assert majority_of([*two, SampleChoice(1.0, "8", False)]) == 0
+    assert majority_of([*two, SampleChoice(None, "8", False)]) == 1
+    large = [SampleChoice(each.grade + 800, each.answer, each.correct) for each in two]
+    assert majority_of([*large, SampleChoice(800.5, "8", False)]) == 1  # no overflow
+    assert majority_of([SampleChoice(None, "8", False), SampleChoice(None, None, False)]) == 0
+
+
+def test_chosen_answers_are_counted_by_task():
+    tally = Tally()
+    for prompt, grades in (("1", (1.0, 0.0)), ("2", (-1.0, 3.0)), ("3", (0.1, 0.2))):
+        tally.add("a", prompt, greedy=True, correct=True, valid=True)
+        for i, grade in enumerate(grades):
+            choice = SampleChoice(grade, str(i), not i)
+            tally.add("a", prompt, greedy=False, correct=not i, valid=True, choice=choice)
+    metrics = metrics_of(tally.scores(2, ()))
+    assert metrics["eval/a/best_of_2"] == metrics["eval/a/majority_of_2"] == pytest.approx(1 / 3)
+    assert metrics["eval/a/avg_at_2"] == 0.5
 
 
 def test_without_samples_there_is_only_pass_at_1():

@@ -70,7 +70,9 @@ def test_a_task_has_its_own_system_prompt(tmp_path):
 
 @pytest.mark.slow
 def test_the_options_reach_the_evaluation():
-    evaluation = built("evaluation.samples=6", "evaluation.seed=5", "evaluation.rows=12")
+    words = ("evaluation.samples=6", "evaluation.seed=5", "evaluation.rows=12")
+    evaluation = built(*words, "evaluation.chosen_by=format")
+    assert evaluation.chosen_by == "format"
     assert (evaluation.samples, evaluation.seed, evaluation.rows) == (6, 5, 12)
     assert evaluation.pass_at_k == (2, 4)
     evaluation = built()
@@ -102,6 +104,8 @@ def test_the_values_of_k_are_given_or_the_powers_of_two(words, found):
         ("evaluation.samples=3 evaluation.pass_at_k=[4]", "pass@4 needs 4 samples or more"),
         ("evaluation.seed=1", "evaluation.seed=1 is the seed of samples"),
         ("evaluation.samples=2 rollout.temperature=0", "rollout.temperature=0 makes all samples"),
+        ("evaluation.chosen_by=format", "evaluation.chosen_by=format chooses among samples: set"),
+        ("evaluation.samples=2 evaluation.chosen_by=luck", "chosen_by=luck is not a term of the"),
         ("evaluation.term=luck", "evaluation.term=luck is not a term of the reward; its terms"),
         (
             "evaluation.samples=2 rollout=demonstrations advantage=constant update=sft",

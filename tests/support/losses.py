@@ -1,6 +1,6 @@
 """Every policy loss of the package with the options of its YAML, and sets of special cases.
 
-`NAMES` are the files of conf/update without `OF_DISTRIBUTIONS`; `LOSSES` also has variants of them.
+`NAMES` are the files of conf/update without `OF_OTHERS`; `LOSSES` also has variants of them.
 """
 
 import dataclasses
@@ -10,9 +10,10 @@ from omegaconf import OmegaConf
 
 from tests.support.options import CONF, keys_of
 
-# These compare whole distributions with a teacher's: the numbers of a token do not determine them.
-OF_DISTRIBUTIONS = {"gkd"}
-NAMES = sorted({path.stem for path in (CONF / "update").glob("*.yaml")} - OF_DISTRIBUTIONS)
+# The log-probabilities of tokens do not determine these: gkd compares whole distributions with a
+# teacher's, and reward_model has scores of sequences.
+OF_OTHERS = {"gkd", "reward_model"}
+NAMES = sorted({path.stem for path in (CONF / "update").glob("*.yaml")} - OF_OTHERS)
 
 
 def built(group, name, **changes):
@@ -34,13 +35,14 @@ LOSSES |= {
     "dro-token": dataclasses.replace(LOSSES["dro"], level="token", anchor="behaviour"),
     "dpo-ipo": dataclasses.replace(LOSSES["dpo"], kind="ipo"),
     "dpo-simpo": dataclasses.replace(LOSSES["dpo"], kind="simpo", label_smoothing=0.1),
+    "dpo-orpo": dataclasses.replace(LOSSES["dpo"], kind="orpo"),
     "clip_cov-half": dataclasses.replace(LOSSES["clip_cov"], share=0.5, covariance_low=0.1),
     "kl_cov-half": dataclasses.replace(LOSSES["kl_cov"], share=0.5),
 }
 
 # At ratio 1 the gradient of these is not -A: raft and sft ignore the size of advantages, dpo uses
-# their sign in pairs, and clip_cov drops the gradient of chosen tokens.
-NOT_REINFORCE = {"raft", "sft", "sft-dft", "dpo", "dpo-ipo", "dpo-simpo"}
+# their sign in pairs and kto their sign, and clip_cov drops the gradient of chosen tokens.
+NOT_REINFORCE = {"raft", "sft", "sft-dft", "dpo", "dpo-ipo", "dpo-simpo", "dpo-orpo", "kto"}
 NOT_REINFORCE |= {"clip_cov", "clip_cov-half"}
 # With A = 0 the gradient of these is not 0: sft still imitates; kimi and dro have an anchor.
 NOT_STILL = {"sft", "sft-dft", "kimi", "dro", "dro-token"}

@@ -66,6 +66,7 @@ PLAIN = {
 }
 # Options that need a server or data of their own; tests/rollout and tests/runs train with them.
 REMOTE = {"rollout=openai", "rollout=sglang", "rollout=vllm", "rollout=preferences"}
+REMOTE |= {"update=reward_model"}
 # Options that need an environment; tests/loop/test_turns.py trains with them.
 TURNS = {"rollout=environment", "rollout=agent", "advantage=gigpo", "advantage=turn_returns"}
 

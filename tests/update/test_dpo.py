@@ -24,6 +24,9 @@ def pair(make_batch):
         ({"length_normalised": True}, 0.6094705, (-0.0228181, 0.0456361)),
         # means -1.5 and -3.5: 2 x 2 - 0.5, sigmoid(3.5) = 0.9706878
         ({"kind": "simpo", "beta": 2.0}, 0.0297504, (-0.0293122, 0.0586245)),
+        # p = exp(-1.5) and exp(-3.5): odds 0.2872169 and 0.0311377, their ratio's log 2.2218197,
+        # so 1.5 + 0.1 x 0.1029280; d log odds / d log p is 1 / (1 - p), sigmoid(-h) 0.0978081
+        ({"kind": "orpo"}, 1.5102928, (-0.5062950, 0.0100854)),
     ],
 )
 def test_a_pair(pair, evaluate, options, loss, slopes):
@@ -82,14 +85,19 @@ def test_a_larger_group_is_the_mean_of_its_pairs(make_batch, evaluate):
 
 def test_a_reference_is_asked_for_but_by_simpo():
     assert DPO().needs == {"reference_logprobs"}
-    assert DPO(kind="simpo").needs == set()
+    assert DPO(kind="simpo").needs == DPO(kind="orpo").needs == set()
     assert DPO.whole_groups
 
 
 @pytest.mark.parametrize(
     "options",
-    [{"kind": "ipo", "label_smoothing": 0.1}, {"kind": "simpo", "length_normalised": True}],
-    ids=["ipo", "simpo"],
+    [
+        {"kind": "ipo", "label_smoothing": 0.1},
+        {"kind": "orpo", "label_smoothing": 0.1},
+        {"kind": "simpo", "length_normalised": True},
+        {"kind": "orpo", "length_normalised": True},
+    ],
+    ids=str,
 )
 def test_what_its_kind_has_no_use_for_is_refused(options):
     with pytest.raises(ValueError, match=f"kind={options['kind']}"):

@@ -91,7 +91,7 @@ COMBINATIONS = {
 }
 CASES = {name: {"update": LOSSES[name]} for name in NAMES} | COMBINATIONS
 # In these losses the loss of a token depends on other tokens of its sequence or pair.
-OF_SEQUENCES = {"dpo", "dro", "gmpo", "gspo", "kimi", "luspo", "vespo"}
+OF_SEQUENCES = {"dpo", "dro", "gmpo", "gspo", "kimi", "kto", "luspo", "vespo"}
 ON_DEVICES = [x for x in COMBINATIONS if x.startswith(("dpo", "gkd", "m2po"))]
 
 # Compiling an update takes seconds. These cases always run, all others with `make slow`.
@@ -151,6 +151,7 @@ def numbers(scored):
         "entropy": scores["entropy"],
         "values": near(0.0, 0.5),
         "returns": near(1.0, 1.0),
+        "mismatched_log_ratios": near(0.2, 0.3),
     }
 
 

@@ -41,6 +41,7 @@ def example(make_batch):
             "advantages": np.repeat([[1.0], [-1.5]] * 4, 8, axis=1),
             "behaviour": proximal + random.normal(0, 0.1, shape),
             "reference_logprobs": proximal + random.normal(0, 0.3, shape),
+            "mismatched_log_ratios": random.normal(0.2, 0.3, shape),
             "proximal": proximal,
         } | changes
 

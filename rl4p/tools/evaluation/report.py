@@ -70,14 +70,21 @@ def settings(config: DictConfig, evaluation: Evaluation) -> dict[str, Any]:
 
 def scores_of(samples: Sequence[Sample], evaluation: Evaluation) -> dict[str, Score]:
     """Returns the scores of responses by task; one that could not be graded is wrong."""
-    tally = Tally()
+    tally, term = Tally(), evaluation.chosen_by
+    by_id = {(prompt.task, prompt.id): prompt for prompt in evaluation.prompts}
     for each in samples:
+        choice = None
+        if term is not None and each.sample is not None:
+            prompt, grade = by_id[str(each.task), str(each.id)], each.terms.get(term)
+            right = each.correct is True
+            choice = evaluation.choice(prompt, each.response, grade, correct=right)
         tally.add(
             str(each.task),
             str(each.id),
             greedy=each.sample is None,
             correct=each.correct is True,
             valid=each.correct is not None,
+            choice=choice,
         )
     return tally.scores(evaluation.samples, evaluation.pass_at_k)
 
@@ -98,6 +105,8 @@ def results(scores: Mapping[str, Score], samples: Sequence[Sample]) -> dict[str,
         for name, estimates in (("pass_at_k", score.pass_at_k), ("avg_at_k", average)):
             row[name] = {str(k): each.value for k, each in estimates.items()}
             row[f"{name}_interval"] = {str(k): [x.low, x.high] for k, x in estimates.items()}
+        for name, each in score.chosen().items():
+            row |= {name: each.value, f"{name}_interval": [each.low, each.high]}
         found[task] = row | {
             "prompts": score.prompts,
             "samples": score.samples,
@@ -120,6 +129,10 @@ def print_report(report: Mapping[str, Any], console: Console) -> None:
         for name in ("avg", "pass"):
             intervals = score[f"{name}_at_k_interval"]
             rows += [(f"{name}@{k}", x, intervals[k]) for k, x in score[f"{name}_at_k"].items()]
+        for name in ("best_of", "majority_of"):
+            if name in score:
+                shown = f"{name.replace('_', ' ')} {score['samples']}"
+                rows.append((shown, score[name], score[f"{name}_interval"]))
         for i, (name, value, (low, high)) in enumerate(rows):
             first = ("", "") if i else (task, f"{score['prompts']:,}")
             table.add_row(*first, name, f"{value:.3f}", f"{low:.3f} to {high:.3f}")

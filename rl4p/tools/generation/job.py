@@ -55,6 +55,20 @@ def demonstration(sample: Sample, question: Question) -> dict[str, Any]:
     }
 
 
+def pair(best: Sample, worst: Sample, question: Question) -> dict[str, Any]:
+    """Returns the line of two responses to a question, as `data=preferences` reads it."""
+    messages = replace(question, system_prompt=None).prompt_messages()
+    chosen, rejected = ([{"role": "assistant", "content": each.response}] for each in (best, worst))
+    return {
+        "prompt": messages,
+        "chosen": chosen,
+        "rejected": rejected,
+        "margin": (best.reward or 0.0) - (worst.reward or 0.0),
+        "id": best.id,
+        "task": best.task,
+    }
+
+
 def check_reward(reward: Any, options: GenerateOptions) -> None:
     """Refuses a reward that cannot grade texts, and a term that it does not have."""
     text_reward(reward, otherwise=", or grade=false")
@@ -86,11 +100,24 @@ def kept(
             by_prompt[sample.id].append(sample)
     chosen: set[int] = set()
     for mine in by_prompt.values():
-        best = sorted(mine, key=lambda sample: -(sample.reward or 0.0)) if options.best else mine
+        ranks = options.best or options.pairs
+        best = sorted(mine, key=lambda sample: -(sample.reward or 0.0)) if ranks else mine
         best = best[: options.best]
-        left_out["beyond the best"] += len(mine) - len(best)
+        if options.pairs:
+            best = [best[0], best[-1]] if best[0].reward != best[-1].reward else []
+        why = "in no pair" if options.pairs else "beyond the best"
+        left_out[why] += len(mine) - len(best)
         chosen |= set(map(id, best))
     return [sample for sample in samples if id(sample) in chosen], dict(+left_out)
+
+
+def paired(chosen: Sequence[Sample]) -> list[tuple[Sample, Sample]]:
+    """Returns the better and the worse of each prompt's two kept responses."""
+    by_prompt: dict[str | None, list[Sample]] = defaultdict(list)
+    for sample in chosen:
+        by_prompt[sample.id].append(sample)
+    ranked = (sorted(two, key=lambda x: -(x.reward or 0.0)) for two in by_prompt.values())
+    return [(best, worst) for best, worst in ranked]
 
 
 def refusal(sample: Sample, options: GenerateOptions) -> str | None:
@@ -99,7 +126,7 @@ def refusal(sample: Sample, options: GenerateOptions) -> str | None:
         return "not finished"
     if not sample.response.strip():
         return "empty"
-    if options.keep is None and options.best is None:
+    if options.keep is None and options.best is None and not options.pairs:
         return None
     grade = sample.reward
     if grade is not None and options.keep not in (None, TOTAL):
@@ -292,10 +319,13 @@ def generate(lines: Sequence[str]) -> None:
                 f"None of {len(samples):,} responses can be kept ({why}): see {file.path}."
             )
         answered = [by_id[str(sample.id)] for sample in chosen]
-        rows = [demonstration(*pair) for pair in zip(chosen, answered, strict=True)]
+        if options.pairs:
+            rows = [pair(*both, by_id[str(both[0].id)]) for both in paired(chosen)]
+        else:
+            rows = [demonstration(*each) for each in zip(chosen, answered, strict=True)]
         replace_file(out, "".join(json.dumps(row) + "\n" for row in rows))
     terminal.print("\n".join(summary(samples, chosen, why)))
-    command = training_command(out, answered, data.system_prompt)
+    command = training_command(out, answered, data.system_prompt, pairs=options.pairs)
     terminal.print(f"{out}: train on it with\n  {command}")
 
 
@@ -327,13 +357,18 @@ def summary(samples: Sequence[Sample], chosen: Sequence[Sample], left_out: str) 
     ]
 
 
-def training_command(out: Path, answered: Sequence[Question], system_prompt: str | None) -> str:
+def training_command(
+    out: Path, answered: Sequence[Question], system_prompt: str | None, *, pairs: bool
+) -> str:
     """Returns a command that trains on the kept responses."""
-    words = ["python", "-m", "rl4p.train", "experiment=arithmetic_sft", "data=jsonl"]
+    words = ["python", "-m", "rl4p.train"]
+    words += (
+        ["experiment=preferences_dpo"] if pairs else ["experiment=arithmetic_sft", "data=jsonl"]
+    )
     words.append(f"data.path={out}")
-    if len({question.id for question in answered}) < len(answered):
+    if not pairs and len({question.id for question in answered}) < len(answered):
         words.append("data.several_answers=true")
-    if all(question.messages is not None for question in answered):
+    if not pairs and all(question.messages is not None for question in answered):
         words.append("data.messages_key=messages")
     if system_prompt:
         words.append(f"data.system_prompt={json.dumps(system_prompt)}")

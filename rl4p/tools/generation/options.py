@@ -58,6 +58,7 @@ class GenerateOptions(Checkpoint):
     keep: str | None = None
     at_least: float | None = None
     best: Positive | None = None
+    pairs: bool = False
     server: Any = None
 
     def __post_init__(self) -> None:
@@ -66,6 +67,10 @@ class GenerateOptions(Checkpoint):
         super().__post_init__()
         if self.at_least is not None and self.keep is None:
             raise InputError("at_least needs a grade to compare with: add keep=TERM.")
+        if self.pairs and (self.keep is not None or self.best is not None):
+            raise InputError("pairs=true takes the best and the worst: leave keep and best out.")
+        if not self.grade and self.pairs:
+            raise InputError("pairs=true compares grades: leave grade=false out.")
         if not self.grade and (self.keep is not None or self.best is not None):
             raise InputError("keep and best compare grades: leave grade=false out.")
 

@@ -42,7 +42,7 @@ from rl4p.runs.policy import (
 from rl4p.tools.planning.topology import DescribedMesh
 
 # The names in `Phases.needs` whose scores are [B] instead of [B, T].
-OF_ROWS = {"greedy_rewards", "answer_clusters", "task_ids"}
+OF_ROWS = {"greedy_rewards", "answer_clusters", "margins", "right", "task_ids"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,11 +1,16 @@
 """Tests the scores of responses as JSON and as a table."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 from matplotlib.figure import Figure
 from omegaconf import OmegaConf
 from rich.console import Console
 
 from rl4p.configuration import compose
+from rl4p.loop.evaluation import Evaluation
+from rl4p.reward.answers import Correct
 from rl4p.reward.weighted import Weighted
 from rl4p.runs.sample import Sample, Status
 from rl4p.tools.evaluation.report import (
@@ -39,11 +44,34 @@ SAMPLES = [
 class Asked:
     samples = 4
     pass_at_k = (2, 4)
+    chosen_by = None
+    prompts = ()
 
 
 @pytest.fixture(scope="module")
 def tasks():
     return results(scores_of(SAMPLES, Asked), SAMPLES)  # type: ignore[arg-type]
+
+
+def test_a_term_chooses_among_the_samples_of_a_prompt(make_prompt):
+    """The grades prefer 8 once and 7 twice, which is the answer of two wrong samples."""
+
+    class Chosen(Asked):
+        samples = 3
+        pass_at_k = ()
+        chosen_by, term = "style", "correct"
+        prompts = (make_prompt(id="1", task="a"),)
+        phases = SimpleNamespace(reward=Weighted(terms={"correct": Correct()}))
+        choice = Evaluation.choice
+
+    graded = (("7", 1.0, False), ("8", 1.5, True), ("7.0", 1.2, False))
+    samples = [answer("a", "1", None, True)] + [
+        replace(answer("a", "1", i, right), response=f"#### {text}", terms={"style": grade})
+        for i, (text, grade, right) in enumerate(graded)
+    ]
+    found = results(scores_of(samples, Chosen()), samples)["a"]  # type: ignore[arg-type]
+    assert (found["best_of"], found["majority_of"]) == (1.0, 0.0)
+    assert found["best_of_interval"][1] == 1.0
 
 
 def test_scores_are_values_of_json(tasks):

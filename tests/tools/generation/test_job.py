@@ -12,7 +12,7 @@ import pytest
 
 from rl4p.base.errors import InputError, RunError, Stopped
 from rl4p.base.types import Finish, Prompt
-from rl4p.configuration import compose
+from rl4p.configuration import compose, instantiate
 from rl4p.reward.answers import Correct
 from rl4p.reward.form import Format
 from rl4p.reward.weighted import Weighted
@@ -26,6 +26,8 @@ from rl4p.tools.generation.job import (
     kept,
     of_policy,
     of_server,
+    pair,
+    paired,
     prompt_of,
     refuse_equal_ids,
 )
@@ -284,6 +286,22 @@ def test_a_server_cannot_be_asked_for_top_k_or_without_questions(questions):
         of_server(compose(["rollout.top_k=3"]), SERVER, questions, None)
 
 
+def test_a_pair_is_the_best_and_the_worst_of_a_prompt(rows, questions):
+    one = [(0.5, "completed", "a"), (1.5, "completed", "b"), (-2, "truncated", "c")]
+    other = [(1, "completed", "a"), (1, "completed", "b"), (None, "completed", "c")]
+    chosen, left_out = kept(rows(one, other), options(pairs=True))
+    assert samples(chosen) == [("11+22", 0), ("11+22", 1)]
+    assert left_out == {"not finished": 1, "not graded": 1, "in no pair": 2}
+    ((best, worst),) = paired(chosen)
+    row = pair(best, worst, questions[0])
+    assert row["prompt"] == [{"role": "user", "content": questions[0].question}]
+    assert [row[key][0]["content"] for key in ("chosen", "rejected")] == ["b", "a"]
+    assert row["margin"] == 1.0
+    for words in ({"keep": "correct"}, {"best": 1}, {"grade": False}):
+        with pytest.raises(InputError, match="pairs=true"):
+            options(pairs=True, **words)
+
+
 POLICY = ("group_size=4", "prompts_per_step=8", "mesh=single")
 
 
@@ -316,6 +334,15 @@ def test_the_policy_of_the_package_keeps_what_is_right(out, capsys):
     assert "20 prompts x 4 samples" in printed
     assert f"kept {len(kept)} of 80 responses" in printed
     assert f"data.path={out}" in printed
+
+
+def test_pairs_are_rows_of_data_preferences(out, capsys):
+    generate([f"out={out}", *POLICY, "prompts=20", "pairs=true"])
+    assert f"experiment=preferences_dpo data.path={out}" in capsys.readouterr().out
+    data = instantiate(compose(["data=preferences", f"data.path={out}"]).data)
+    questions = data.all_questions
+    assert 5 < len(questions) <= 20
+    assert all(question.pair is not None for question in questions)
 
 
 @pytest.mark.slow
