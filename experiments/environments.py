@@ -2,8 +2,8 @@
 
     python -m experiments.environments write calculator outputs/calculator
 
-writes conversations.jsonl, in which a careless player plays a game (`calculator`, `guess` or
-`grid`), and for the games questions.jsonl, the rows of the training.
+writes conversations.jsonl, in which a careless player plays a game (`calculator`, `guess`, `grid`
+or `nim`), and for the two in between questions.jsonl, the rows of the training.
 
     python -m experiments.environments show outputs/environments
 
@@ -21,13 +21,14 @@ from typing import Any
 
 import numpy as np
 
-from rl4p.rollout.environments.games import Grid, Guess
+from rl4p.rollout.environments.games import Grid, Guess, Nim
 
 HERE = Path(__file__).parent
 ROWS = 8192  # conversations, and questions
 PICTURES = {
     "environments.png": ("calculator_grpo", "sums_agent", "calculator_agent"),
     "games.png": ("guess_gigpo", "grid_gigpo"),
+    "self_play.png": ("nim_self_play",),
 }
 COMMANDS = """\
     warm_start() {
@@ -44,10 +45,12 @@ COMMANDS = """\
     warm_start calculator max_prompt_tokens=72 max_response_tokens=12
     warm_start guess steps=150
     warm_start grid
+    warm_start nim steps=150
     for seed in 0 1 2; do
       rewarded calculator_grpo calculator $seed
       rewarded guess_gigpo guess $seed data.path=outputs/environments/guess/questions.jsonl
       rewarded grid_gigpo grid $seed data.path=outputs/environments/grid/questions.jsonl
+      rewarded nim_self_play nim $seed
     done
     python -m rl4p.train experiment=sums_agent hydra.run.dir=outputs/environments/sums_agent/0 \\
       trusted_targets=experiments
@@ -106,6 +109,19 @@ def walks(random: np.random.Generator) -> Messages:
     return played(Grid(), move, random)
 
 
+def stones(random: np.random.Generator) -> Messages:
+    """Returns what one of two players of Nim reads and says; both take any possible number."""
+    game, own = Nim(), int(random.integers(2))
+    observation, _ = game.reset(seed=int(random.integers(2**31)))
+    messages: Messages = []
+    while game.left:
+        player, action = game.player, int(random.integers(1, min(3, game.left) + 1))
+        if player == own:
+            messages += [said("user", observation), said("assistant", str(action))]
+        observation, *_ = game.step(action)
+    return messages
+
+
 def played(game: Any, player: Callable[[str], Any], random: np.random.Generator) -> Messages:
     """Returns the game of a player who answers observations."""
     observation, _ = game.reset(seed=int(random.integers(2**31)))
@@ -132,6 +148,7 @@ PLAYERS: dict[str, Callable[[np.random.Generator], Messages]] = {
     "calculator": calculations,
     "guess": guesses,
     "grid": walks,
+    "nim": stones,
 }
 
 
@@ -141,7 +158,7 @@ def write(game: str, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     rows = ({"messages": PLAYERS[game](random)} for _ in range(ROWS))
     write_lines(folder / "conversations.jsonl", rows)
-    if game != "calculator":
+    if game in ("guess", "grid"):
         numbered = ({"id": str(i), "question": question(i), "answer": "none"} for i in range(ROWS))
         write_lines(folder / "questions.jsonl", numbered)
 
@@ -178,8 +195,9 @@ def show(folder: Path) -> None:
     text = [
         "# What a small policy learns in environments\n",
         COMMANDS,
-        "\nThe warm start imitates a player who makes the same mistake in six of ten decisions. It "
-        "is the same for all seeds. Greedy success on held-out questions, by seed:\n",
+        "\nThe warm start imitates a player who makes the same mistake in six of ten decisions, "
+        "in Nim one who takes any possible number. It is the same for all seeds. Greedy success on "
+        "held-out questions, by seed; in Nim against a player who makes no mistake:\n",
         "| recipe | seeds | before | after | steps |",
         "|---|---|---|---|---|",
         *(lines[name] for recipe in recipes if (name := f"| `{recipe}`") in lines),

@@ -31,6 +31,7 @@ PHASES = {
     "annealing": "rl4p.rollout.annealing",
     "environment": "rl4p.rollout.environments",
     "hook": "rl4p.runs.hook",
+    "partner": "rl4p.rollout.partner",
     "runtime": "rl4p.rollout.runtimes",
     "term": "rl4p.reward",
 }

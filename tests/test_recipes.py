@@ -68,6 +68,7 @@ CHANGES: dict[str, tuple[str, ...]] = {
     "environment_sft": ("data.path={chats}", "max_prompt_tokens=64", "max_response_tokens=32"),
     # Without a warm start it plays no game and calls no tool.
     **dict.fromkeys(("grid_gigpo", "guess_gigpo"), ("data.path={problems}", *PLAYS)),
+    "nim_self_play": PLAYS,
     "debugging_grpo": ("data.system_prompt=null", *PLAYS, CHANCE, "rollout.engine.temperature=2"),
     "islands_grpo": SHORT,
     "sums_agent": ("trusted_targets=experiments",),

@@ -9,7 +9,7 @@ import base64
 import struct
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from datetime import date, datetime
 from enum import Enum
 from functools import cache
@@ -51,20 +51,22 @@ class Serializable:
     def from_dict(cls, row: Mapping[str, Any]) -> Self:
         """Returns the object of a dictionary of `to_dict`.
 
+        A field that an earlier version did not have may be missing, and has its default.
+
         Raises:
           InputError: a key is missing or unknown, or a value is damaged or has a wrong type.
         """
-        name, known = cls.__name__, hints(cls)
+        name, known, required = cls.__name__, hints(cls), without_default(cls)
         if not isinstance(row, Mapping):
             raise InputError(f"{name} is made from a dictionary, not from {type(row).__name__}.")
-        for kind, keys in (("unknown", row.keys() - known), ("missing", known.keys() - row.keys())):
+        for kind, keys in (("unknown", row.keys() - known), ("missing", required - row.keys())):
             if keys:
                 key, names = min(keys, key=str), ", ".join(known)
                 raise InputError(f"{name}: the key {key} is {kind}; the keys are {names}.")
-        values = {key: decoded(row[key], f"{name}.{key}") for key in known}
-        for key, hint in known.items():
-            if not fits(values[key], hint):
-                wanted, kind = getattr(hint, "__name__", hint), type(values[key]).__name__
+        values = {key: decoded(row[key], f"{name}.{key}") for key in known if key in row}
+        for key, value in values.items():
+            if not fits(value, hint := known[key]):
+                wanted, kind = getattr(hint, "__name__", hint), type(value).__name__
                 raise InputError(f"{name}.{key} must be {wanted}, not {kind}.")
         return cls(**values)
 
@@ -80,6 +82,14 @@ def hints(cls: Any) -> dict[str, Any]:
     """Returns the types of the fields of a dataclass, by name."""
     known = get_type_hints(cls)
     return {field.name: known[field.name] for field in fields(cls)}
+
+
+@cache
+def without_default(cls: Any) -> frozenset[str]:
+    """Returns the names of the fields of a dataclass that have no default."""
+    return frozenset(
+        each.name for each in fields(cls) if each.default is each.default_factory is MISSING
+    )
 
 
 def fits(value: Any, hint: Any) -> bool:

@@ -127,6 +127,7 @@ class Turn(Serializable):
       reward, metrics, state: as in `protocols.environment.StepResult`.
       start: the number of the policy's tokens before its first one in the row, where calls of two
         conversations alternate; None if it follows the turn before in the row.
+      role: the name of the agent that said it, where an episode has several; or "".
       sampling_seconds, environment_seconds: the times of both, which equality leaves out; or 0.
     """
 
@@ -137,6 +138,7 @@ class Turn(Serializable):
     metrics: Mapping[str, float] = field(default_factory=dict)
     state: Hashable = None
     start: int | None = None
+    role: str = ""
     sampling_seconds: float = field(default=0.0, compare=False)
     environment_seconds: float = field(default=0.0, compare=False)
 

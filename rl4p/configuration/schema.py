@@ -168,6 +168,7 @@ PLACES = {  # by group without a key of the root, where options belong
     "cache": "collector.cache",
     "filter": "collector.filters.{}",
     "hook": "hooks.{}",
+    "partner": "rollout.frozen.{}",
     "runtime": "rollout.environment.runtime",
     "term": "reward.terms.{}",
     "transform": "transforms.{}",

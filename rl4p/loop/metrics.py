@@ -146,7 +146,7 @@ def environment_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     They are the mean numbers of turns and of segments, the mean tokens of a turn, the mean seconds
     that an episode waited for its environment, the share of episodes whose environment failed, also
     by the kind of the failure, and the mean over episodes of each number that the environment
-    reported, summed over the turns.
+    reported, and of the rewards of each role, summed over the turns.
     """
     if not any(episode.turns or episode.failure for episode in episodes):
         return {}
@@ -154,6 +154,8 @@ def environment_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     turns = [turn for episode in episodes for turn in episode.turns]
     for turn in turns:
         sums.update({name: float(number) for name, number in turn.metrics.items()})
+        if turn.role:
+            sums[f"reward/{turn.role}"] += turn.reward
     for episode in episodes:
         if episode.failure is not None:  # it begins with the name of an exception, if it is one
             name, colon, _ = episode.failure.partition(":")

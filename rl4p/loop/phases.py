@@ -135,6 +135,7 @@ SCORES = frozenset(
         "right",
         "task_ids",
         "teacher_logprobs",
+        "turn_roles",
         "turn_states",
         "values",
     }

@@ -19,7 +19,7 @@ from rl4p.loop.phases import Phases
 from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy
 from rl4p.protocols.collection import Collected
-from rl4p.protocols.traits import RewardTraits, TermTraits
+from rl4p.protocols.traits import RewardTraits, RolloutTraits, TermTraits
 
 # The scores that one forward pass of the policy computes, with their names in `score_tokens`.
 OF_POLICY = {
@@ -94,6 +94,9 @@ class Scoring:
             "right": lambda: right(collected.rewards, self.term),
             "margins": lambda: margins([each.prompt for each in episodes]),
             "turn_states": lambda: turn_states(trajectories, episodes),
+            "turn_roles": lambda: turn_roles(
+                trajectories, episodes, RolloutTraits.read(phases.rollout).roles
+            ),
         }
         for name in sorted(needs & row_scores.keys()):
             scores[name] = policy.mesh.shard_rows(row_scores[name]())
@@ -147,6 +150,19 @@ def answer_clusters(episodes: Sequence[Episode], reward: Any, term: str) -> np.n
 def task_ids(episodes: Sequence[Episode], tasks: Sequence[str]) -> np.ndarray:
     """Returns int32 [B], the index of each row's task in `tasks`."""
     return np.asarray([tasks.index(each.prompt.task) for each in episodes], np.int32)
+
+
+def turn_roles(
+    trajectories: Trajectories, episodes: Sequence[Episode], roles: Sequence[str]
+) -> np.ndarray:
+    """Returns int32 [B, T]: on each turn the index of its role in `roles`; elsewhere 0."""
+    mask_BT = to_host(trajectories.response_mask_BT)
+    numbers_BT = np.zeros(mask_BT.shape, np.int32)
+    for row, episode in enumerate(episodes):
+        chosen = np.flatnonzero(mask_BT[row])
+        for turn, place in zip(episode.turns, episode.turn_places, strict=True):
+            numbers_BT[row, chosen[place]] = roles.index(turn.role)
+    return numbers_BT
 
 
 def turn_states(trajectories: Trajectories, episodes: Sequence[Episode]) -> np.ndarray:

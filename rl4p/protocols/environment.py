@@ -31,6 +31,7 @@ class StepResult:
     Attributes:
       messages: what the policy reads next, such as the result of a tool.
       reward: the reward of the message.
+      rewards: further rewards by the name of a role; each goes to the last message of the role.
       done: whether the episode has ended.
       metrics: numbers to report, by name.
       state: the state after the step, for advantages that compare repeated states; None if it has
@@ -39,6 +40,7 @@ class StepResult:
 
     messages: Sequence[Message] = ()
     reward: float = 0.0
+    rewards: Mapping[str, float] = field(default_factory=dict)
     done: bool = False
     metrics: Mapping[str, float] = field(default_factory=dict)
     state: Hashable = None
@@ -61,6 +63,20 @@ class OpenEnvironment(Protocol):
     async def close(self) -> None:
         """Ends the episode. It is called once, also after an exception or a deadline."""
         ...
+
+
+class HasRoles(Protocol):
+    """An `OpenEnvironment` that several agents play, as a proposer and a solver, or two players.
+
+    Each role has a conversation of its own, which begins with the prompt. What `reset` and `step`
+    return is read by the role that speaks next, and by it alone. The options of the environment
+    name all roles in an attribute `roles`.
+
+    Attributes:
+      role: the role that speaks next, after `reset` and after each `step`.
+    """
+
+    role: str
 
 
 @runtime_checkable
@@ -104,6 +120,8 @@ class AgentEpisode:
       base_url: the address for OpenAI's client, which ends in `/v1`. No other episode has it.
       api_key, model: what clients require; any other value does, too.
       seed: equal for all samples of a prompt in a step.
+      addresses: the addresses of the roles by name, if the agent has an attribute `roles` with
+        their names; `base_url` is the first one.
     """
 
     prompt: Prompt
@@ -111,6 +129,7 @@ class AgentEpisode:
     api_key: str
     model: str
     seed: int
+    addresses: Mapping[str, str] = field(default_factory=dict)
 
 
 @runtime_checkable
@@ -195,10 +214,12 @@ class ModelCalls(Protocol):
         context: Sequence[int],
         max_tokens: int,
         stopped: Callable[[Completion], int | None] = never,
+        role: str = "",
     ) -> Completion:
         """Returns the completion of a context.
 
         Args:
+          role: the role that speaks; "" if there are no roles.
           stopped: returns how many tokens of a completion complete a stop string, after which it
             ends; None if none do.
 
@@ -217,8 +238,8 @@ class OpenAgentServer(Protocol):
 
     model: str
 
-    def register(self, calls: ModelCalls) -> str:
-        """Returns the address for the calls of an episode, which ends in `/v1`."""
+    def register(self, calls: ModelCalls, role: str = "") -> str:
+        """Returns the address for the calls of a role of an episode, which ends in `/v1`."""
         ...
 
     def unregister(self, address: str) -> str | None:

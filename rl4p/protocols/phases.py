@@ -22,6 +22,8 @@ A phase may have two more members:
       answer_clusters                         [B], equal where two samples end in the same answer
       turn_states                             [B, T], on the tokens of each turn a number of the
                                               state before it, equal for equal states of a group
+      turn_roles                              [B, T], on the tokens of each turn the index of its
+                                              role among the roles of the environment or agent
       task_ids                                [B], the index of the row's task in the training data
       right                                   [B], whether evaluation.term gave at least 1
       margins                                 [B], the field `margin` of the row

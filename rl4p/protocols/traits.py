@@ -48,6 +48,7 @@ class RolloutTraits(PhaseTraits):
       sync_every: the number of steps between two changes of the weights that sample.
       sleep: whether its servers give memory back while an update runs.
       many_turns: whether a row may have several turns of the policy.
+      roles: the names of the agents of an episode; empty for a single one without a name.
     """
 
     samples: bool = True
@@ -58,6 +59,7 @@ class RolloutTraits(PhaseTraits):
     sync_every: int = 1
     sleep: bool = False
     many_turns: bool = False
+    roles: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

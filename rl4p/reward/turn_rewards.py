@@ -39,7 +39,8 @@ def with_turn_rewards(
 ) -> Rewards:
     """Returns the rewards with `tokens_BT` if a term grades by turn (`ByTurn`).
 
-    The last turn has no entry: its token receives what the others leave of the total.
+    The last turn has no entry: its token receives what the others leave of the total. In an episode
+    with roles it has one, and what is left belongs to all of them.
 
     Args:
       terms_of: returns the terms that grade an episode, by name.
@@ -53,7 +54,9 @@ def with_turn_rewards(
     tokens_BT = np.zeros(mask_BT.shape, np.float32)
     for row in np.flatnonzero(rewards.valid_B).tolist():
         chosen = np.flatnonzero(mask_BT[row])
-        ends = [max(place.stop - 1, 0) for place in episodes[row].turn_places[:-1]]
+        roles = any(turn.role for turn in episodes[row].turns)
+        places = episodes[row].turn_places
+        ends = [max(place.stop - 1, 0) for place in (places if roles else places[:-1])]
         for term in terms_B[row]:
             for end, reward in zip(ends, term.by_turn(episodes[row]), strict=False):
                 tokens_BT[row, chosen[end]] += term.weight * reward

@@ -1,6 +1,6 @@
 """Episodes of programs that talk to the policy over HTTP."""
 
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,7 +23,7 @@ from rl4p.protocols.environment import (
 )
 from rl4p.protocols.traits import require
 from rl4p.rollout.episode_loop import EpisodeLoop, within
-from rl4p.rollout.episodes import EpisodeFailure, EpisodeKey, EpisodeRollout
+from rl4p.rollout.episodes import EpisodeFailure, EpisodeKey, EpisodeRollout, check_names
 from rl4p.rollout.recorder import FinishedEpisode, Segment
 
 
@@ -46,8 +46,11 @@ class Agent(EpisodeRollout):
 
     The function may be `async`; others run in threads. It returns the reward of the episode, a
     number, or None to leave the reward to terms that grade the last response, or a `StepResult`
-    with a reward and metrics. An exception of the function, a passed deadline, and an episode
-    without a call of the model make the sample invalid.
+    with a reward, rewards of roles and metrics. An exception of the function, a passed deadline,
+    and an episode without a call of the model make the sample invalid.
+
+    An agent with an attribute `roles` has an address for each of these names
+    (`AgentEpisode.addresses`): what is drawn there belongs to the role.
 
     Requests use the sampling distribution of `engine`; what they name of another is dropped or
     refused, as the server's options say. An episode without room (`max_response_tokens`,
@@ -81,6 +84,10 @@ class Agent(EpisodeRollout):
             )
         require(self.server, ServesAgents, "rollout.server")
 
+    @property
+    def roles(self) -> Sequence[str]:
+        return tuple(getattr(self.agent, "roles", ()))
+
     def coroutines(
         self, loop: EpisodeLoop, policy: Policy, samples: Sequence[tuple[Prompt, EpisodeKey]]
     ) -> tuple[AbstractAsyncContextManager[Any], Sequence[Coroutine[Any, Any, FinishedEpisode]]]:
@@ -112,10 +119,11 @@ class Agent(EpisodeRollout):
         )
         episode = calls.episode
         episode.finish = Finish.STOP
-        address = server.opened.register(calls)
+        addresses = {role: server.opened.register(calls, role) for role in self.roles or ("",)}
         agent_episode = AgentEpisode(
             prompt=prompt,
-            base_url=address,
+            base_url=next(iter(addresses.values())),
+            addresses=addresses if self.roles else {},
             api_key="rl4p",
             model=server.opened.model,
             seed=sample.seed,
@@ -124,10 +132,10 @@ class Agent(EpisodeRollout):
             error = await self.play(server.agent, agent_episode, episode)
         finally:
             calls.over = True
-            refusal = server.opened.unregister(address)
+            refusals = [server.opened.unregister(address) for address in addresses.values()]
         cut = calls.full and bool(episode.turns)  # then its client may have raised the refusal
         if error is not None and not cut:
-            self.end(episode, error, refusal)
+            self.end(episode, error, next((x for x in refusals if x is not None), None))
         if calls.full:
             episode.finish = Finish.LENGTH
         if not any(segment.tokens for segment in episode.segments):  # without a call: its prompt
@@ -143,16 +151,20 @@ class Agent(EpisodeRollout):
             reward = await within(self.episode_seconds, partial(answer, agent, agent_episode))
             if not episode.turns:
                 raise EpisodeFailure("the agent returned without a call of the model")
+            of_roles: Mapping[str, float] = {}
             if isinstance(reward, StepResult):
                 episode.turns[-1] = replace(episode.turns[-1], metrics=reward.metrics)
-                reward = reward.reward
-            if reward is not None:
-                number = isinstance(reward, bool | int | float | np.number)
-                if not number or not np.isfinite(reward):
+                of_roles, reward = reward.rewards, reward.reward
+            for number in (*([] if reward is None else [reward]), *of_roles.values()):
+                known = isinstance(number, bool | int | float | np.number)
+                if not known or not np.isfinite(number):
                     raise EpisodeFailure(
-                        f"the agent returned {reward!r:.80}, and not a number or None"
+                        f"the agent returned {number!r:.80}, and not a number or None"
                     )
+            check_names(of_roles, self.roles)
+            if reward is not None:
                 episode.turns[-1] = replace(episode.turns[-1], reward=float(reward))
+            episode.reward(of_roles)
         except Exception as error:  # noqa: BLE001 - the function of a user may raise anything
             return error
         return None

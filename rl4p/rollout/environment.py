@@ -2,14 +2,14 @@
 
 import json
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
 
-from rl4p.base.errors import RunError
+from rl4p.base.errors import InputError, RunError
 from rl4p.base.types import Finish, Prompt
 from rl4p.configuration.bounds import AboveZero, Positive
 from rl4p.data.rendering import check_tools
@@ -23,7 +23,14 @@ from rl4p.protocols.environment import (
 )
 from rl4p.protocols.traits import require
 from rl4p.rollout.episode_loop import EpisodeLoop, within
-from rl4p.rollout.episodes import EpisodeFailure, EpisodeKey, EpisodeRollout
+from rl4p.rollout.episodes import (
+    EpisodeFailure,
+    EpisodeKey,
+    EpisodeRollout,
+    check_names,
+    seed_of,
+)
+from rl4p.rollout.partner import Answers, Plays
 from rl4p.rollout.recorder import FinishedEpisode, Recorder
 
 Result = TypeVar("Result")
@@ -36,7 +43,9 @@ class Environment(EpisodeRollout):
     The episodes of a call run at the same time. The policy is trained on the tokens that it chose,
     in all turns; messages of the environment are context. An episode is one row of the
     trajectories, whatever its turns. Where the chat template rewrites earlier messages, the row
-    goes on in a new segment (`recorder.py`).
+    goes on in a new segment (`recorder.py`). Roles, if the environment has several (`HasRoles`),
+    speak in turn, each in a conversation of its own. They are the policy, except `frozen` ones:
+    these have no tokens in the row, and what they are paid is not noted.
 
     An episode ends when the environment says so. It is cut (`Finish.LENGTH`) after `max_turns`
     turns, after a message without an end token, and where no token of another turn has room; an
@@ -49,24 +58,54 @@ class Environment(EpisodeRollout):
       max_turns: the most messages of the policy.
       max_turn_tokens: the most tokens of a message of the policy; None leaves it the whole room.
       step_seconds: the deadline of each call of the environment; None for no limit.
+      frozen: what plays the roles that are not the policy (`partner.py`), by their names. They say
+        at most `max_turns` messages in an episode.
     """
 
     environment: Any
     max_turns: Positive = 8
     max_turn_tokens: Positive | None = None
     step_seconds: AboveZero | None = 60.0
+    frozen: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.environment, OpensEnvironment, "rollout.environment")
+        for role, partner in self.frozen.items():
+            require(partner, Plays, f"rollout.frozen.{role}")
+            if role not in self.roles or len(self.frozen) == len(self.roles):
+                raise InputError(
+                    f"rollout.frozen.{role} must be one of the roles {', '.join(self.roles)}, and "
+                    "another role must be left to the policy."
+                    if self.roles
+                    else f"rollout.frozen.{role}: the environment has no roles."
+                )
+
+    @property
+    def roles(self) -> Sequence[str]:
+        return tuple(getattr(self.environment, "roles", ()))
 
     def coroutines(
         self, loop: EpisodeLoop, policy: Policy, samples: Sequence[tuple[Prompt, EpisodeKey]]
     ) -> tuple[AbstractAsyncContextManager[Any], Sequence[Coroutine[Any, Any, FinishedEpisode]]]:
-        return nullcontext(), [self.episode(loop, policy, *sample) for sample in samples]
+        partners: dict[str, Answers] = {}
+
+        @asynccontextmanager
+        async def playing() -> AsyncIterator[None]:
+            async with AsyncExitStack() as stack:
+                for role, partner in self.frozen.items():
+                    partners[role] = await stack.enter_async_context(partner.playing())
+                yield
+
+        return playing(), [self.episode(loop, policy, partners, *each) for each in samples]
 
     async def episode(
-        self, loop: EpisodeLoop, policy: Policy, prompt: Prompt, sample: EpisodeKey
+        self,
+        loop: EpisodeLoop,
+        policy: Policy,
+        partners: Mapping[str, Answers],
+        prompt: Prompt,
+        sample: EpisodeKey,
     ) -> FinishedEpisode:
         """Runs an episode to its end; a failure of its environment ends it."""
         recorder = self.recorder(
@@ -86,11 +125,12 @@ class Environment(EpisodeRollout):
                         json.dumps(dict(policy.template), sort_keys=True, default=str),
                         json.dumps(tools, sort_keys=True, default=str),
                     )
+                recorder.role = self.next_role(environment)
                 if first or tools:
                     messages = opening(prompt, first)
                     recorder.begin(policy, prompt.tools if tools is None else tools, messages)
                     episode.opening = tuple(messages) if first else None
-                await self.turns(recorder, environment)
+                await self.turns(recorder, environment, partners)
             finally:
                 await self.answer(environment.close)
         except EpisodeFailure as failure:
@@ -106,33 +146,62 @@ class Environment(EpisodeRollout):
         last = episode.turns[-1]
         episode.turns[-1] = replace(last, reward=last.reward + reward)
 
-    async def turns(self, recorder: Recorder, environment: Any) -> None:
-        """Lets policy and environment answer each other until the episode ends, or is cut."""
-        episode = recorder.episode
+    async def turns(
+        self, recorder: Recorder, environment: Any, partners: Mapping[str, Answers]
+    ) -> None:
+        """Lets roles and environment answer each other until the episode ends, or is cut."""
+        episode, of_partners = recorder.episode, 0
         while True:
-            try:
-                message = await recorder.respond()
-            except CallRefused:
+            partner = partners.get(recorder.role)
+            if partner is not None and of_partners < self.max_turns:
+                seed = (seed_of(recorder.key) + of_partners) % 2**31
+                message, of_partners = await partner(recorder.messages, seed), of_partners + 1
+                recorder.messages.append(message)
+            elif partner is not None:
                 return await self.reward_of_cut(episode, environment)
-            if episode.finish is not Finish.STOP:
-                return await self.reward_of_cut(episode, environment)
+            else:
+                try:
+                    message = await recorder.respond()
+                except CallRefused:
+                    return await self.reward_of_cut(episode, environment)
+                if episode.finish is not Finish.STOP:
+                    return await self.reward_of_cut(episode, environment)
             asked, episode.finish = time.monotonic(), Finish.LENGTH
             result = result_of(await self.answer(lambda: environment.step(message)))  # noqa: B023
-            episode.turns[-1] = replace(
-                episode.turns[-1],
-                reward=result.reward,
-                metrics=result.metrics,
-                messages=tuple(result.messages),
-                state=result.state,
-                environment_seconds=time.monotonic() - asked,
-            )
+            check_names(result.rewards, self.roles)
+            if partner is None:
+                episode.turns[-1] = replace(
+                    episode.turns[-1],
+                    reward=result.reward,
+                    metrics=result.metrics,
+                    messages=tuple(result.messages),
+                    state=result.state,
+                    environment_seconds=time.monotonic() - asked,
+                )
+            episode.reward(result.rewards)
             if result.done:
                 episode.finish = Finish.STOP
                 return None
+            recorder.switch(self.next_role(environment))
+            messages = result.messages
+            if not recorder.messages:  # the first ones of the role
+                alone = [message["role"] for message in messages] == ["user"]
+                first = f"\n{messages[0]['content']}" if alone else messages
+                messages = opening(episode.prompt, first)
             try:
-                recorder.extend(result.messages)
+                recorder.extend(messages)
             except RunError as error:
                 raise EpisodeFailure(str(error)) from None
+            if not episode.turns:  # the row begins with the first role that is the policy
+                episode.opening = tuple(recorder.messages)
+
+    def next_role(self, environment: Any) -> str:
+        """Returns the role that speaks next; "" if there are no roles."""
+        if not self.roles:
+            return ""
+        role = getattr(environment, "role", None)
+        check_names((role,), self.roles)
+        return str(role)
 
     async def answer(self, call: Callable[[], Awaitable[Result]]) -> Result:
         """Returns what an environment answers to a call.
@@ -180,13 +249,14 @@ def result_of(value: Any) -> StepResult:
     """Returns the checked result of a step.
 
     Raises:
-      EpisodeFailure: it is no `StepResult`, its reward is not finite, or the episode goes on
-        without a message.
+      EpisodeFailure: it is no `StepResult`, a reward is not finite, or the episode goes on without
+        a message.
     """
     if not isinstance(value, StepResult):
         raise EpisodeFailure(f"step returned {type(value).__name__}, and not a StepResult")
-    if not np.isfinite(value.reward):
-        raise EpisodeFailure(f"the reward {value.reward} of a step is not finite")
+    for reward in (value.reward, *value.rewards.values()):
+        if not np.isfinite(reward):
+            raise EpisodeFailure(f"the reward {reward} of a step is not finite")
     if not value.done and not messages_of(value.messages):
         raise EpisodeFailure("step returned no message, although the episode goes on")
     return value

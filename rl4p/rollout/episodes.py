@@ -2,7 +2,7 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -283,3 +283,14 @@ def seed_of(key: np.ndarray) -> int:
 def seed_of_prompt(prompt: Prompt) -> int:
     """Returns a seed in [0, 2^31) that depends on the task and the id of a prompt alone."""
     return crc32(f"{prompt.task}\0{prompt.id}".encode()) >> 1
+
+
+def check_names(names: Iterable[Any], roles: Sequence[str]) -> None:
+    """Refuses names that are no roles of an episode.
+
+    Raises:
+      EpisodeFailure: there is such a name.
+    """
+    if unknown := [name for name in names if name not in roles]:
+        known = f"the roles are {', '.join(roles)}" if roles else "there are no roles"
+        raise EpisodeFailure(f"{unknown[0]!r} is no role: {known}")

@@ -96,6 +96,13 @@ class FinishedEpisode(Serializable):
         """Returns the weight version of each of these tokens: int32 [n]."""
         return self.chosen("versions")
 
+    def reward(self, rewards: Mapping[str, float]) -> None:
+        """Adds rewards of roles to their last turns; a role that has said nothing gets none."""
+        last = {turn.role: number for number, turn in enumerate(self.turns)}
+        for role in rewards.keys() & last.keys():
+            turn = self.turns[last[role]]
+            self.turns[last[role]] = replace(turn, reward=turn.reward + rewards[role])
+
     def chosen(self, name: str) -> np.ndarray:
         pairs = (zip(getattr(each, name), each.chosen, strict=True) for each in self.segments)
         return np.array([value for pair in pairs for value, own in pair if own], np.int32)
@@ -147,7 +154,7 @@ class Recorder:
     as chosen.
 
     An agent sends contexts (`complete`). For an environment the recorder keeps the conversation
-    (`begin`, `respond` and `extend`).
+    (`begin`, `respond` and `extend`), or one of each role (`switch`).
 
     Attributes:
       generate: draws the tokens of a request.
@@ -155,6 +162,7 @@ class Recorder:
       decode: returns the text of tokens, special tokens included.
       end_ids: the tokens that end a response.
       context: the tokens that precede the next response in the conversation.
+      role: the role whose conversation it is; "" for the only one.
     """
 
     generate: Callable[[Request], Awaitable[Completion]]
@@ -166,6 +174,8 @@ class Recorder:
     end_ids: Sequence[int]
 
     def __post_init__(self) -> None:
+        self.role = ""
+        self.conversations: dict[str, list[Message]] = {}  # of the other roles
         self.contexts: dict[tuple[int, ...], tuple[str, Sequence[Message] | None]] = {}
         self.marks: list[tuple[str, tuple[int, ...]]] = []  # of contexts with their completions
         self.sampled = SampledMessages()
@@ -187,8 +197,11 @@ class Recorder:
         """
         self.policy, self.tools, self.messages = policy, tools, []
         self.extend(messages)
-        self.episode.segments = [Segment()]
-        self.episode.segments[0].read(self.context)
+
+    def switch(self, role: str) -> None:
+        """Goes on with the conversation of a role, which is empty at first."""
+        self.conversations[self.role] = self.messages
+        self.role, self.messages = role, self.conversations.get(role, [])
 
     def extend(self, messages: Sequence[Message]) -> None:
         """Appends messages of the environment to the conversation.
@@ -218,6 +231,9 @@ class Recorder:
         before, rest = self.continued(text)
         self.context = [*before, *tokens_behind(tokenizer, before, rest)]
         self.read(text, self.context, tuple(self.messages))
+        if not self.calls:
+            self.episode.segments = [Segment()]
+            self.episode.segments[0].read(self.context)
 
     async def respond(self) -> Message:
         """Draws the next response of the conversation, and returns its message.
@@ -229,7 +245,7 @@ class Recorder:
           CallRefused: as `room`.
         """
         drawn = sum(turn.tokens for turn in self.episode.turns)
-        await self.call(self.context, self.room(self.context), drawn)
+        await self.call(self.context, self.room(self.context), drawn, role=self.role)
         message = {"role": "assistant", "content": self.episode.turns[-1].text}
         self.messages.append(message)
         return message
@@ -281,6 +297,7 @@ class Recorder:
         context: Sequence[int],
         max_tokens: int,
         stopped: Callable[[Completion], int | None] = never,
+        role: str = "",
     ) -> Completion:
         limit = min(max_tokens, self.room(context))
         # Note what the client says to the last message, and how long it took.
@@ -297,7 +314,7 @@ class Recorder:
             )
         # Calls at the same time must not draw with the same keys.
         drawn, self.drawn = self.drawn, self.drawn + limit
-        return await self.call(context, limit, drawn, stopped)
+        return await self.call(context, limit, drawn, stopped, role)
 
     async def call(
         self,
@@ -305,6 +322,7 @@ class Recorder:
         limit: int,
         drawn: int,
         stopped: Callable[[Completion], int | None] = never,
+        role: str = "",
     ) -> Completion:
         """Draws a completion, and appends it to its segment and to the turns of the episode.
 
@@ -359,6 +377,7 @@ class Recorder:
                 Turn(
                     text=self.decode(without_end(tokens, self.end_ids)),
                     tokens=len(tokens),
+                    role=role,
                     sampling_seconds=time.monotonic() - began,
                 )
             )

@@ -186,8 +186,14 @@ def advantages_that_the_update_does_not_use(phases: Phases) -> str | None:
 
 
 def rewards_that_the_advantage_does_not_read(phases: Phases) -> str | None:
-    """Refuses credit by turn for rows of one turn, and a KL penalty in an unread total reward."""
+    """Refuses credit by turn or role without them, and a KL penalty in an unread total reward."""
     traits = AdvantageTraits.read(phases.advantage)
+    if "turn_roles" in traits.needs and not RolloutTraits.read(phases.rollout).roles:
+        return (
+            f"{choice('advantage', phases.advantage)} has a baseline for each role, but "
+            f"{choice('rollout', phases.rollout)} has no roles: leave advantage.max_roles out, or "
+            "name the roles (of Gymnasium and textarena, rollout.environment.roles)."
+        )
     if traits.reads_turns and not RolloutTraits.read(phases.rollout).many_turns:
         return (
             f"{choice('advantage', phases.advantage)} gives credit by turn, but "

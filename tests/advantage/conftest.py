@@ -30,6 +30,7 @@ def make_scores():
             "greedy_rewards": jnp.asarray(random.uniform(-1, 1, rows), jnp.float32),
             "task_ids": jnp.asarray(random.integers(0, 3, rows), jnp.int32),
             "turn_states": jnp.zeros(mask.shape, jnp.int32),
+            "turn_roles": jnp.asarray(np.where(mask, random.integers(0, 2, mask.shape), 0)),
             "answer_clusters": jnp.asarray(random.integers(-2, 1, rows), jnp.int32),
         }
 

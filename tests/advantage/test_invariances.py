@@ -31,6 +31,7 @@ VARIANTS = {
     "grpo, ddof 0": ("grpo", {"ddof": 0}),
     "gae, not whitened": ("gae", {"whiten": False, "gamma": 0.9, "alpha": 0.5}),
     "gdpo, weighted": ("gdpo", {"weights": {"correct": 2.0}}),
+    "running_baseline, of roles": ("running_baseline", {"max_roles": 2}),
     "maxent_grpo, controlled": ("maxent_grpo", {"beta": 0.3, "tau_learning_rate": 0.1}),
 }
 FILES = {name: name for name in NAMES} | {variant: name for variant, (name, _) in VARIANTS.items()}

@@ -25,6 +25,7 @@ from rl4p.base.types import (
     Rewards,
     TrainingBatch,
     Trajectories,
+    Turn,
 )
 from rl4p.protocols.collection import Collected
 from rl4p.protocols.engine import Completion, Request
@@ -243,6 +244,13 @@ def test_a_wrong_dictionary_is_refused_in_one_sentence(changed, sentence):
     row.pop(row.pop("-", ""), None)
     with pytest.raises(InputError, match=rf"^{sentence}$"):
         Question.from_dict(row)
+
+
+def test_a_field_that_an_earlier_version_lacked_has_its_default():
+    row = Turn(text="a", tokens=1, reward=0.5).to_dict()
+    del row["role"], row["metrics"]
+    assert Turn.from_dict(row) == Turn(text="a", tokens=1, reward=0.5)
+    assert Turn.from_dict(row | {"role": "b"}).role == "b"
 
 
 def test_a_class_of_the_users_with_the_same_name_changes_nothing():

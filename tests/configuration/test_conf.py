@@ -14,7 +14,7 @@ from rl4p.configuration.schema import PLACES
 
 # Options of these groups change others, or refuse them.
 ALONE = ("agent", "annealing", "cache", "environment", "experiment", "filter", "reward")
-ALONE += ("runtime",)
+ALONE += ("partner", "runtime")
 HARBOR = ["+environment@rollout.environment=harbor", "rollout.environment.path=tasks"]
 FACTORY = "rollout.environment.factory._target_=rl4p.advantage.grpo.GRPO"  # makes an object
 OPTIONS = sorted(path.relative_to(CONF).with_suffix("") for path in CONF.glob("*/*.yaml"))
@@ -55,6 +55,10 @@ REQUIRED = {
     "environment=textarena": ["rollout=environment", "rollout.environment.factory.id=2048-v0"],
     "environment=harbor": ["rollout=environment", "rollout.environment.path=tasks"],
     **{f"runtime={name}": ["rollout=environment", *HARBOR] for name in ("bubblewrap", "container")},
+    "partner=chat": [
+        *("rollout=environment", "+environment@rollout.environment=gymnasium", FACTORY),
+        *("rollout.environment.roles=[x,y]", "rollout.frozen.x.url=http://localhost:9/v1"),
+    ],
     "agent=command": ["rollout=agent", "rollout.agent.command=[program]"],
     "agent=verifiers": ["rollout=agent", "rollout.agent.env.taskset.id=tasks"],
     "cache=success_cache": ["collector=dynamic_sampling"],

@@ -2,6 +2,8 @@
 
 import httpx2
 
+from rl4p.protocols.environment import StepResult
+
 
 class Letters:
     """A world of three turns whose reward and state depend on the length of each message."""
@@ -19,6 +21,25 @@ class Letters:
         pass
 
 
+class Duel:
+    """Four messages of two players in turn; the longer one of the last two wins."""
+
+    def reset(self, *, seed=None, options=None):
+        self.lengths = []
+        return "a begins", {"role": "a"}
+
+    def step(self, action):
+        self.lengths.append(len(action))
+        count = len(self.lengths)
+        role, reward = "ab"[count % 2], sum(map(ord, action)) % 7 / 7
+        win = 1.0 if self.lengths[-1] > self.lengths[max(count - 2, 0)] else -1.0
+        rewards = {"rewards": {"b": win, "a": -win}} if count == 4 else {}
+        return f"{role} reads {count}", reward, count == 4, False, {"role": role} | rewards
+
+    def close(self):
+        pass
+
+
 class PlannerAndWorker:
     """Asks in a conversation, in another one, and in the first one again."""
 
@@ -29,12 +50,25 @@ class PlannerAndWorker:
         self.ask(episode, planner)
         return 1.0
 
-    def ask(self, episode, messages):
+    def ask(self, episode, messages, address=None):
         answer = httpx2.post(
-            f"{episode.base_url}/chat/completions",
+            f"{address or episode.base_url}/chat/completions",
             json={"model": "any", "messages": messages, "max_tokens": 6},
             trust_env=False,
         )
         answer.raise_for_status()
         message = answer.json()["choices"][0]["message"]
         messages += [message, {"role": "user", "content": "and now?"}]
+
+
+class Team(PlannerAndWorker):
+    """The same conversations at the addresses of two roles."""
+
+    roles = ("planner", "worker")
+
+    def __call__(self, episode):
+        planner = [{"role": "user", "content": episode.prompt.question}]
+        worker = list(planner)
+        for role, messages in (("planner", planner), ("worker", worker), ("planner", planner)):
+            self.ask(episode, messages, episode.addresses[role])
+        return StepResult(reward=0.25, rewards={"planner": 1.0, "worker": -0.5})

@@ -87,7 +87,7 @@ class EpisodeAddresses:
         self.queue = ReadyQueue(asyncio.get_running_loop())
         self.apps: dict[str, App] = {}  # by the first part of the path
 
-    def register(self, calls: ModelCalls) -> str:
+    def register(self, calls: ModelCalls, role: str = "") -> str:
         name = secrets.token_hex(16)
         state = EpisodeState(
             policy=self.policy,
@@ -99,6 +99,7 @@ class EpisodeAddresses:
             slots=MANY,
             waiting=0,
             calls=calls,
+            role=role,
             wishes=Wishes(
                 drops=self.options.drops,
                 formats=self.options.formats,
@@ -149,11 +150,13 @@ class EpisodeState(ServedModel):
 
     Attributes:
       calls: the calls of the episode.
+      role: the role whose address it is; "" without roles.
       newest: the weight version that drew its last token.
       last_refusal: why it refused the last of the requests that it refused; None without one.
     """
 
     calls: ModelCalls
+    role: str = ""
     newest: str = "0"
     last_refusal: str | None = None
 
@@ -233,7 +236,9 @@ class EpisodeState(ServedModel):
             return None if choice.matched is None else len(choice.tokens)
 
         try:
-            completion = await self.calls.complete(sequence.context, sequence.max_tokens, stopped)
+            completion = await self.calls.complete(
+                sequence.context, sequence.max_tokens, stopped, self.role
+            )
         except CallRefused as error:
             active.fail(refusal(error, sequence.context))
             return

@@ -1,4 +1,4 @@
-"""Small games and tools of the package: a calculator, a number to guess, a grid to cross."""
+"""Small games and tools of the package: a calculator, a number to guess, a grid, stones to take."""
 
 from typing import Any
 
@@ -75,3 +75,45 @@ class Grid:
         self.left -= 1
         arrived = self.place == self.goal
         return self.observation(), float(arrived), arrived, self.left == 0, {}
+
+
+class Nim:
+    """Two players take one to three stones in turn; who takes the last one wins.
+
+    An observation is `9 stones`, an action a number. The seed chooses a number of stones that 4
+    does not divide, so that the first player can always win: by leaving a multiple of 4. The winner
+    has the reward 1 and the loser -1. An action that is no possible number loses.
+
+    The roles are `first` and `second`. With `opponent` the policy is the first player alone, and
+    the game the second one, which makes no mistake.
+
+    Args:
+      most: the most stones at the beginning, from 5 on.
+    """
+
+    roles = ("first", "second")
+
+    def __init__(self, most: Positive = 15, opponent: bool = False) -> None:
+        self.opponent, self.left, self.player = opponent, 0, 0
+        self.starts = [number for number in range(5, most + 1) if number % 4]
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict[str, Any]]:
+        self.left, self.player = self.starts[(seed or 0) % len(self.starts)], 0
+        return self.answer()
+
+    def answer(self) -> tuple[str, dict[str, Any]]:
+        return f"{self.left} stones", {} if self.opponent else {"role": self.roles[self.player]}
+
+    def step(self, action: int) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        possible = 1 <= action <= min(3, self.left)
+        if possible:
+            self.left -= action
+        done, won = not possible or self.left == 0, possible
+        if self.opponent and not done:
+            self.left -= max(1, self.left % 4)
+            done, won = self.left == 0, False
+        self.player = 1 - self.player
+        text, info = self.answer()
+        reward = (1.0 if won else -1.0) if done else 0.0
+        other = {"rewards": {self.roles[self.player]: -reward}} if done else {}
+        return text, reward, done, False, info | other

@@ -29,16 +29,21 @@ class Gymnasium(TextActions):
     samples of one prompt then meet different worlds. With `sequential_resets` one call runs at a
     time, and each episode has the states of the generators of Python and NumPy for itself.
 
+    With `roles` several agents play. `info["role"]` then names the role that reads an observation
+    and speaks next, and `info["rewards"]` may have rewards of roles by name.
+
     Attributes:
       factory: returns a new environment; in YAML `factory._target_=gymnasium.make` and
         `factory.id=NAME`.
       sequential_resets: whether environments are made, reset and played one call after another.
       info_fields: further fields of `info` that the policy reads, each on a line with its name.
+      roles: the names of the roles; empty for a single agent.
     """
 
     factory: Callable[[], Any]
     sequential_resets: bool = False
     info_fields: tuple[str, ...] = ()
+    roles: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not callable(self.factory):
@@ -62,6 +67,7 @@ class GymnasiumEpisode:
     seed: int
     environment: Any = None  # until `reset`
     state: Any = None  # the last observation
+    role: Any = None  # the role that reads it
 
     def __post_init__(self) -> None:
         self.generators = OwnGenerators(self.seed)
@@ -82,7 +88,7 @@ class GymnasiumEpisode:
             return self.environment.reset(seed=self.seed)
 
         observation, info = await self.call(first)
-        self.state = self.text(observation, info)
+        self.state, self.role = self.text(observation, info), info.get("role")
         return f"\n{self.state}"
 
     async def step(self, message: Message) -> StepResult:
@@ -93,7 +99,7 @@ class GymnasiumEpisode:
             lambda: self.environment.step(action)
         )
         done = bool(terminated or truncated)
-        self.state = self.text(observation, info)
+        self.state, self.role = self.text(observation, info), info.get("role")
         if not done and (unknown := set(self.options.info_fields) - self.known):
             has = ", ".join(sorted(self.known)) or "no fields"
             raise InputError(
@@ -102,6 +108,7 @@ class GymnasiumEpisode:
         return StepResult(
             messages=[{"role": "user", "content": self.state}],
             reward=float(reward),
+            rewards=info.get("rewards", {}) if self.options.roles else {},
             done=done,
             state=self.state,
         )

@@ -1,5 +1,6 @@
-"""Single-player games of the library textarena, in the form that `environment=gymnasium` takes."""
+"""Games of the library textarena, in the form that `environment=gymnasium` takes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -10,7 +11,7 @@ from rl4p.base.errors import InputError
 
 @dataclass(eq=False)
 class TextArena:
-    r"""A game for one player of the library textarena (2504.11442).
+    r"""A game of the library textarena (2504.11442), for one player or for one of each role.
 
     The policy reads what the wrappers of the game show. Most show the whole history each time; what
     the policy has read stands in its conversation, so that it reads the rest. Many games draw from
@@ -23,32 +24,40 @@ class TextArena:
 
     Attributes:
       id: the name of the game.
+      roles: the names of player 0, player 1 and so on; empty for a game of one player.
     """
 
     id: str
+    roles: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if find_spec("textarena") is None:
             raise InputError("the library textarena is not installed: run pip install textarena.")
         self.game: Any = import_module("textarena").make(self.id)
-        self.read = ""  # what the wrappers have shown
+        self.read: dict[int, str] = {}  # what the wrappers have shown to each player
 
     def reset(self, *, seed: int | None = None) -> tuple[str, dict[str, Any]]:
-        self.game.reset(num_players=1, seed=seed)
-        return self.observation(), {}
+        self.game.reset(num_players=len(self.roles) or 1, seed=seed)
+        return self.observation()
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         done, _ = self.game.step(action)
-        text = self.observation()
+        text, info = self.observation()
         if not done:
-            return text, 0.0, False, False, {}
+            return text, 0.0, False, False, info
         rewards, _ = self.game.close()
-        reward = (rewards or {}).get(0)  # of Countdown, a text after an action that it cannot read
-        return text, float(reward) if isinstance(reward, int | float) else 0.0, True, False, {}
+        numbers = {  # of Countdown, a text after an action that it cannot read
+            player: float(reward) if isinstance(reward, int | float) else 0.0
+            for player, reward in (rewards or {}).items()
+        }
+        if not self.roles:
+            return text, numbers.get(0, 0.0), True, False, info
+        paid = {role: numbers.get(player, 0.0) for player, role in enumerate(self.roles)}
+        return text, 0.0, True, False, info | {"rewards": paid}
 
-    def observation(self) -> str:
-        """Returns what the wrappers show that the policy has not read."""
-        _, text = self.game.get_observation()
-        new = text.removeprefix(self.read)
-        self.read = text
-        return new
+    def observation(self) -> tuple[str, dict[str, Any]]:
+        """Returns what the wrappers show that the next player has not read, and its role."""
+        player, text = self.game.get_observation()
+        new = text.removeprefix(self.read.get(player, ""))
+        self.read[player] = text
+        return new, {"role": self.roles[player]} if self.roles else {}

@@ -168,6 +168,7 @@ def turn_title(number: int, turn: Mapping[str, Any]) -> str:
     """Returns the number of a turn, with what is known of it."""
     parts = (
         f"turn {number}",
+        turn.get("role"),
         None if "reward" not in turn else f"reward {turn['reward']:.3g}",
         None if "tokens" not in turn else f"{turn['tokens']} tokens",
         f"weights {', '.join(map(str, turn['versions']))}" if turn.get("versions") else None,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rl4p.rollout.environments.games import Calculator, Grid, Guess
+from rl4p.rollout.environments.games import Calculator, Grid, Guess, Nim
 from rl4p.rollout.environments.tool_object import schema_of
 
 
@@ -61,3 +61,44 @@ def test_steps_off_the_grid_and_nonsense_change_nothing():
     assert game.step("N") == ("at 0,1 to 1,1", 0.0, False, True, {})
     with pytest.raises(ValueError, match="moves=1 is less than the longest way, 2"):
         Grid(size=2, moves=1)
+
+
+def test_two_players_take_stones_in_turn():
+    game = Nim()
+    starts = {game.reset(seed=seed)[0] for seed in range(20)}
+    assert starts == {f"{number} stones" for number in (5, 6, 7, 9, 10, 11, 13, 14, 15)}
+    assert game.reset(seed=1) == ("6 stones", {"role": "first"})
+    assert game.step(2) == ("4 stones", 0.0, False, False, {"role": "second"})
+    assert game.step(3) == ("1 stones", 0.0, False, False, {"role": "first"})
+    end = {"role": "second", "rewards": {"second": -1.0}}
+    assert game.step(1) == ("0 stones", 1.0, True, False, end)
+
+
+@pytest.mark.parametrize("action", [0, 4, -1])
+def test_a_number_that_is_not_possible_loses(action):
+    game = Nim()
+    game.reset(seed=1)
+    end = {"role": "second", "rewards": {"second": 1.0}}
+    assert game.step(action) == ("6 stones", -1.0, True, False, end)
+    game = Nim(opponent=True)
+    game.reset(seed=1)
+    assert game.step(action)[1:3] == (-1.0, True)
+
+
+def test_only_multiples_of_four_win_against_the_opponent():
+    for seed in range(9):
+        game = Nim(opponent=True)
+        observation, info = game.reset(seed=seed)
+        assert "role" not in info
+        won = lost = done = False
+        while not done:
+            observation, reward, done, _, _ = game.step(int(observation.split()[0]) % 4)
+            won = reward == 1.0
+        assert won
+        observation, _ = game.reset(seed=seed)
+        done = False
+        while not done:  # a mistake at first
+            right = int(observation.split()[0]) % 4
+            observation, reward, done, _, _ = game.step(right % 3 + 1 if not lost else right or 1)
+            lost = True
+        assert reward == -1.0
