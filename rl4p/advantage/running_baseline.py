@@ -63,7 +63,7 @@ class RunningBaseline(AdvantageOptions):
         reward_BR, valid_BR = rewards.total_B[:, None], rewards.valid_B[:, None]
         if R > 1:
             role_BT = jnp.clip(scores["turn_roles"], 0, R - 1)
-            own_BTR = mask_BT[..., None] & (role_BT[..., None] == jnp.arange(R))
+            own_BTR = mask_BT[..., None] & (role_BT[..., None] == jnp.arange(R)[None, None])
             tokens_BT = jnp.zeros(mask_BT.shape) if rewards.tokens_BT is None else rewards.tokens_BT
             own_BR = jnp.sum(jnp.where(own_BTR, tokens_BT[..., None], 0.0), axis=1)
             reward_BR = own_BR + (reward_BR - jnp.sum(own_BR, axis=1, keepdims=True))
@@ -71,7 +71,7 @@ class RunningBaseline(AdvantageOptions):
 
         # A sample of the statistics is a role of an episode: B and R are flat.
         task_B = jnp.clip(scores["task_ids"], 0, self.max_tasks - 1)
-        place = (task_B[:, None] * R + jnp.arange(R)).reshape(-1)
+        place = (task_B[:, None] * R + jnp.arange(R)[None]).reshape(-1)
         reward, valid = reward_BR.reshape(-1), valid_BR.reshape(-1)
         step = group_statistics(reward, valid, place, groups=self.max_tasks * R)
         old, seen = memory["baseline"][place], memory["seen"][place]

@@ -307,7 +307,8 @@ class ContinuousEngine(InProcess):
     def stream(self, source: RequestSource, *, greedy: bool = False) -> None:
         """Completes the requests of a source (`Streams`).
 
-        The cache of a completion with `Request.keep` is kept until another request continues it.
+        The cache of a completion with `Request.keep` is kept until another request continues it,
+        or a request says that none will (`Request.ended`).
         There are no drafts: what runs together depends on time, and so would their digits.
         """
         params, version, kept = self.weights
@@ -332,6 +333,8 @@ class ContinuousEngine(InProcess):
         while True:
             for request in source.take(wait=not driver.submissions):
                 check_request(request.tokens, len(request.keys_N), request.max_tokens, longest)
+                for tokens in request.ended:
+                    kept.pop(tokens, None)
                 (sequence,) = self.sequences(request, None)
                 logprobs[sequence] = []
                 driver.submit([sequence], partial(receive, request))

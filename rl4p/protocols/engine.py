@@ -30,6 +30,7 @@ class Request(Serializable):
       messages: the conversation that the context consists of, which servers of chats take instead
         of tokens; None if it is not known.
       task: the task of the prompt, which may have sampling options of its own.
+      ended: contexts with their completions, kept so far, that no other request will continue.
     """
 
     tokens: Sequence[int]
@@ -39,6 +40,7 @@ class Request(Serializable):
     keep: bool = False
     messages: Sequence[Mapping[str, Any]] | None = None
     task: str = ""
+    ended: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import jax
@@ -33,6 +33,7 @@ class EpisodeLoop:
 
     Attributes:
       idle: the seconds in which no request was unfinished.
+      ended: the tokens that episodes have ended with, for the next request (`Request.ended`).
     """
 
     def __init__(self, most: int, longest: int) -> None:
@@ -40,6 +41,7 @@ class EpisodeLoop:
         self.requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self.futures: dict[int, asyncio.Future[Completion]] = {}  # by the id of a request
         self.loop = asyncio.new_event_loop()
+        self.ended: list[tuple[int, ...]] = []
         self.idle = 0.0
 
     def run(
@@ -110,6 +112,7 @@ class EpisodeLoop:
 
     async def complete(self, request: Request) -> Completion:
         """Returns the completion of a request with one key; called in a coroutine."""
+        request, self.ended = replace(request, ended=tuple(self.ended)), []
         future = self.futures[id(request)] = self.loop.create_future()
         self.requests.put(request)
         return await future

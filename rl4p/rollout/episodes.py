@@ -104,6 +104,11 @@ class EpisodeRollout(ABC):
             )
 
     @property
+    def roles(self) -> Sequence[str]:
+        """The names of the agents of an episode, each with a conversation; () for a single one."""
+        return ()
+
+    @property
     def sampling(self) -> Sampling:
         return self.engine.sampling
 
@@ -190,6 +195,7 @@ class EpisodeRollout(ABC):
                             episode = await coroutine
                     finally:
                         coroutine.close()  # of one that was cancelled before it began
+                    loop.ended += [tuple(segment.tokens) for segment in episode.segments]
                     count.add(1)
                     return episode
 
@@ -227,8 +233,9 @@ class EpisodeRollout(ABC):
             return ()
         rows = min(self.concurrency or run.sequences, run.sequences)
         slots = self.engine.slots_of(rows) or rows
+        kept = rows * max(1, len(self.roles))  # a cache of the conversation of each role
         columns = padded_width(run.prompt_columns + run.response_tokens)
-        return CacheSize(rows=slots, columns=columns), CacheSize(rows=rows, columns=columns)
+        return CacheSize(rows=slots, columns=columns), CacheSize(rows=kept, columns=columns)
 
     def open_engine(self, policy: Policy) -> Engine:
         return self.engine.open(policy)

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from rl4p.base.errors import InputError
-from rl4p.base.types import Trajectories
 from rl4p.configuration import compose
 from rl4p.loop.loop import train
 from rl4p.runs.build import build
 from rl4p.runs.grading import samples_of
 from rl4p.runs.sample import Sample
 from tests.support.openenv_server import OpenEnvServer
+from tests.support.turns import assert_same
 
 pytestmark = pytest.mark.mixed_dtypes
 
@@ -35,28 +35,6 @@ def trained(*options, small=SMALL):
         assert info.metrics["update/grad_norm"] > 0
     experiment.loop.collector.close()
     return experiment, infos
-
-
-def assert_same(ours, theirs):
-    """Checks that two runs sampled and learned the same.
-
-    Rounding depends on which requests are decoded together, and so on the time of each answer.
-    """
-    assert len(ours) == len(theirs)
-    for one, other in zip(ours, theirs, strict=True):
-        assert tuple(one.episodes) == tuple(other.episodes)
-        for name in Trajectories.__dataclass_fields__:
-            mine, its = (getattr(each.trajectories, name) for each in (one, other))
-            if mine is its is None:
-                continue
-            np.testing.assert_allclose(
-                mine,
-                its,
-                atol=1e-4 if name == "behaviour_logprobs_BT" else 0,
-                err_msg=name,
-            )
-        ours, theirs = (each.metrics["update/grad_norm"] for each in (one, other))
-        assert ours == pytest.approx(theirs, rel=1e-3)
 
 
 @pytest.mark.slow

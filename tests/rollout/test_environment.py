@@ -261,6 +261,21 @@ def test_a_bound_of_simultaneous_episodes(sample):
     assert (Crowd.most, Crowd.now) == (3, 0)
 
 
+def test_the_cache_of_an_episode_is_released_when_it_ends(sample):
+    held = []
+
+    class Watching(Counts):
+        async def reset(self):
+            held.append(len(counted.opened.engine.weights.kept))
+            return ()
+
+    counted = rollout(Counting(kind=Watching), concurrency=2)
+    _, episodes = sample(counted, group_size=4)
+    assert sum(len(episode.turns) == 3 for episode in episodes) > 4
+    assert len(held) == 16
+    assert max(held) <= 4
+
+
 class Fails(Counts):
     async def step(self, message):
         raise KeyError("lost")

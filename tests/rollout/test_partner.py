@@ -1,6 +1,9 @@
 """Tests frozen roles, which another model plays."""
 
 import asyncio
+import copy
+import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,12 +11,21 @@ import pytest
 from rl4p.base.errors import InputError, RunError
 from rl4p.base.types import Finish
 from rl4p.rollout.partner import Chat
-from tests.loop.test_roles import rollout
-from tests.rollout.test_environment import ending  # noqa: F401 - a fixture
-from tests.support.episodes import words
+from tests.support.episodes import ENDS, TEMPLATE, duel, words
 from tests.support.worlds import Duel
 
-pytestmark = pytest.mark.usefixtures("impatient")
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr("rl4p.base.http.FIRST_PAUSE", 0.001)
+
+
+@pytest.fixture(scope="module")
+def ending(policy):
+    """Every second turn ends by one of several end tokens, which the template writes as well."""
+    tokenizer = copy.deepcopy(policy.tokenizer)
+    tokenizer.chat_template = TEMPLATE
+    return replace(policy, end_ids=ENDS, tokenizer=tokenizer)
 
 
 def says(text):
@@ -21,10 +33,10 @@ def says(text):
 
 
 @pytest.mark.parametrize("frozen", ["a", "b"])
-def test_the_tokens_of_a_frozen_role_are_not_in_the_row(sample, serve, ending, frozen):  # noqa: F811
-    asked = serve(lambda *_: says("a very long answer indeed"))
+def test_the_tokens_of_a_frozen_role_are_not_in_the_row(sample, serve, ending, frozen):
+    asked = serve(lambda *_: time.sleep(0.02) or says("a very long answer indeed"))
     partner = Chat(url=f"{asked.url}/v1", body={"temperature": 0.5}, concurrency=4)
-    trajectories, episodes = sample(rollout(frozen={frozen: partner}), group_size=4)
+    trajectories, episodes = sample(duel(frozen={frozen: partner}), group_size=4)
     other = {"a": "b", "b": "a"}[frozen]
     ended = 0
     for row, episode in enumerate(episodes):
@@ -40,7 +52,7 @@ def test_the_tokens_of_a_frozen_role_are_not_in_the_row(sample, serve, ending, f
         if episode.finish is Finish.STOP:
             ended += 1
             said = episode.turns[-1].text.strip()
-            win = -1.0 if frozen == "b" else (1.0 if len(said) > 25 else -1.0)
+            win = 1.0 if len(said) > 25 or (frozen == "b" and len(said) == 25) else -1.0
             own = sum(map(ord, said)) % 7 / 7
             assert episode.turns[-1].reward == pytest.approx(own + win)
     assert ended
@@ -51,7 +63,7 @@ def test_the_tokens_of_a_frozen_role_are_not_in_the_row(sample, serve, ending, f
     assert not any(f"{other} reads" in text or f"{other} begins" in text for text in texts)
     again = serve(lambda *_: says("a very long answer indeed"))
     partner = Chat(url=f"{again.url}/v1", body={"temperature": 0.5}, concurrency=4)
-    assert sample(rollout(frozen={frozen: partner}), group_size=4)[1] == episodes
+    assert sample(duel(frozen={frozen: partner}), group_size=4)[1] == episodes
     seeds = [sorted(body["seed"] for body in each.bodies) for each in (asked, again)]
     assert seeds[0] == seeds[1]
     assert len(set(seeds[0])) == len(seeds[0])
@@ -67,7 +79,7 @@ class Deaf(Duel):
 def test_a_frozen_role_that_never_ends_is_cut(sample, serve):
     asked = serve(lambda *_: says("yes"))
     options = {"frozen": {"a": Chat(url=f"{asked.url}/v1")}, "max_turns": 3}
-    _, episodes = sample(rollout(Deaf, **options), group_size=1)
+    _, episodes = sample(duel(Deaf, **options), group_size=1)
     assert {(each.finish, each.failure) for each in episodes} == {(Finish.LENGTH, None)}
     assert len(asked.bodies) == 3 * len(episodes)
 
@@ -75,14 +87,14 @@ def test_a_frozen_role_that_never_ends_is_cut(sample, serve):
 def test_a_server_that_fails_makes_the_sample_invalid(sample, serve):
     asked = serve(lambda *_: (500, {}, b"down"))
     options = {"frozen": {"a": Chat(url=f"{asked.url}/v1", attempts=2)}, "max_failed": 1.0}
-    trajectories, episodes = sample(rollout(**options), group_size=1)
+    trajectories, episodes = sample(duel(**options), group_size=1)
     assert {each.failure for each in episodes} == {
         f"{asked.url}/v1: HTTP 500 at /chat/completions: down"
     }
     assert not np.asarray(trajectories.response_mask_BT).any()
     asked = serve(lambda *_: (404, {}, b"nothing"))
     with pytest.raises(RunError, match=r"HTTP 404 .*is the address complete"):
-        sample(rollout(frozen={"a": Chat(url=asked.url)}), group_size=1)
+        sample(duel(frozen={"a": Chat(url=asked.url)}), group_size=1)
 
 
 def test_an_answer_without_a_text_is_asked_for_again(serve):
@@ -108,6 +120,6 @@ def test_a_frozen_role_is_a_role_beside_another(options, sentence):
     chat = Chat(url="http://localhost:9/v1")
     frozen = dict.fromkeys(options.pop("frozen"), chat)
     with pytest.raises(InputError, match=sentence):
-        rollout(frozen=frozen, **options)
+        duel(frozen=frozen, **options)
     with pytest.raises(InputError, match=r"rollout\.frozen\.a: the class .* has no method playing"):
-        rollout(frozen={"a": object()})
+        duel(frozen={"a": object()})

@@ -8,7 +8,10 @@ from rl4p.learner.logprobs import ScoreOptions, score_tokens
 from rl4p.protocols.engine import Completion
 from rl4p.rollout.agent import Agent
 from rl4p.rollout.continuous import Continuous
+from rl4p.rollout.environment import Environment
+from rl4p.rollout.environments.gymnasium import Gymnasium
 from rl4p.rollout.recorder import Segment
+from tests.support.worlds import Duel
 
 # The tokens of the bytes C0, C1 and F5 to FF, which are in no UTF-8 text: each is decoded to one
 # U+FFFD, whatever is before it.
@@ -30,6 +33,15 @@ def rollout(agent, **options):
         agent=agent,
         server=AgentServer(),
         **{"max_response_tokens": R, "max_call_tokens": 10} | options,
+    )
+
+
+def duel(factory=Duel, roles=("a", "b"), engine=Continuous, **options):
+    """Returns a rollout of a game of two roles."""
+    return Environment(
+        engine=engine(max_response_tokens=R, temperature=1.0),
+        environment=Gymnasium(factory=factory, roles=roles),
+        **{"max_response_tokens": R, "max_turn_tokens": 12} | options,
     )
 
 

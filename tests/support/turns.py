@@ -1,6 +1,9 @@
-"""The returns of turns in plain Python, an oracle for ours."""
+"""The returns of turns in plain Python, an oracle for ours, and the comparison of two runs."""
 
 import numpy as np
+import pytest
+
+from rl4p.base.types import Trajectories
 
 
 def rewards_of_turns(rewards, turns):
@@ -24,3 +27,25 @@ def returns_of_turns(rewards, turns, gamma):
             reverse.append(later)
         returns.append(reverse[::-1])
     return returns
+
+
+def assert_same(ours, theirs):
+    """Checks that two runs sampled and learned the same.
+
+    Rounding depends on which requests are decoded together, and so on the time of each answer.
+    """
+    assert len(ours) == len(theirs)
+    for one, other in zip(ours, theirs, strict=True):
+        assert tuple(one.episodes) == tuple(other.episodes)
+        for name in Trajectories.__dataclass_fields__:
+            mine, its = (getattr(each.trajectories, name) for each in (one, other))
+            if mine is its is None:
+                continue
+            np.testing.assert_allclose(
+                mine,
+                its,
+                atol=1e-4 if name == "behaviour_logprobs_BT" else 0,
+                err_msg=name,
+            )
+        ours, theirs = (each.metrics["update/grad_norm"] for each in (one, other))
+        assert ours == pytest.approx(theirs, rel=1e-3)

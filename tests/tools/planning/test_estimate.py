@@ -268,6 +268,8 @@ def test_a_rollout_with_environments_is_estimated_and_named_in_a_compiled_plan()
     assert sizes == [(rows, columns), (rows, columns)]  # of the slots, and what turns keep
     few = replace(run.phases.rollout, concurrency=4)
     assert [each.rows for each in few.caches(run)] == [4, 4]
+    environment = replace(few.environment, roles=("a", "b"))
+    assert [each.rows for each in replace(few, environment=environment).caches(run)] == [4, 8]
 
 
 @pytest.mark.parametrize("recipe", ["dpo", "lora", "ppo", "raft", "stale"])
