@@ -19,6 +19,7 @@ import shlex
 import typing
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from enum import Enum
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 from urllib.parse import unquote
@@ -154,10 +155,7 @@ def refuse_ungiven(
         for use in listed
         if (use.value, use.capability) not in typed
         and not any(covers(each, use) for each in allowed)
-        # nor alone at the end of a line of the package's own YAML files
-        and not re.search(
-            rf"(?m)[:-] [\"']?{re.escape(use.value)}[\"']?( +#.*)?$", text_of_yaml(conf)
-        )
+        and not ends_a_line(use.value, conf)
         and not (use.capability is Capability.READ and harmless(use.value, config_dir))
     ]
     if own is not None:
@@ -175,6 +173,13 @@ def refuse_ungiven(
         f"{are}. A file gives {'this value' if len(others) == 1 else 'these values'}, and anyone "
         f"may have written it: {yours}if you trust it, add {shlex.quote(word)}."
     )
+
+
+@lru_cache(maxsize=1024)  # which takes milliseconds, and each composition asks for the same values
+def ends_a_line(value: str, conf: Path) -> bool:
+    """Returns whether a value stands alone at the end of a line of the package's own YAML files."""
+    pattern = rf"(?m)[:-] [\"']?{re.escape(value)}[\"']?( +#.*)?$"
+    return re.search(pattern, text_of_yaml(conf)) is not None
 
 
 def untrusted(others: Sequence[Use], listed: Sequence[Use], own: OwnFolder) -> Iterator[Use]:

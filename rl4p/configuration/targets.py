@@ -13,7 +13,7 @@ import sys
 import typing
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import is_dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
@@ -34,6 +34,9 @@ from rl4p.configuration.tree import join
 from rl4p.configuration.trust import TRUSTED, check_trust, names_in, require_trust
 from rl4p.configuration.yaml_file import bounded_interpolations
 
+MOST_ADAPTERS = 4096
+# By the identity of an annotation, which is kept too, so that no other has its identity.
+_adapters: dict[int, tuple[Any, TypeAdapter[Any] | None]] = {}
 MOST_WRITTEN = 10  # integers of a sweep that are written out
 # Words for values that YAML writes differently, with the value and its YAML.
 WORDS = {
@@ -163,8 +166,14 @@ def check_arguments(key: str, arguments: Mapping[str, Any], target: Any, owner: 
             check_type(join(key, name), value, hints[name])
 
 
-def type_hints(target: Any) -> dict[str, Any]:
+def type_hints(target: Any) -> Mapping[str, Any]:
     """Returns the annotations by argument; {} if a name in them does not exist at run time."""
+    has_identity = inspect.isclass(target) or inspect.isfunction(target)
+    return kept_hints(target) if has_identity else kept_hints.__wrapped__(target)
+
+
+@lru_cache(maxsize=1024)  # each composition asks for those of every node
+def kept_hints(target: Any) -> Mapping[str, Any]:
     if inspect.isclass(target) and not is_dataclass(target):
         target = target.__init__
     try:
@@ -196,10 +205,7 @@ def check_type(key: str, value: Any, hint: Any) -> None:
 
 def type_errors(value: Any, hint: Any) -> list[Any]:
     """Returns pydantic's errors for a value; [] if it is valid or the annotation is not checked."""
-    try:  # in a tuple, because pydantic accepts no config for a dataclass alone
-        options = ConfigDict(arbitrary_types_allowed=True)
-        adapter = TypeAdapter(tuple[hint], config=options)  # pyright: ignore[reportInvalidTypeForm]
-    except (PydanticUserError, SchemaError, TypeError):
+    if (adapter := adapter_of(hint)) is None:
         return []
     attempts = []
     for candidate in (with_tuples(value), value):
@@ -210,6 +216,25 @@ def type_errors(value: Any, hint: Any) -> list[Any]:
         else:
             return []
     return max(attempts, key=lambda attempt: len(attempt[0]["loc"]))  # the deepest error
+
+
+def adapter_of(hint: Any) -> TypeAdapter[Any] | None:
+    """Returns what checks values of an annotation; None if pydantic cannot check it.
+
+    It is kept for the next composition, because to make one takes longer than to check a value. The
+    key is the object: equal annotations may list their choices in another order.
+    """
+    kept = _adapters.get(id(hint))
+    if kept is None:
+        if len(_adapters) >= MOST_ADAPTERS:
+            _adapters.clear()
+        try:  # in a tuple, because pydantic accepts no config for a dataclass alone
+            options = ConfigDict(arbitrary_types_allowed=True)
+            adapter = TypeAdapter(tuple[hint], config=options)  # pyright: ignore[reportInvalidTypeForm]
+        except (PydanticUserError, SchemaError, TypeError):
+            adapter = None
+        kept = _adapters[id(hint)] = hint, adapter
+    return kept[1]
 
 
 def meant(key: str, value: Any, hint: Any) -> list[str] | None:

@@ -20,6 +20,7 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from functools import lru_cache
 from io import StringIO
 from pathlib import Path
 from typing import Any, ClassVar
@@ -152,6 +153,7 @@ def text_of(path: Path, *, times: int = 1) -> str:
     return text
 
 
+@lru_cache(maxsize=256)  # the files of one composition are read again by the next
 def check_size(text: str, path: Path, *, most_values: int = MOST_VALUES) -> None:
     """Refuses the text of a file that describes many values or levels. It needs no recursion."""
     total, known = 0, {}  # the number of values, also by the anchor that names them

@@ -1,11 +1,12 @@
 import sys
+from typing import Literal
 
 import pytest
 from omegaconf import OmegaConf
 
 from rl4p.base.errors import InputError
 from rl4p.configuration import instantiate
-from rl4p.configuration.targets import check_nodes
+from rl4p.configuration.targets import check_nodes, check_type
 
 TRUSTED = ["rl4p", "toy", "toyy", "broken", "lacking"]
 
@@ -209,3 +210,14 @@ def test_an_open_mapping_takes_a_new_node(toy):
     reward = instantiate(config.reward)
     assert list(reward.terms) == ["right", "tidy", "fluent"]
     assert reward.terms["fluent"].weight == 2
+
+
+def test_equal_annotations_list_their_choices_in_their_own_order():
+    """What checks an annotation is kept; typing counts these two as equal."""
+    for hint, order in (
+        (Literal["one", "two"], "'one' or 'two'"),
+        (Literal["two", "one"], "'two' or 'one'"),
+    ):
+        for _ in range(2):
+            with pytest.raises(InputError, match=f"^key must be {order}, not 'six'"):
+                check_type("key", "six", hint)
