@@ -35,9 +35,9 @@ class Forks:
         """Runs `python -m MODULE ...`, and returns what `subprocess.run` would.
 
         With another environment than at the beginning it is a process of its own, because libraries
-        read variables when they are imported.
+        read variables when they are imported. So is a sweep (-m), whose launchers start processes.
         """
-        if environment() != self.environment:
+        if environment() != self.environment or "-m" in words:
             line = [sys.executable, "-m", *words]
             return subprocess.run(line, cwd=cwd, capture_output=True, text=True, check=False)
         if self.process is None:
