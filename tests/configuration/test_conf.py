@@ -57,7 +57,10 @@ REQUIRED = {
     **{f"runtime={name}": ["rollout=environment", *HARBOR] for name in ("bubblewrap", "container")},
     "partner=chat": [
         *("rollout=environment", "+environment@rollout.environment=gymnasium", FACTORY),
-        *("rollout.environment.roles=[x,y]", "rollout.frozen.x.url=http://localhost:9/v1"),
+        *(
+            "rollout.environment.roles=[my_chat,y]",
+            "rollout.frozen.my_chat.url=http://localhost:9/v1",
+        ),
     ],
     "agent=command": ["rollout=agent", "rollout.agent.command=[program]"],
     "agent=verifiers": ["rollout=agent", "rollout.agent.env.taskset.id=tasks"],
