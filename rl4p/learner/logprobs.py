@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -271,7 +271,7 @@ def mismatched_log_ratios(
     policy: tuple[Decoder, Params],
     reference: tuple[Decoder, Params],
     t: Trajectories,
-    temperature: Array | None = None,
+    temperature: Any = None,
 ) -> Array:
     """Returns log pi - log pi_reference of the responses to other prompts (`mismatched`).
 
