@@ -103,7 +103,9 @@ def our_loss(monkeypatch, make_objective, batch_of):
     monkeypatch.setattr("rl4p.learner.objective.token_scores", scores)
     monkeypatch.setattr("rl4p.learner.critic.values", lambda head, hidden: hidden)
 
-    decoder = SimpleNamespace(dtype="float32", exact=False, config=SimpleNamespace(kinds=()))
+    decoder = SimpleNamespace(
+        dtype="float32", exact=False, config=SimpleNamespace(kinds=(), labels=0)
+    )
 
     def evaluate(numbers, update, *, group_size=1, **phases):
         update = replace(update, tokens_per_microbatch=4 * numbers.mask.shape[1])
