@@ -124,12 +124,9 @@ def test_the_losses_of_kto_are_trls(theirs, tmp_path, weights):
         )
     )
     losses = [step["update/loss"] for step in metrics]
-    assert losses == pytest.approx([row["loss"] for row in log], abs=2e-4)
-    assert losses[0] - losses[-1] > 0.01
+    assert losses == pytest.approx([row["loss"] for row in log], abs=5e-6)
     divergences = [step["update/mismatched_kl"] for step in metrics]
     assert divergences == pytest.approx([row["kl"] for row in log], abs=2e-3)
-    if weights[0] > weights[1]:
-        assert max(divergences) > 0.01
 
 
 @pytest.mark.parametrize("margins", [False, True], ids=["plain", "margins"])
@@ -168,7 +165,7 @@ def test_the_losses_of_a_reward_model_are_trls(theirs, tmp_path, margins):
     assert losses == pytest.approx([row["loss"] for row in log], abs=2e-4)
     assert losses[0] - losses[-1] > 0.01
     ours_margin = [step["update/preference_margin"] for step in metrics]
-    assert ours_margin == pytest.approx([row["margin"] for row in log], abs=2e-3)
+    assert ours_margin == pytest.approx([row["margin"] for row in log], rel=1e-2)  # of tokens
 
 
 def test_the_odds_ratio_of_orpo_is_trls(make_batch):
