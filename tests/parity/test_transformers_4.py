@@ -33,6 +33,10 @@ TOKENS = np.random.default_rng(1).integers(0, 64, 40)
 READ = """
 import json, sys, torch, transformers
 assert transformers.__version__.startswith("4."), transformers.__version__
+type = json.load(open(sys.argv[1] + "/config.json"))["model_type"]
+if type not in transformers.CONFIG_MAPPING:
+    print(json.dumps(f"transformers {transformers.__version__} has no {type}"))
+    sys.exit()
 model, info = transformers.AutoModelForCausalLM.from_pretrained(
     sys.argv[1], dtype=torch.float32, attn_implementation="eager", output_loading_info=True
 )
@@ -40,6 +44,16 @@ assert not any(info.values()), info
 with torch.no_grad():
     print(json.dumps(model.eval()(torch.tensor([json.loads(sys.argv[2])])).logits[0].tolist()))
 """
+# What 4.57 computes otherwise than transformers 5, whose logits the other tests compare with ours.
+OTHERWISE = {
+    "apertus": "the parameters of the activation are rounded to bfloat16",
+    "apertus_scaled": "the parameters of the activation are rounded to bfloat16",
+    "bamba": "the norm behind the gate has one group, not mamba_n_groups",
+    "granite_hybrid": "the norm behind the gate has one group, not mamba_n_groups",
+    "granite_hybrid_moe": "the norm behind the gate has one group, not mamba_n_groups",
+    "deepseek_v2": "attention is not scaled by mscale_all_dim of YaRN",
+    "qwen2_moe_dense": "a sliding window is that of all layers, whatever layer_types say",
+}
 ENCODE = """
 import json, sys, transformers
 tokenizer = transformers.AutoTokenizer.from_pretrained(sys.argv[1])
@@ -66,9 +80,13 @@ def test_it_computes_the_logits_of_every_family(case, tmp_path):
     )
     write_model(tmp_path, decoder, params, (1, 2), pad_id=0, shard_bytes=50_000)
     ours = np.asarray(forward.logits(decoder, params, *forward.rows([TOKENS], 40)))[0]
-    theirs = np.float32(run(READ, tmp_path, json.dumps(TOKENS.tolist())))
+    read = run(READ, tmp_path, json.dumps(TOKENS.tolist()))
+    if isinstance(read, str):
+        pytest.skip(read)
+    theirs = np.float32(read)
     assert np.std(theirs) > 0.03
-    np.testing.assert_allclose(ours, theirs, atol=1e-4)
+    equal = np.allclose(ours, theirs, rtol=1e-7, atol=1e-4)
+    assert equal != (case in OTHERWISE), np.abs(ours - theirs).max()
 
 
 def encoded(policy):

@@ -325,14 +325,14 @@ def limits(keys: Keys) -> tuple[float, float]:
 
 
 def write_granite_hybrid(c: DecoderConfig) -> dict[str, Any]:
-    types = {mixer: name for name, mixer in GRANITE_MIXERS.items()}
     rotated = not any(c.unrotated)
     return {
         **write_shape(c),
         **write_multipliers(c, logits=reciprocal),
         "hidden_act": "silu",
         "attention_bias": c.attention_bias,
-        "layer_types": [types[kind.mixer] for kind in c.kinds],
+        # the words of the published folders, which transformers 4 and 5 read: mamba and attention
+        "layer_types": [kind.mixer for kind in c.kinds],
         "position_embedding_type": "rope" if rotated else None,
         **GRANITE_COUNTS.write(c),
         "shared_intermediate_size": c.shared_width or c.feed_forward_width,
