@@ -248,7 +248,8 @@ def test_a_folder_with_any_name_is_resumed(toy):
 
 CHANGES = (
     *("steps=9", "stop.patience=3", "optimizer.learning_rate=0.5", "evaluation.every=1"),
-    *("evaluation.samples=2", "evaluation.pass_at_k=[2]", "evaluation.seed=1", "evaluation.rows=2"),
+    *("evaluation.samples=2", "evaluation.pass_at_k=[2]", "evaluation.chosen_by=score"),
+    *("evaluation.seed=1", "evaluation.rows=2"),
     *("evaluation.rollout={_target_:toy.Part}", "+evaluation.tasks.more={_target_:toy.Part}"),
     *("samples.count=1", "tracker.size=2", "checkpoint.size=2"),
     *("debug.profile=true", "plan.search=true", "mesh.size=2", "trusted_targets=[toy,mine]"),
@@ -273,9 +274,9 @@ def test_the_sentence_names_what_may_change(toy, started, capsys):
         f"resume={started} cannot change the configuration: seed was 0 and would be 3 (only steps, "
         "stop, optimizer.learning_rate, optimizer.schedule, optimizer.warmup_steps, "
         "optimizer.total_steps, optimizer.final_fraction, rollout.annealing.steps, "
-        "evaluation.every, evaluation.samples, evaluation.pass_at_k, evaluation.seed, "
-        "evaluation.rows, evaluation.rollout, evaluation.tasks, samples, tracker, checkpoint, "
-        "debug, plan, mesh may change).\n"
+        "evaluation.every, evaluation.samples, evaluation.pass_at_k, "
+        "evaluation.chosen_by, evaluation.seed, evaluation.rows, evaluation.rollout, "
+        "evaluation.tasks, samples, tracker, checkpoint, debug, plan, mesh may change).\n"
     )
 
 

@@ -32,7 +32,7 @@ GROUPS = {
     "data": data.DataSet,
 }
 # Arguments that an advantage receives only on request (`needs`, `initial_state`).
-ASKED_FOR = {"scores", "memory"}
+ASKED_FOR = {"advantage": {"scores", "memory"}, "correction": {"logprobs_BT", "batch"}}
 
 
 def classes() -> list[Any]:
@@ -60,7 +60,7 @@ def test_a_part_has_the_members_of_its_contract_with_their_arguments(group, part
         assert hasattr(part, name) or name in fields, name
         wanted, found = vars(contract).get(name), getattr(part, name, None)
         if inspect.isfunction(wanted) and inspect.isfunction(found):
-            extra = ASKED_FOR if group == "advantage" else set()
+            extra = ASKED_FOR.get(group, set())
             assert [n for n in arguments(found) if n not in extra] == arguments(wanted), name
 
 

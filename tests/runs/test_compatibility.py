@@ -112,7 +112,7 @@ def test_the_table_names_pairs_that_exist():
         ),
         (
             ("rollout=preferences", "advantage=preference", "update=ppo"),
-            "update=ppo does not compare them: choose update=dpo, or rollout=demonstrations",
+            "update=ppo does not compare them: choose update=dpo or kto, or rollout=demonstrations",
         ),
         (
             ("rollout=preferences", "advantage=preference", "update=dpo", "correction=token_mask"),

@@ -63,7 +63,7 @@ def test_a_stop_string_ends_what_is_seen_and_what_is_recorded(policy, stops, tex
     drawn = policy.tokenizer.encode("print(1)</code> and more", add_special_tokens=False)
     recorded = []
 
-    async def complete(context, max_tokens, stopped):
+    async def complete(context, max_tokens, stopped, role):
         whole = completion(*drawn, policy.end_ids[0])
         end = stopped(whole)
         recorded.append(whole if end is None else beginning(whole, end, Finish.STOP))
@@ -144,7 +144,7 @@ def test_no_room_is_said_in_words_that_clients_know(longest, length):
 def test_completions_are_delivered_whole_and_refusals_as_errors(policy):
     ended = []
 
-    async def complete(context, max_tokens, stopped):
+    async def complete(context, max_tokens, stopped, role):
         if max_tokens > 2:
             raise CallRefused("There is no room.")
         await asyncio.sleep(0)
