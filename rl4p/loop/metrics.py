@@ -155,7 +155,7 @@ def environment_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     for turn in turns:
         sums.update({name: float(number) for name, number in turn.metrics.items()})
         if turn.role:
-            sums[f"reward/{turn.role}"] += turn.reward
+            sums.update({f"reward/{turn.role}": float(turn.reward)})
     for episode in episodes:
         if episode.failure is not None:  # it begins with the name of an exception, if it is one
             name, colon, _ = episode.failure.partition(":")
