@@ -26,9 +26,8 @@ from rl4p.distributed.partition import is_constant, is_correction
 from rl4p.distributed.placement import as_before, on_device
 from rl4p.distributed.processes import to_host
 from rl4p.learner.device_gradient import device_gradient
-from rl4p.learner.imitation import with_likelihood
 from rl4p.learner.microbatches import spread
-from rl4p.learner.objective import Objective
+from rl4p.learner.objective import Objective, with_likelihood
 from rl4p.learner.packing import packed
 from rl4p.learner.shared_prompts import pays
 from rl4p.learner.update_options import aggregation_weights

@@ -3,19 +3,16 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from rl4p.base.errors import InputError
 from rl4p.base.types import Array, Microbatching, Params, Sampling, Trajectories
 from rl4p.distributed import collectives
 from rl4p.distributed.mesh import ONE_DEVICE, Mesh
 from rl4p.distributed.partition import gather
 from rl4p.distributed.placement import on_device
-from rl4p.distributed.processes import to_host
 from rl4p.learner.microbatches import MicrobatchRows, fold, rows_of, scattered, spread
 from rl4p.learner.packing import Packing
 from rl4p.learner.shared_prompts import SharedPrompts, pays, take_groups
@@ -264,61 +261,6 @@ def score_tokens(
     together = trajectories.group_size
     scores = spread(score, replicated, rows, rows.segment_ids_BT, mesh, together=together)
     return scattered(scores, order_B, len(order_B))
-
-
-def mismatched_log_ratios(
-    options: ScoreOptions,
-    policy: tuple[Decoder, Params],
-    reference: tuple[Decoder, Params],
-    t: Trajectories,
-    temperature: Any = None,
-) -> Array:
-    """Returns log pi - log pi_reference of the responses to other prompts (`mismatched`).
-
-    Args:
-      policy, reference: decoders and their merged parameters.
-
-    Returns:
-      float32 [B, T], the same on all columns of a prompt's row.
-
-    Raises:
-      InputError: the rows are not prompts with one response each.
-    """
-    mask_BT = to_host(t.response_mask_BT)
-    first_B = np.argmax(mask_BT, axis=1)[mask_BT.any(axis=1)]
-    width = first_B.max(initial=0)
-    if np.any(first_B != width):
-        raise InputError(
-            "update=kto gives responses to other prompts, but a row has several turns, or several "
-            "trained messages: choose other data or another rollout, or update=dpo."
-        )
-    own = mismatched(t, width)
-    logprobs_BT, base_BT = (
-        score_tokens(replace(options, decoder=decoder), params, own, temperature)["logprobs"]
-        for decoder, params in (policy, reference)
-    )
-    ratio_BT = jnp.where(own.response_mask_BT, logprobs_BT - base_BT, 0.0)
-    return jnp.broadcast_to(jnp.sum(ratio_BT, axis=1, keepdims=True), ratio_BT.shape)
-
-
-@jax.jit
-def mismatched(t: Trajectories, width: Array) -> Trajectories:
-    """Returns the prompts, of `width` columns, with the responses of `group_size` rows before."""
-    prompt_T = jnp.arange(t.tokens_BT.shape[1]) < width
-
-    def turned(x_BT: Array) -> Array:
-        return jnp.where(prompt_T, x_BT, jnp.roll(x_BT, t.group_size, axis=0))
-
-    segments_BT = turned(t.segment_ids_BT)
-    positions_BT = jnp.cumsum(segments_BT != 0, axis=1, dtype=jnp.int32) - 1
-    return replace(
-        t,
-        tokens_BT=turned(t.tokens_BT),
-        response_mask_BT=turned(t.response_mask_BT),
-        segment_ids_BT=segments_BT,
-        positions_BT=jnp.maximum(positions_BT, 0),
-        experts_BTX=None,
-    )
 
 
 def device_scores(

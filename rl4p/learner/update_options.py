@@ -94,9 +94,10 @@ class UpdateOptions:
 
     @property
     def needs(self) -> frozenset[str]:
-        """Returns `reads`, and `proximal_logprobs` if a step has several updates; else rho is 1.
+        """Returns the scores that the update needs: `reads`, and those of its options.
 
-        With `likelihood_loss` also `right`.
+        A step of several updates needs `proximal_logprobs` (otherwise rho is 1), and
+        `likelihood_loss` needs `right`.
         """
         several = self.epochs * self.minibatches > 1
         own = {"right"} if self.likelihood_loss else set()

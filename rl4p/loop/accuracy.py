@@ -154,14 +154,18 @@ def metrics_of(scores: Mapping[str, Score]) -> dict[str, float]:
 
 
 def best_of(samples: Sequence[SampleChoice]) -> float:
-    """Returns whether the sample with the highest grade is right; of equal ones, the share."""
+    """Returns the accuracy of the sample with the highest grade: 1 if it is right, else 0.
+
+    If several samples have this grade, it is the share of them that is right. A sample without a
+    grade comes last.
+    """
     grades = [-inf if each.grade is None else each.grade for each in samples]
     best = [each.correct for each, x in zip(samples, grades, strict=True) if x == max(grades)]
     return sum(best) / len(best)
 
 
 def majority_of(samples: Sequence[SampleChoice]) -> float:
-    """Returns whether the answer with the largest sum of weights is right (2206.02336).
+    """Returns 1 if the answer with the largest sum of weights is right, else 0 (2206.02336).
 
     The weight of a sample is exp(grade), its strength in the Bradley-Terry model of a reward model,
     and 0 without a grade. Of answers with equal sums, the first counts.

@@ -141,15 +141,16 @@ class Evaluation:
         unit = "responses" if self.samples else "prompts"
         with counted("evaluation", unit, total) as count:
             for answered in self.answered(state):
-                correct_B, valid_B = self.judged(answered.rewards)
+                correct_B, valid_B = judged(answered.rewards, self.term)
                 rows = zip(answered.chunk.rows(), correct_B, valid_B, strict=True)
-                texts = [each.response for each in answered.episodes] if self.chosen_by else []
-                grades = to_host(answered.rewards.terms[self.chosen_by]) if self.chosen_by else []
+                grades_B: list[float] = []
+                if self.chosen_by is not None:
+                    grades_B = to_host(answered.rewards.terms[self.chosen_by]).tolist()
                 for row, ((prompt, sample), correct, valid) in enumerate(rows):
                     choice = None
-                    if sample is not None and self.chosen_by is not None:
-                        grade = float(grades[row])
-                        choice = self.choice(prompt, texts[row], grade, correct=correct)
+                    if sample is not None and grades_B:
+                        response = answered.episodes[row].response
+                        choice = self.choice(prompt, response, grades_B[row], correct=correct)
                     tally.add(
                         prompt.task,
                         prompt.id,
@@ -170,31 +171,13 @@ class Evaluation:
         self, prompt: Prompt, response: str, grade: float | None, *, correct: bool
     ) -> SampleChoice:
         """Returns a sample with its grade by `chosen_by` and its final answer."""
-        reward = self.phases.reward
-        own = (RewardTraits.read(reward).tasks or {}).get(prompt.task, reward)
-        terms = RewardTraits.read(own).terms or {}
-        rule = TermTraits.read(terms.get(self.term)).extract
-        answer = extract(response, rule, prompt.generation_prompt)
-        number = None if answer is None else quantity(answer)
+        answer = final_answer(response, prompt, self.phases.reward, self.term)
         graded = grade is not None and isfinite(grade)
-        return SampleChoice(
-            grade if graded else None, answer if number is None else number, correct
-        )
+        return SampleChoice(grade if graded else None, answer, correct)
 
     def evaluated(self, state: TrainState) -> Params:
         """Returns the parameters that are evaluated."""
         return state.average if self.of_average else state.params
-
-    def judged(self, rewards: Rewards) -> tuple[list[bool], list[bool]]:
-        """Returns for each row whether the answer is correct and whether the term graded it."""
-        if self.term not in rewards.terms:
-            raise InputError(
-                f"evaluation.term={self.term} is not a term of the reward; its terms are "
-                f"{', '.join(rewards.terms) or 'none'}."
-            )
-        rewards = to_host(rewards)
-        graded_B = rewards.graded(self.term)
-        return (graded_B & (rewards.terms[self.term] >= 1)).tolist(), graded_B.tolist()
 
     def answered(self, state: TrainState, *, begin: int = 0) -> Iterator[Answered]:
         """Samples and grades the chunks in order and yields each.
@@ -268,6 +251,34 @@ class Evaluation:
             responses = answers(self.policy, prompts, engine.complete(requests), limit)
         self.phases.check("rollout", responses, self.policy, version=int(state.step))
         return graded_part(self.phases, state, responses, len(chunk.prompts) * chunk.together)
+
+
+def judged(rewards: Rewards, term: str) -> tuple[list[bool], list[bool]]:
+    """Returns for each row whether the term's grade is at least 1, and whether it gave one.
+
+    Raises:
+      InputError: the reward has no such term.
+    """
+    if term not in rewards.terms:
+        raise InputError(
+            f"evaluation.term={term} is not a term of the reward; its terms are "
+            f"{', '.join(rewards.terms) or 'none'}."
+        )
+    rewards = to_host(rewards)
+    graded_B = rewards.graded(term)
+    return (graded_B & (rewards.terms[term] >= 1)).tolist(), graded_B.tolist()
+
+
+def final_answer(response: str, prompt: Prompt, reward: Any, term: str) -> Any:
+    """Returns the final answer of a response: a number if it is one, else a text; None without.
+
+    The term of the task's reward says where it stands (`TermTraits.extract`).
+    """
+    own = (RewardTraits.read(reward).tasks or {}).get(prompt.task, reward)
+    rule = TermTraits.read((RewardTraits.read(own).terms or {}).get(term)).extract
+    answer = extract(response, rule, prompt.generation_prompt)
+    number = None if answer is None else quantity(answer)
+    return answer if number is None else number
 
 
 def greedy_answers(

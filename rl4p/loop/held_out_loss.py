@@ -15,7 +15,8 @@ from rl4p.base.types import Array, Episode, Params, Prompt, TrainingBatch, Traje
 from rl4p.data.pairs import margins
 from rl4p.distributed.counting import counted
 from rl4p.distributed.processes import to_host
-from rl4p.learner.logprobs import mismatched_log_ratios, score_tokens
+from rl4p.learner.logprobs import score_tokens
+from rl4p.learner.preferences import mismatched_log_ratios
 from rl4p.loop.phases import Phases
 from rl4p.model.decoder import Decoder
 from rl4p.model.heads import at_last_token

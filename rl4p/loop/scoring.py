@@ -7,19 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from rl4p.base.errors import InputError, RunError
-from rl4p.base.types import Array, Episode, Params, Rewards, TrainState, Trajectories, Turn
-from rl4p.data.extraction import answer_of as final_answer
+from rl4p.base.errors import RunError
+from rl4p.base.types import Array, Episode, Params, TrainState, Trajectories, Turn
 from rl4p.data.pairs import margins
-from rl4p.data.quantity import quantity
 from rl4p.distributed.processes import to_host
-from rl4p.learner.logprobs import mismatched_log_ratios, score_tokens
-from rl4p.loop.evaluation import greedy_answers
+from rl4p.learner.logprobs import score_tokens
+from rl4p.learner.preferences import mismatched_log_ratios
+from rl4p.loop.evaluation import final_answer, greedy_answers, judged
 from rl4p.loop.phases import Phases
 from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy
 from rl4p.protocols.collection import Collected
-from rl4p.protocols.traits import RewardTraits, RolloutTraits, TermTraits
+from rl4p.protocols.traits import RolloutTraits
 
 # The scores that one forward pass of the policy computes, with their names in `score_tokens`.
 OF_POLICY = {
@@ -91,7 +90,7 @@ class Scoring:
             "greedy_rewards": lambda: baselines(phases, policy, state, episodes),
             "answer_clusters": lambda: answer_clusters(episodes, phases.reward, self.term),
             "task_ids": lambda: task_ids(episodes, self.tasks),
-            "right": lambda: right(collected.rewards, self.term),
+            "right": lambda: np.asarray(judged(collected.rewards, self.term)[0]),
             "margins": lambda: margins([each.prompt for each in episodes]),
             "turn_states": lambda: turn_states(trajectories, episodes),
             "turn_roles": lambda: turn_roles(
@@ -115,34 +114,12 @@ def baselines(
     return np.asarray([by_id[each.prompt.id] for each in episodes], np.float32)
 
 
-def right(rewards: Rewards, term: str) -> np.ndarray:
-    """Returns bool [B], whether the grade of the term is at least 1.
-
-    Raises:
-      InputError: the reward has no such term.
-    """
-    if term not in rewards.terms:
-        raise InputError(
-            f"update.likelihood_loss reads the grades of evaluation.term={term}, and the reward "
-            f"has {', '.join(rewards.terms) or 'no terms'}: set evaluation.term, or leave it out."
-        )
-    host = to_host(rewards)
-    return np.asarray(host.graded(term) & (host.terms[term] >= 1))
-
-
 def answer_clusters(episodes: Sequence[Episode], reward: Any, term: str) -> np.ndarray:
-    """Returns int32 [B], equal for responses whose final answers are equal as numbers or as texts.
+    """Returns int32 [B], equal for responses with equal final answers, or with none.
 
-    The term of the task's reward says where the final answer is (`TermTraits.extract`). Responses
-    without a final answer form one cluster.
+    The term says where the final answer stands (`evaluation.final_answer`).
     """
-    tasks, keys = RewardTraits.read(reward).tasks, []
-    for episode in episodes:
-        own = reward if tasks is None else tasks[episode.prompt.task]
-        terms = RewardTraits.read(own).terms or {}
-        answer = final_answer(episode, TermTraits.read(terms.get(term)).extract)
-        value = None if answer is None else quantity(answer)
-        keys.append(answer if value is None else value)
+    keys = [final_answer(each.response, each.prompt, reward, term) for each in episodes]
     order = {key: i for i, key in enumerate(dict.fromkeys(keys))}
     return np.asarray([order[key] for key in keys], np.int32)
 

@@ -19,8 +19,8 @@ def scores(params: Params, hidden: Array) -> Array:
 def at_last_token(scores_BT: Array, trajectories: Trajectories, pad_id: int) -> Array:
     """Returns the score at the last token of each row, on all its columns: [B, T].
 
-    The last token is none with the id of the pad token, where transformers reads a classifier's.
-    If the pad token also ends messages, it is the token before it.
+    Transformers reads the score of a classifier there: at the last token that is not the pad token.
+    If the pad token also ends messages, that is the token before the end.
     """
     real_BT = (trajectories.segment_ids_BT != 0) & (trajectories.tokens_BT != pad_id)
     columns = jnp.arange(scores_BT.shape[1])

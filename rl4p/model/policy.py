@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from rl4p.base.types import Params
 from rl4p.distributed import placement
 from rl4p.distributed.mesh import Mesh
 from rl4p.model.cache import KVCacheDtype
-from rl4p.model.decoder import Decoder, DecoderConfig
+from rl4p.model.decoder import Decoder
 from rl4p.model.exact_sums import obstacle
 from rl4p.model.lora import merge_trees
 from rl4p.model.pattern import places
@@ -76,14 +76,14 @@ class Policy:
         return merge_trees(self.frozen, trained)
 
     def with_score_head(
-        self, trained: Params, place: Callable[[Callable[[], Params]], Params]
+        self, trained: Params, create: Callable[[Mesh, Callable[[], Params]], Params]
     ) -> tuple["Policy", Params]:
         """Returns a policy with a score in place of the token head, and its trained parameters.
 
         A new head scores every sequence 0. The policy samples nothing (`update=reward_model`).
 
         Args:
-          place: creates the parameters that a function returns on the mesh, or their shapes.
+          create: `placement.init`, or `placement.shapes` for a plan.
 
         Raises:
           InputError: the model is a classifier of several labels or the text model of a larger one,
@@ -106,7 +106,11 @@ class Policy:
                 "model.score_head=true reads the last token: set it to 1."
             )
         everything = self.frozen | trained
-        score = {"score": everything["score"]} if config.labels else place(partial(fresh, config))
+        score = (
+            {"score": everything["score"]}
+            if config.labels
+            else create(self.mesh, lambda: {"score": jnp.zeros((1, config.width))})
+        )
         frozen, trained = (
             {name: x for name, x in tree.items() if name not in ("head", "score")}
             for tree in (self.frozen, trained)
@@ -166,11 +170,6 @@ class Policy:
         decoder = self.decoder
         at = places(decoder.config)
         return placement.for_sampling(self.sampling_mesh, params, decoder.dtype, at)
-
-
-def fresh(config: DecoderConfig) -> Params:
-    """Returns a score head under which every score is 0."""
-    return {"score": jnp.zeros((1, config.width))}
 
 
 def padded_width(longest: int) -> int:

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -95,7 +94,7 @@ class Pretrained:
         policy, params = self.language_model(mesh, key)
         if not self.score_head:
             return policy, params
-        return policy.with_score_head(params, partial(placement.init, mesh))
+        return policy.with_score_head(params, placement.init)
 
     def language_model(self, mesh: Mesh, key: Array) -> tuple[Policy, Params]:
         """Returns the policy without a new score head."""
@@ -117,7 +116,7 @@ class Pretrained:
         policy, params = self.abstract_language_model(mesh)
         if not self.score_head:
             return policy, params
-        return policy.with_score_head(params, partial(placement.shapes, mesh))
+        return policy.with_score_head(params, placement.shapes)
 
     def abstract_language_model(self, mesh: Mesh) -> tuple[Policy, Params]:
         """Returns `abstract` without a new score head."""

@@ -66,7 +66,7 @@ class OpenEnvironment(Protocol):
 
 
 class HasRoles(Protocol):
-    """An `OpenEnvironment` that several agents play, as a proposer and a solver, or two players.
+    """An `OpenEnvironment` with several agents, such as two players, or a proposer and a solver.
 
     Each role has a conversation of its own, which begins with the prompt. What `reset` and `step`
     return is read by the role that speaks next, and by it alone. The options of the environment

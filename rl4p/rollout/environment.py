@@ -3,7 +3,12 @@
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    suppress,
+)
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -152,20 +157,19 @@ class Environment(EpisodeRollout):
         """Lets roles and environment answer each other until the episode ends, or is cut."""
         episode, of_partners = recorder.episode, 0
         while True:
-            partner = partners.get(recorder.role)
-            if partner is not None and of_partners < self.max_turns:
-                seed = (seed_of(recorder.key) + of_partners) % 2**31
-                message, of_partners = await partner(recorder.messages, seed), of_partners + 1
-                recorder.messages.append(message)
-            elif partner is not None:
-                return await self.reward_of_cut(episode, environment)
-            else:
-                try:
+            partner, message = partners.get(recorder.role), None
+            if partner is None:
+                with suppress(CallRefused):  # where no token has room
                     message = await recorder.respond()
-                except CallRefused:
-                    return await self.reward_of_cut(episode, environment)
-                if episode.finish is not Finish.STOP:
-                    return await self.reward_of_cut(episode, environment)
+                cut = message is None or episode.finish is not Finish.STOP
+            else:
+                cut = of_partners == self.max_turns
+                if not cut:
+                    seed = (seed_of(recorder.key) + of_partners) % 2**31
+                    message, of_partners = await partner(recorder.messages, seed), of_partners + 1
+                    recorder.messages.append(message)
+            if cut:
+                return await self.reward_of_cut(episode, environment)
             asked, episode.finish = time.monotonic(), Finish.LENGTH
             result = result_of(await self.answer(lambda: environment.step(message)))  # noqa: B023
             check_names(result.rewards, self.roles)

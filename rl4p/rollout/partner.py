@@ -24,9 +24,9 @@ class Plays(Protocol):
     """What plays a frozen role."""
 
     def playing(self) -> AbstractAsyncContextManager[Answers]:
-        """Returns the function that answers, for the calls while the context is open.
+        """Returns a context, in which the given function answers.
 
-        It raises an `EpisodeFailure` if there is no answer.
+        The function raises an `EpisodeFailure` if it gets no answer.
         """
         ...
 

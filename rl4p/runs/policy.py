@@ -5,7 +5,6 @@ The positions of the policy limit the tokens of a prompt and a response.
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -118,7 +117,7 @@ class RunModel:
         params = restore_params(folder, like, step=step, average=self.average)[1]
         if not self.score_head:
             return policy, params
-        return policy.with_score_head(params, partial(placement.init, mesh))
+        return policy.with_score_head(params, placement.init)
 
     def abstract(self, mesh: Mesh) -> tuple[Policy, Params]:
         """Returns the policy and the shapes of its parameters, without weights."""
@@ -126,7 +125,7 @@ class RunModel:
         policy, params = instantiate(config.model).abstract(mesh)
         if not self.score_head:
             return policy, params
-        return policy.with_score_head(params, partial(placement.shapes, mesh))
+        return policy.with_score_head(params, placement.shapes)
 
 
 def build_reference(

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from rl4p.base.types import Array, TrainingBatch
 from rl4p.configuration.bounds import AboveZero, NonNegative, Share
-from rl4p.learner.preference_pairs import GroupPairs
+from rl4p.learner.preferences import GroupPairs
 from rl4p.learner.ratio import sequence_lengths, sequence_sum
 from rl4p.learner.update_options import Aggregation, UpdateOptions
 

@@ -32,7 +32,7 @@ def process(*arguments: str, cwd: Path, **environment: str) -> subprocess.Comple
 def test_help_is_a_screen_that_names_every_group_and_key(tmp_path):
     shown = process(*TRAIN, "--help", cwd=tmp_path)
     assert (shown.returncode, shown.stderr) == (0, "")
-    assert len(shown.stdout.splitlines()) <= 50
+    assert len(shown.stdout.splitlines()) < 50
     for group in set(schema.GROUPS) - set(schema.OPTIONAL):
         assert f"\n{group}: " in shown.stdout
     for field in schema.Root.__dataclass_fields__:

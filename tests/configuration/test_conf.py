@@ -141,12 +141,19 @@ STABLE = {"checkpoint", "debug", "hook", "mesh", "plan", "suite", "sweep", "trac
 
 
 def test_what_no_recipe_measures_is_experimental():
-    """A recipe measures what it composes, and the options that docs/recipes.md names."""
+    """A recipe measures what it composes, and the options that docs/recipes.md names.
+
+    One for two cores that says it was not measured measures nothing.
+    """
     composer = Composer(CONF)
     root = CONF.parent
-    measured = set(re.findall(r"\b([a-z]+)=(\w+)", (root / "docs/recipes.md").read_text()))
-    targets = set()
-    recipes = [f"experiment={path.stem}" for path in (root / "experiments").glob("*.yaml")]
+    text = (root / "docs/recipes.md").read_text()
+    measured, targets = set(re.findall(r"\b([a-z]+)=(\w+)", text)), set()
+    unmeasured = set(
+        re.findall(r"^\| `(\w+)` .*\| two CPU cores \|.*\| not measured \|$", text, re.MULTILINE)
+    )
+    names = {path.stem for path in (root / "experiments").glob("*.yaml")} - unmeasured
+    recipes = [f"experiment={name}" for name in sorted(names)]
     for words in ([], ["suite=sums"], *([recipe] for recipe in recipes)):
         config = composer.load(words)
         choices = config.hydra.runtime.choices.items()

@@ -11,10 +11,10 @@ from rl4p.base.errors import InputError
 from rl4p.base.types import Rewards, Sampling
 from rl4p.configuration import compose
 from rl4p.learner.gradient_step import gradient_step
-from rl4p.learner.imitation import observed, with_likelihood
+from rl4p.learner.objective import observed, with_likelihood
 from rl4p.learner.optimizer import SGD
 from rl4p.learner.update_options import aggregation_weights
-from rl4p.loop.scoring import right
+from rl4p.loop.evaluation import judged
 from rl4p.protocols.traits import UpdateTraits
 from rl4p.runs.build import build_phases
 from rl4p.update.reinforce import Reinforce
@@ -109,9 +109,9 @@ def test_a_sample_is_right_by_the_grade_of_the_deciding_term():
         terms={"correct": np.float32([1, 0.5, np.nan, 1])},
         valid_B=np.array([True, True, True, False]),
     )
-    assert right(rewards, "correct").tolist() == [True, False, False, False]
-    with pytest.raises(InputError, match=r"grades of evaluation\.term=exact, and the reward has"):
-        right(rewards, "exact")
+    assert judged(rewards, "correct")[0] == [True, False, False, False]
+    with pytest.raises(InputError, match=r"evaluation\.term=exact is not a term of the reward"):
+        judged(rewards, "exact")
 
 
 def test_what_has_no_effect_is_refused():

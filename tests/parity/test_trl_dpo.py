@@ -1,26 +1,20 @@
 """Trains with DPO on files in TRL's format, here and in TRL: the same losses step by step.
 
-TRL's trainer reads, tokenizes and trains by itself. Both use SGD, so that equal losses in later
-steps mean equal gradients in the steps before.
+TRL's trainer reads, tokenizes and trains by itself.
 """
 
 import json
-from pathlib import Path
+from functools import partial
 
 import pytest
 
-import rl4p
 from rl4p.configuration import compose
 from rl4p.loop.loop import train
 from rl4p.runs.build import build
+from tests.support.trl import MARKS, language_model, plain_sgd, trl_log
 
-pytestmark = [
-    pytest.mark.parity,
-    pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning:torch"),
-]
-TINY = str(Path(rl4p.__file__).parent / "model" / "tiny")
-STEPS, RATE, BETA = 4, 0.02, 0.3
+pytestmark = MARKS
+BETA = 0.3
 SUMS = [(12, 30, 41), (5, 5, 11), (7, 20, 207), (123, 4, 12), (9, 9, 99), (60, 6, 67)]
 
 
@@ -55,40 +49,11 @@ KINDS = {
 
 
 def theirs(rows, folder, options):
-    """Returns the losses of TRL's steps, each of all pairs."""
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
+    """Returns the losses of TRL's steps."""
     trl = pytest.importorskip("trl")
-    from datasets import Dataset
-
-    config = trl.DPOConfig(
-        output_dir=str(folder),
-        use_cpu=True,
-        bf16=False,
-        beta=BETA,
-        max_steps=STEPS,
-        per_device_train_batch_size=len(rows),
-        optim="sgd",
-        learning_rate=RATE,
-        lr_scheduler_type="constant",
-        max_grad_norm=0.0,
-        weight_decay=0.0,
-        logging_steps=1,
-        logging_strategy="steps",
-        report_to=[],
-        disable_tqdm=True,
-        gradient_checkpointing=False,
-        **options,
-    )
-    trainer = trl.DPOTrainer(
-        model=transformers.AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32),
-        ref_model=transformers.AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32),
-        args=config,
-        train_dataset=Dataset.from_list(rows),
-        processing_class=transformers.AutoTokenizer.from_pretrained(TINY),
-    )
-    trainer.train()
-    return [row["loss"] for row in trainer.state.log_history if "loss" in row]
+    config = partial(trl.DPOConfig, beta=BETA, **options)
+    models = {"model": language_model(), "ref_model": language_model()}
+    return [row["loss"] for row in trl_log(trl.DPOTrainer, config, rows, folder, **models)]
 
 
 def ours(path, words):
@@ -96,9 +61,8 @@ def ours(path, words):
         compose(
             [
                 *("experiment=preferences_dpo", f"data.path={path}", "data.held_out_path=" + path),
-                *("optimizer=sgd", "optimizer.momentum=0", f"optimizer.learning_rate={RATE}"),
-                *("optimizer.max_grad_norm=0", "optimizer.schedule=constant"),
-                *("optimizer.warmup_steps=0", "tracker=none", f"steps={STEPS}"),
+                *plain_sgd(),
+                *("optimizer.schedule=constant", "optimizer.warmup_steps=0"),
                 *(f"prompts_per_step={len(SUMS)}", "max_prompt_tokens=32"),
                 *("max_response_tokens=32", f"update.beta={BETA}", *words),
             ]
@@ -118,5 +82,5 @@ def test_losses_of_a_run(form, kind, tmp_path):
     path.write_text("".join(json.dumps(row) + "\n" for row in FORMS[form]))
     options, words = KINDS[kind]
     losses = ours(str(path), words)
-    assert losses == pytest.approx(theirs(FORMS[form], tmp_path / "trl", options), abs=2e-4)
+    assert losses == pytest.approx(theirs(FORMS[form], tmp_path, options), abs=2e-4)
     assert abs(losses[-1] - losses[0]) > 0.01  # the steps change the policy

@@ -1,81 +1,28 @@
-"""Trains with KTO and a reward model here and in TRL, and compares ORPO's odds ratio.
-
-TRL's trainers read, tokenize and train by themselves. Both sides use SGD, so that equal losses in
-later steps mean equal gradients in the steps before.
-"""
+"""Trains with KTO and a reward model here and in TRL, and compares ORPO's odds ratio."""
 
 import json
-from pathlib import Path
+from functools import partial
 from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 
-import rl4p
 from rl4p.configuration import compose
 from rl4p.loop.loop import train
 from rl4p.model.huggingface import write_policy
 from rl4p.runs.build import build
 from rl4p.update.dpo import DPO
+from tests.support.trl import MARKS, language_model, plain_sgd, trl_log
 
-pytestmark = [
-    pytest.mark.parity,
-    pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning:torch"),
-]
-TINY = str(Path(rl4p.__file__).parent / "model" / "tiny")
-STEPS, RATE = 4, 0.02
-PLAIN_SGD = (
-    *("optimizer=sgd", "optimizer.momentum=0", f"optimizer.learning_rate={RATE}"),
-    *("optimizer.max_grad_norm=0", "tracker=none", f"steps={STEPS}", "mesh=single"),
-    *("evaluation.loss=true", "evaluation.every=0"),
-)
+pytestmark = MARKS
+KTO_RATE = 0.002  # after a step of RATE the loss of KTO changes no more
 
 
-@pytest.fixture
-def theirs(tmp_path):
-    """Returns a function for the logs of TRL's steps, each of all rows."""
-    pytest.importorskip("torch")
-    from datasets import Dataset
-
-    def theirs(trainer, config, model, rows, *, others=None, **options):
-        built = config(
-            output_dir=str(tmp_path / "trl"),
-            use_cpu=True,
-            bf16=False,
-            max_steps=STEPS,
-            per_device_train_batch_size=len(rows),
-            optim="sgd",
-            learning_rate=RATE,
-            lr_scheduler_type="constant",
-            max_grad_norm=0.0,
-            weight_decay=0.0,
-            logging_steps=1,
-            logging_strategy="steps",
-            report_to=[],
-            disable_tqdm=True,
-            gradient_checkpointing=False,
-            **options,
-        )
-        import transformers
-
-        run = trainer(
-            model=model,
-            args=built,
-            train_dataset=Dataset.from_list(rows),
-            processing_class=transformers.AutoTokenizer.from_pretrained(TINY),
-            **(others or {}),
-        )
-        run.train()
-        return [row for row in run.state.log_history if "loss" in row]
-
-    return theirs
-
-
-def ours(words):
-    """Returns the run and the metrics of its steps."""
-    run = build(compose([*PLAIN_SGD, *words]))
+def ours(*words, **options):
+    """Returns the metrics of the steps of a run."""
+    plain = *plain_sgd(**options), "mesh=single", "evaluation.loss=true", "evaluation.every=0"
+    run = build(compose([*plain, *words]))
     metrics = [info.metrics for info in train(run.loop, run.state)]
     assert all(step["update/grad_norm"] > 0 for step in metrics)
     return metrics
@@ -90,47 +37,43 @@ def chat(role, text):
     return [{"role": role, "content": text}]
 
 
-@pytest.mark.parametrize("weights", [(1.0, 1.0), (1.5, 0.2)], ids=str)
-def test_the_losses_of_kto_are_trls(theirs, tmp_path, weights):
+@pytest.mark.parametrize(
+    ("labels", "weights"),
+    [((True, False), (1.0, 1.0)), ((True, False), (1.5, 0.2)), ((True, True), (1.0, 1.0))],
+    ids=str,
+)
+def test_the_losses_of_kto_are_trls(tmp_path, labels, weights):
     """With two rows, each has the response of the other, whatever the order of the rows."""
     trl = pytest.importorskip("trl")
-    import torch
-    import transformers
-
+    texts = ("12+30", "12+30=42 #### 42"), ("5+5", "#### 11")
     rows = [
         {"prompt": chat("user", p), "completion": chat("assistant", c), "label": label}
-        for p, c, label in (("12+30", "12+30=42 #### 42", True), ("5+5", "#### 11", False))
+        for (p, c), label in zip(texts, labels, strict=True)
     ]
     both = dict(zip(("desirable_weight", "undesirable_weight"), weights, strict=True))
-    model, reference = (
-        transformers.AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
-        for _ in range(2)
-    )
-    log = theirs(
-        *(trl.KTOTrainer, trl.KTOConfig, model, rows),
-        others={"ref_model": reference},
-        beta=0.3,
-        train_sampling_strategy="sequential",
-        **both,
-    )
+    config = partial(trl.KTOConfig, beta=0.3, train_sampling_strategy="sequential", **both)
+    models = {"model": language_model(), "ref_model": language_model()}
+    log = trl_log(trl.KTOTrainer, config, rows, tmp_path, rate=KTO_RATE, **models)
     path = written(rows, tmp_path / "rows.jsonl")
     metrics = ours(
-        (
-            *("data=jsonl", f"data.path={path}", f"data.held_out_path={path}", "group_size=1"),
-            *("data.messages_key=prompt", "data.answer_key=completion"),
-            *("data.metadata_keys=[label]", "prompts_per_step=2", "rollout=demonstrations"),
-            *("reward=labels", "advantage=reinforce", "update=kto", "update.beta=0.3"),
-            *(f"update.{name}={x}" for name, x in both.items()),
-        )
+        *("data=jsonl", f"data.path={path}", f"data.held_out_path={path}", "group_size=1"),
+        *("data.messages_key=prompt", "data.answer_key=completion"),
+        *("data.metadata_keys=[label]", "prompts_per_step=2", "rollout=demonstrations"),
+        *("reward=labels", "advantage=reinforce", "update=kto", "update.beta=0.3"),
+        *(f"update.{name}={x}" for name, x in both.items()),
+        rate=KTO_RATE,
     )
     losses = [step["update/loss"] for step in metrics]
-    assert losses == pytest.approx([row["loss"] for row in log], abs=5e-6)
     divergences = [step["update/mismatched_kl"] for step in metrics]
+    assert losses == pytest.approx([row["loss"] for row in log], abs=2e-4)
+    assert losses[0] - losses[-1] > 0.01
     assert divergences == pytest.approx([row["kl"] for row in log], abs=2e-3)
+    assert max(divergences) > 0.01
 
 
 @pytest.mark.parametrize("margins", [False, True], ids=["plain", "margins"])
-def test_the_losses_of_a_reward_model_are_trls(theirs, tmp_path, margins):
+def test_the_losses_of_a_reward_model_are_trls(tmp_path, margins):
+    """All pairs have equally many tokens, so that means over tokens are means over pairs."""
     trl = pytest.importorskip("trl")
     import torch
     import transformers
@@ -142,7 +85,7 @@ def test_the_losses_of_a_reward_model_are_trls(theirs, tmp_path, margins):
             "rejected": chat("assistant", f"#### {wrong}"),
         }
         | ({"margin": 0.1 * b} if margins else {})
-        for a, b, wrong in ((12, 30, 41), (5, 5, 11), (7, 20, 207), (60, 6, 67))
+        for a, b, wrong in ((12, 30, 41), (15, 25, 11), (17, 20, 27), (60, 16, 67))
     ]
     path = written(rows, tmp_path / "pairs.jsonl")
     words = (
@@ -151,21 +94,19 @@ def test_the_losses_of_a_reward_model_are_trls(theirs, tmp_path, margins):
         *("advantage=preference", "update=reward_model", "model.score_head=true"),
         *(("data.metadata_keys=[margin]", "update.margins=true") if margins else ()),
     )
-    run = build(compose([*PLAIN_SGD, *words]))
+    run = build(compose([*plain_sgd(), "evaluation.loss=true", *words]))
     write_policy(tmp_path / "start", run.loop.policy, jax.device_get(run.state.params))
     model = transformers.AutoModelForSequenceClassification.from_pretrained(
         tmp_path / "start", dtype=torch.float32
     )
-    log = theirs(
-        *(trl.RewardTrainer, trl.RewardConfig, model, rows),
-        center_rewards_coefficient=0.01,
-    )
-    metrics = ours(words)
+    config = partial(trl.RewardConfig, center_rewards_coefficient=0.01)
+    log = trl_log(trl.RewardTrainer, config, rows, tmp_path, model=model)
+    metrics = ours(*words)
     losses = [step["update/loss"] for step in metrics]
     assert losses == pytest.approx([row["loss"] for row in log], abs=2e-4)
     assert losses[0] - losses[-1] > 0.01
-    ours_margin = [step["update/preference_margin"] for step in metrics]
-    assert ours_margin == pytest.approx([row["margin"] for row in log], rel=1e-2)  # of tokens
+    margins_of_steps = [step["update/preference_margin"] for step in metrics]
+    assert margins_of_steps == pytest.approx([row["margin"] for row in log], abs=2e-3)
 
 
 def test_the_odds_ratio_of_orpo_is_trls(make_batch):

@@ -269,9 +269,9 @@ def test_the_cache_of_an_episode_is_released_when_it_ends(sample):
             held.append(len(counted.opened.engine.weights.kept))
             return ()
 
-    counted = rollout(Counting(kind=Watching), concurrency=2)
+    counted = rollout(Counting(kind=Watching), concurrency=2, max_turn_tokens=30)
     _, episodes = sample(counted, group_size=4)
-    assert sum(len(episode.turns) == 3 for episode in episodes) > 2
+    assert sum(len(episode.turns) == 3 for episode in episodes) > 4
     assert len(held) == 16
     assert max(held) <= 4
 

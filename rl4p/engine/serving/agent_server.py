@@ -242,6 +242,9 @@ class EpisodeState(ServedModel):
         except CallRefused as error:
             active.fail(refusal(error, sequence.context))
             return
+        except Exception as error:  # noqa: BLE001 - the client would wait for ever
+            active.fail(error)
+            return
         if len(completion.versions):
             self.newest = str(completion.versions[-1])
         tokens, logprobs = completion.tokens.tolist(), completion.logprobs.tolist()

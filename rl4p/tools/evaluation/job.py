@@ -21,7 +21,7 @@ from rl4p.command.evaluation import OF_RUN, EvaluationRequest
 from rl4p.configuration import instantiate
 from rl4p.distributed.processes import agreed, anywhere, first, to_host
 from rl4p.loop.accuracy import metrics_of
-from rl4p.loop.evaluation import Answered, Evaluation, PromptChunk
+from rl4p.loop.evaluation import Answered, Evaluation, PromptChunk, judged
 from rl4p.loop.source import digest_of
 from rl4p.loop.stopwatch import keep_programs
 from rl4p.model.folder import lasting_name
@@ -100,7 +100,7 @@ def samples_of_chunk(evaluation: Evaluation, answered: Answered) -> list[Sample]
 
     `correct` is None if the term that decides gave no grade: it does not apply, or a grader failed.
     """
-    correct_B, judged_B = evaluation.judged(answered.rewards)
+    correct_B, judged_B = judged(answered.rewards, evaluation.term)
     rewards, mask_BT, versions_BT, finish_B = to_host(
         (
             answered.rewards,

@@ -362,14 +362,14 @@ def training_command(
 ) -> str:
     """Returns a command that trains on the kept responses."""
     words = ["python", "-m", "rl4p.train"]
-    words += (
-        ["experiment=preferences_dpo"] if pairs else ["experiment=arithmetic_sft", "data=jsonl"]
-    )
-    words.append(f"data.path={out}")
-    if not pairs and len({question.id for question in answered}) < len(answered):
-        words.append("data.several_answers=true")
-    if not pairs and all(question.messages is not None for question in answered):
-        words.append("data.messages_key=messages")
+    if pairs:
+        words += ["experiment=preferences_dpo", f"data.path={out}"]
+    else:
+        words += ["experiment=arithmetic_sft", "data=jsonl", f"data.path={out}"]
+        if len({question.id for question in answered}) < len(answered):
+            words.append("data.several_answers=true")
+        if all(question.messages is not None for question in answered):
+            words.append("data.messages_key=messages")
     if system_prompt:
         words.append(f"data.system_prompt={json.dumps(system_prompt)}")
     return shlex.join(words)

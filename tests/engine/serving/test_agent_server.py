@@ -145,6 +145,8 @@ def test_completions_are_delivered_whole_and_refusals_as_errors(policy):
     ended = []
 
     async def complete(context, max_tokens, stopped, role):
+        if max_tokens > 9:
+            raise KeyError("lost")
         if max_tokens > 2:
             raise CallRefused("There is no room.")
         await asyncio.sleep(0)
@@ -183,6 +185,9 @@ def test_completions_are_delivered_whole_and_refusals_as_errors(policy):
         with pytest.raises(HttpError, match="There is no room") as refused:
             await start(9).finished()
         assert (refused.value.status, refused.value.code) == (400, "context_length_exceeded")
+        with pytest.raises(HttpError, match="lost") as failed:  # and no client waits for ever
+            await start(10).finished()
+        assert failed.value.status == 503
         with pytest.raises(HttpError, match="are not computed in an episode"):
             start(2, alternatives=1)
         start(2).cancel()  # its tokens are not recorded

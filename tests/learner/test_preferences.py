@@ -1,6 +1,6 @@
 import numpy as np
 
-from rl4p.learner.preference_pairs import GroupPairs
+from rl4p.learner.preferences import GroupPairs
 
 
 def test_good_rows_are_beside_bad_rows_of_their_group(make_batch):
