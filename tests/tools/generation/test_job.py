@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from dataclasses import dataclass, replace
 
 import pytest
@@ -340,9 +341,20 @@ def test_pairs_are_rows_of_data_preferences(out, capsys):
     generate([f"out={out}", *POLICY, "prompts=20", "pairs=true"])
     assert f"experiment=preferences_dpo data.path={out}" in capsys.readouterr().out
     data = instantiate(compose(["data=preferences", f"data.path={out}"]).data)
-    questions = data.all_questions
-    assert 0 < len(questions) <= 20
-    assert all(question.pair is not None for question in questions)
+    rewards = defaultdict(dict)  # of the finished responses to each prompt
+    for row in rows_job(out.with_suffix(".responses.jsonl")):
+        if row["status"] == "completed" and row["response"].strip():
+            rewards[row["id"]][row["response"]] = row["reward"]
+    differ = {id for id, own in rewards.items() if len(set(own.values())) > 1}
+    rows = rows_job(out)
+    assert {row["id"] for row in rows} == differ
+    assert len(rows) == len(differ) == len(data.all_questions) > 2
+    for row, question in zip(rows, data.all_questions, strict=True):
+        best, worst = (row[name][0]["content"] for name in ("chosen", "rejected"))
+        own = rewards[row["id"]]
+        assert (own[best], own[worst]) == (max(own.values()), min(own.values()))
+        assert row["margin"] == own[best] - own[worst]
+        assert question.pair is not None
 
 
 @pytest.mark.slow
