@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, field, replace
 from itertools import combinations
-from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -12,7 +11,7 @@ from rl4p.base.errors import InputError
 from rl4p.base.types import Rewards
 from rl4p.engine.in_process import InProcess
 from rl4p.learner.optimizer import AdamW
-from rl4p.loop.evaluation import Evaluation, greedy_answers
+from rl4p.loop.evaluation import Evaluation, greedy_answers, judged
 from rl4p.protocols.hook import StepInfo
 from rl4p.reward.weighted import Weighted
 from rl4p.rollout.continuous import Continuous
@@ -93,7 +92,7 @@ def test_a_valid_sample_without_the_deciding_term_is_neither_right_nor_graded():
         },
         valid_B=np.array([True, True, True, False]),
     )
-    correct_B, judged_B = Evaluation.judged(SimpleNamespace(term="correct"), rewards)
+    correct_B, judged_B = judged(rewards, "correct")
     assert correct_B == [True, False, False, False]
     assert judged_B == [True, False, True, False]
 
