@@ -38,7 +38,7 @@ PHASES = {
 # The groups whose modules are topics, each with several options.
 TOPICS = {"environment", "term"}
 ENTRY_POINTS = ("train", "plan", "export", "send", "evaluate", "generate", "regrade", "samples")
-ENTRY_POINTS += ("compare", "serve")
+ENTRY_POINTS += ("compare", "serve", "translate")
 INSTANTIATE_KEYS = {"_target_", "_partial_", "_recursive_", "_convert_", "_args_"}
 
 

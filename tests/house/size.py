@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "rl4p"
 ENTRY_POINTS = {
     *("train", "plan", "export", "send", "evaluate", "generate", "regrade", "samples"),
-    *("compare", "serve"),
+    *("compare", "serve", "translate"),
 }
 
 
