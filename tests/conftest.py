@@ -25,8 +25,9 @@ CACHES = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(CACHES / "rl4p" / "tests"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 # Compiling is what tests wait for: level 0 is that of LLVM (what XLA fuses and reorders stays), and
-# the emitters of fusions that XLA had before take a third of the time.
-QUICK_TO_COMPILE = "--xla_backend_optimization_level=0"
+# the emitters of fusions that XLA had before take a third of the time. A program in one part is
+# compiled in two thirds of the time of 32, which are for processors of more cores.
+QUICK_TO_COMPILE = "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
 if version("jaxlib") < "0.11":  # later ones have no others, and end at a flag they do not know
     QUICK_TO_COMPILE += " --xla_cpu_use_fusion_emitters=false"
 os.environ.setdefault("XLA_FLAGS", QUICK_TO_COMPILE)
