@@ -84,6 +84,8 @@ def test_the_same_files_are_tried_once(folder, monkeypatch):
     monkeypatch.setattr(trial.subprocess, "run", lambda *a, **b: calls.append(1) or run(*a, **b))
     load_tokenizer(folder)
     load_tokenizer(folder)
+    (folder / "config.json").write_text("{}")  # as of another checkpoint
+    load_tokenizer(folder)
     assert len(calls) == 1
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE + " ")
     load_tokenizer(folder)
