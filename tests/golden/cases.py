@@ -5,6 +5,7 @@ than the sequences, and scalars are not the defaults.
 """
 
 import zlib
+from functools import cache
 
 import jax
 import numpy as np
@@ -638,10 +639,15 @@ def changed_config(case: str, **changes: object) -> tuple[DecoderConfig, Config]
     return family_of(config, case).read_config(Keys(config, case)), config
 
 
+@cache
+def param_shapes(config: DecoderConfig) -> dict:
+    """Returns the shapes of the parameters, whose layers take most of a second to trace."""
+    return jax.eval_shape(Decoder(config=config).init, jax.random.key(0))
+
+
 def expected_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
     """Returns the shape of every tensor in the files."""
-    shapes = jax.eval_shape(Decoder(config=config).init, jax.random.key(0))
-    result = {}
+    shapes, result = param_shapes(config), {}
     for tensor in FAMILIES[config.family].tensors(config):
         indexed = (tensor.layer is not None) + (tensor.expert is not None)
         shape = tensor.of_file(leaf(shapes, tensor.path).shape[indexed:])
@@ -682,8 +688,7 @@ def sequences() -> list[np.ndarray]:
 
 def to_params(config: DecoderConfig, tensors: dict[str, np.ndarray]) -> dict:
     """Returns parameters for the tensors of the files, by the family's names."""
-    shapes = jax.eval_shape(Decoder(config=config).init, jax.random.key(0))
-    params = jax.tree.map(lambda x: np.full(x.shape, np.nan, np.float32), shapes)
+    params = jax.tree.map(lambda x: np.full(x.shape, np.nan, np.float32), param_shapes(config))
     for path, layer, expert, name, transposed, part in FAMILIES[config.family].tensors(config):
         place = tuple(i for i in (layer, expert) if i is not None)
         into = leaf(params, path)[(*place, ...)]

@@ -139,8 +139,12 @@ DATE = "2026-01-05"
 USER = [{"role": "user", "content": "x"}]
 
 
-def rendered(template, date=DATE):
-    tokenizer = byte_tokenizer()
+@pytest.fixture(scope="module")
+def tokenizer():
+    return byte_tokenizer()
+
+
+def rendered(tokenizer, template, date=DATE):
     tokenizer.chat_template = template
     set_clock(tokenizer, date)
     return tokenizer.apply_chat_template(USER, tokenize=False)
@@ -154,9 +158,9 @@ def rendered(template, date=DATE):
     ],
 )
 @pytest.mark.parametrize("date", [DATE, "2026-12-31T23:04:05"])
-def test_a_format_gives_what_the_date_has(form, date):
+def test_a_format_gives_what_the_date_has(tokenizer, form, date):
     expected = datetime.fromisoformat(date).strftime(form)
-    assert rendered(f"{{{{ strftime_now('{form}') }}}}", date) == expected
+    assert rendered(tokenizer, f"{{{{ strftime_now('{form}') }}}}", date) == expected
 
 
 @pytest.mark.parametrize(
@@ -169,10 +173,10 @@ def test_a_format_gives_what_the_date_has(form, date):
         "text\n\n{% set a = 1 %}\n{{ a }}",
     ],
 )
-def test_the_rest_of_a_template_stays_as_it_is(template):
-    tokenizer = byte_tokenizer()
+def test_the_rest_of_a_template_stays_as_it_is(tokenizer, template):
     tokenizer.chat_template = template
-    assert rendered(template) == tokenizer.apply_chat_template(USER, tokenize=False)
+    expected = tokenizer.apply_chat_template(USER, tokenize=False)
+    assert rendered(tokenizer, template) == expected
 
 
 @pytest.mark.parametrize(
@@ -185,12 +189,11 @@ def test_the_rest_of_a_template_stays_as_it_is(template):
         ("{{ strftime_now(format='%d') }}", "05"),
     ],
 )
-def test_a_template_calls_it_as_it_calls_the_function(template, text):
-    assert rendered(template) == text
+def test_a_template_calls_it_as_it_calls_the_function(tokenizer, template, text):
+    assert rendered(tokenizer, template) == text
 
 
-def test_each_of_several_templates_has_the_date():
-    tokenizer = byte_tokenizer()
+def test_each_of_several_templates_has_the_date(tokenizer):
     tokenizer.chat_template = {"default": "{{ strftime_now('%d') }}", "tool_use": "none"}
     set_clock(tokenizer, DATE)
     assert tokenizer.apply_chat_template(USER, tokenize=False) == "05"
@@ -210,12 +213,12 @@ def test_the_date_of_a_template(template, given, expected):
     assert date_of(tokenizer, given, "model.date") == expected
 
 
-def test_without_a_date_it_is_today():
-    tokenizer: object = SimpleNamespace(chat_template="{{ strftime_now('%d') }}")
+def test_without_a_date_it_is_today(tokenizer):
+    undated: object = SimpleNamespace(chat_template="{{ strftime_now('%d') }}")
     days = {f"{datetime.now():%Y-%m-%d}"}
-    date = date_of(tokenizer, None, "model.date")
+    date = date_of(undated, None, "model.date")
     assert date in days | {f"{datetime.now():%Y-%m-%d}"}
-    assert rendered("{{ strftime_now('%Y-%m-%d') }}", date) == date
+    assert rendered(tokenizer, "{{ strftime_now('%Y-%m-%d') }}", date) == date
 
 
 @pytest.mark.parametrize(

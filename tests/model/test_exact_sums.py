@@ -60,12 +60,23 @@ def padded(trajectories, rows, more):
 
 
 @of_users
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
-    ("sampler", "group_size"), [(Continuous, 1), (Continuous, 16), (NaiveSampler, 2)]
+    ("sampler", "group_size", "dtype"),
+    [
+        (Continuous, 1, "float32"),
+        (Continuous, 16, "bfloat16"),
+        (NaiveSampler, 2, "float32"),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (
+                *((Continuous, 1, "bfloat16"), (Continuous, 16, "float32")),
+                (NaiveSampler, 2, "bfloat16"),
+            )
+        ),
+    ],
 )
 def test_the_sampler_has_the_digits_of_the_trainer(
-    policy, params, prompts, dtype, sampler, group_size
+    policy, params, prompts, sampler, group_size, dtype
 ):
     """In microbatches of other sizes, with other rows beside a row, and with more padding."""
     ours = exact(policy, dtype=dtype)
@@ -101,10 +112,11 @@ def test_scores_of_a_server_have_the_digits_of_the_trainer(policy, params, promp
 
 
 @pytest.mark.skipif(not OF_TESTS, reason="starts itself")
-def test_digits_with_the_compiler_of_users():
+@pytest.mark.parametrize("kind", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+def test_digits_with_the_compiler_of_users(kind):
     """Other tests compile without most optimizations, and their digits are not those of users."""
     environment = os.environ | {"XLA_FLAGS": "--xla_cpu_enable_fast_math=false"}
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "not slow", __file__]
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", kind, __file__]
     result = subprocess.run(
         command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=900
     )

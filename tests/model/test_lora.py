@@ -11,13 +11,12 @@ from rl4p.distributed.mesh import Mesh
 from rl4p.learner.gradient_step import gradient_step
 from rl4p.learner.logprobs import ScoreOptions, score_tokens
 from rl4p.learner.optimizer import AdamW
-from rl4p.model.decoder import Decoder
 from rl4p.model.decoder_config import LayerKind
 from rl4p.model.huggingface import write_model, write_policy
 from rl4p.model.lora import LoRA, merge_trees, merged_kernel
 from rl4p.model.pretrained import Pretrained
 from rl4p.update.reinforce import Reinforce
-from tests.golden.cases import decoder_config
+from tests.golden.cases import decoder_config, param_shapes
 
 RANK, ALPHA = 2, 6.0
 
@@ -174,7 +173,7 @@ def test_the_targets_are_a_pattern(folder):
     ],
 )
 def test_modules_of_other_mixers_have_their_own_names(case, targets, expected):
-    shapes = jax.eval_shape(Decoder(config=decoder_config(case)).init, jax.random.key(0))
+    shapes = param_shapes(decoder_config(case))
     layers = jax.eval_shape(LoRA(rank=2, targets=targets).init, jax.random.key(0), shapes)["layers"]
     paths = {tuple(key.key for key in path[:-1]) for path, _ in jax.tree.leaves_with_path(layers)}
     assert paths == expected

@@ -15,7 +15,7 @@ from rl4p.model.lora import LoRA
 from rl4p.model.mixers.latent import LatentAttention, absorbing_is_cheaper, score_scale
 from rl4p.model.products import INIT, Projection
 from rl4p.model.rope import YarnScaling
-from tests.golden.cases import decoder_config, make_tensors, to_params
+from tests.golden.cases import decoder_config, make_tensors, param_shapes, to_params
 
 LATENT = LatentConfig(
     rank=16, query_rank=12, unrotated_width=10, rotated_width=6, value_width=8, score_growth=0.9
@@ -73,16 +73,17 @@ def x_BTD():  # noqa: N802
 
 @pytest.fixture(scope="module", params=["kernels", "adapters"])
 def params(request, x_BTD):
-    params = mixer().init(jax.random.key(0), x_BTD, rows(np.ones((B, T), int)))["params"]
-    keys = iter(jax.random.split(jax.random.key(2), 99))
-    params = jax.tree.map(lambda x: x + 0.4 * jax.random.normal(next(keys), x.shape), params)
+    init = jax.jit(mixer().init)
+    params = init(jax.random.key(0), x_BTD, rows(np.ones((B, T), int)))["params"]
+    noise = np.random.default_rng(2)
+    params = jax.tree.map(lambda x: np.float32(x + noise.normal(0, 0.4, x.shape)), params)
     if request.param == "adapters":
-        for name, own in params.items():
+        for own in params.values():
             if "kernel" in own:
                 into, out = own["kernel"].shape
-                own["lora_a"] = 0.4 * jax.random.normal(next(keys), (into, 3))
-                own["lora_b"] = 0.4 * jax.random.normal(next(keys), (3, out))
-            assert name in params
+                own["lora_a"] = np.float32(noise.normal(0, 0.4, (into, 3)))
+                own["lora_b"] = np.float32(noise.normal(0, 0.4, (3, out)))
+        assert any("lora_a" in own for own in params.values())
     return params
 
 
@@ -138,7 +139,7 @@ def test_every_parameter_has_a_gradient(params, x_BTD):
     def loss(params):
         return jnp.sum(jnp.square(run(params, x_BTD, rows(np.ones((B, T), int)))[0]))
 
-    for path, gradient in jax.tree.leaves_with_path(jax.grad(loss)(params)):
+    for path, gradient in jax.tree.leaves_with_path(jax.jit(jax.grad(loss))(params)):
         assert jnp.max(jnp.abs(gradient)) > 1e-3, path
 
 
@@ -183,10 +184,11 @@ def test_responses_see_the_latents_of_a_prompt_in_all_layers():
     tokens = np.random.default_rng(0).integers(0, 64, (2, 20)).astype(np.int32)
     places = np.broadcast_to(np.arange(20, dtype=np.int32), (2, 20))
     ones, prompt, response = np.ones_like(tokens), np.s_[:, :7], np.s_[:, 7:]
-    whole = decoder.hidden(params, tokens, places, ones)
-    caches = decoder.caches(params, tokens[prompt], places[prompt], ones[prompt])
+    hidden, of_prompts = jax.jit(decoder.hidden), jax.jit(decoder.caches)
+    whole = hidden(params, tokens, places, ones)
+    caches = of_prompts(params, tokens[prompt], places[prompt], ones[prompt])
     before = Prefix(caches, jnp.full((2, 7), SHARED_PROMPT))
-    rest = decoder.hidden(params, tokens[response], places[response], ones[response], before)
+    rest = hidden(params, tokens[response], places[response], ones[response], before)
     np.testing.assert_allclose(rest, whole[response], atol=5e-5)
 
 
@@ -201,7 +203,7 @@ def test_responses_see_the_latents_of_a_prompt_in_all_layers():
     ],
 )
 def test_adapters_have_the_names_of_peft(module, name):
-    shapes = jax.eval_shape(Decoder(config=decoder_config("deepseek_v3")).init, jax.random.key(0))
+    shapes = param_shapes(decoder_config("deepseek_v3"))
     lora = LoRA(rank=2, targets=(module,))
     adapters = jax.eval_shape(lambda: lora.init(jax.random.key(0), shapes))
     assert adapters["layers"].keys() == {"latent"}

@@ -33,11 +33,9 @@ def mixer(**options):
 def module():
     """Returns the function of a mixer with noisy parameters, and these."""
     x, ones = jnp.zeros((1, 1, WIDTH)), jnp.ones((1, 1), jnp.int32)
-    fresh = mixer().init(jax.random.key(0), x, ones)["params"]
-    leaves, tree = jax.tree.flatten(fresh)
-    keys = jax.random.split(jax.random.key(1), len(leaves))
-    pairs = zip(leaves, keys, strict=True)
-    params = tree.unflatten([x + 0.3 * jax.random.normal(key, x.shape) for x, key in pairs])
+    fresh = jax.jit(mixer().init)(jax.random.key(0), x, ones)["params"]
+    noise = np.random.default_rng(1)
+    params = jax.tree.map(lambda x: np.float32(x + noise.normal(0, 0.3, x.shape)), fresh)
     apply = jax.jit(lambda params, *given: mixer().apply({"params": params}, *given))
     return apply, params
 
@@ -47,7 +45,8 @@ def empty(rows):
 
 
 def inputs(rows, length, seed=2):
-    return jax.random.normal(jax.random.key(seed), (rows, length, WIDTH))
+    random = np.random.default_rng(seed)
+    return random.normal(size=(rows, length, WIDTH)).astype(np.float32)
 
 
 def close(ours, theirs, atol=1e-5):
@@ -68,13 +67,14 @@ def one_by_one(params, x, state):
 
 
 def test_chunks_are_the_recurrence():
-    keys = jax.random.split(jax.random.key(0), 6)
+    random = np.random.default_rng(0)
     B, T, G, N, H, h = 2, 21, 2, 5, 4, 3
-    q, k = (jax.random.normal(key, (B, T, G, N)) for key in keys[:2])
-    v, state = jax.random.normal(keys[2], (B, T, H, h)), jax.random.normal(keys[3], (B, H, h, N))
-    steps, decay = jax.random.uniform(keys[4], (B, T, H)), jax.random.normal(keys[5], (H,))
-    ones = jnp.ones((B, T), jnp.int32)
-    ours = recurrence(q, k, v, steps, decay, ones, state)
+    q, k, v, state, decay = (
+        random.normal(size=shape).astype(np.float32)
+        for shape in ((B, T, G, N), (B, T, G, N), (B, T, H, h), (B, H, h, N), (H,))
+    )
+    steps, ones = random.uniform(size=(B, T, H)).astype(np.float32), np.ones((B, T), np.int32)
+    ours = jax.jit(recurrence)(q, k, v, steps, decay, ones, state)
     q, k, v, steps, decay = (np.array(x, np.float64) for x in (q, k, v, steps, decay))
     S, expected = np.array(state, np.float64), []
     for t in range(T):
@@ -110,7 +110,7 @@ def test_padding_and_packing_change_nothing(module):
         for i, start in enumerate(places):
             segments[row, start : start + length[i]] = (5, 2, 5)[i]
     segments[1, 7] = segments[2, 5] = 0  # padding within a sequence
-    begin = jax.tree.map(lambda x: jnp.repeat(x, 3, axis=0), before)
+    begin = jax.tree.map(lambda x: np.repeat(x, 3, axis=0), before)
     packed, after = apply(params, x, segments, begin)
     for row, places in enumerate(starts):
         for i, start in enumerate(places):
@@ -118,7 +118,7 @@ def test_padding_and_packing_change_nothing(module):
             here = here[segments[row, here] != 0]
             alone, state = one_by_one(params, x[row : row + 1, here], empty(1) if i else before)
             close(packed[row, here], alone[0])
-        close(jax.tree.map(lambda x, row=row: x[row : row + 1], after), state)
+        close(jax.tree.map(lambda x, row=row: np.asarray(x)[row : row + 1], after), state)
     assert np.isfinite(packed).all()
 
 
@@ -160,7 +160,7 @@ def test_long_decays_stay_finite(module, dtype):
         y, state = fast.apply({"params": params}, x, np.ones(x.shape[:2], np.int32))
         return jnp.sum(jnp.square(y.astype(jnp.float32))) + jnp.sum(state[0])
 
-    gradients = jax.grad(loss, (0, 1))(params, inputs(1, 20).astype(dtype))
+    gradients = jax.jit(jax.grad(loss, (0, 1)))(params, inputs(1, 20).astype(dtype))
     assert all(np.isfinite(x.astype(jnp.float32)).all() for x in jax.tree.leaves(gradients))
 
 
