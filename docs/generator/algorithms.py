@@ -39,6 +39,7 @@ COMMANDS = {
     "update=kimi": "advantage=dr_grpo update=kimi",
     "update=kto": "experiment=arithmetic_kto",
     "update=reward_model": "experiment=preferences_reward data.path=FILE",
+    "update=score_centering": "update=score_centering rollout.alternatives=128",
     "update=sft": "experiment=arithmetic_sft",
 }
 # The row of the catalogue that measured an option, if it is not its command.

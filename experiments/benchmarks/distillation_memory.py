@@ -58,7 +58,7 @@ def program(V: int, beta: float, T: int = T) -> tuple[Any, tuple]:
         beside = TeacherRows(decoder, head, hidden, GKD(beta=beta).divergence)
         params = {"embedding": head_VD}
         arguments = (decoder, params, hidden_BTD, rows, Sampling(), None, beside)
-        return jnp.sum(jnp.asarray(token_scores(*arguments).divergence_BT))
+        return jnp.sum(jnp.asarray(token_scores(*arguments).compared_BT))
 
     arrays = shape(V, D), shape(B, T, D)
     arguments = arrays, *arrays, rows

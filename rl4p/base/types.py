@@ -241,6 +241,10 @@ class Trajectories(Serializable):
       finish_B: int8, a `Finish`.
       experts_BTX: the experts that the sampler chose for each token (`Router.choose`): 1 + their
         numbers in each layer with experts, or 0 where the trainer chooses; None if not recorded.
+      alternatives_BTA: int32, the A most probable tokens at the place of each token under the
+        sampling policy and its `Sampling`, the most probable first; None if not recorded.
+      alternative_logprobs_BTA: float32, their log-probabilities; -inf outside the support. Both are
+        arbitrary on tokens that no policy drew.
       group_size: the number of rows of every group, if it is known to be the same; otherwise 1.
       prompt_columns: the number of leading columns that hold only prompts, padded left, which are
         equal in the rows of a group; 0 if not known.
@@ -255,6 +259,8 @@ class Trajectories(Serializable):
     group_ids_B: Array
     finish_B: Array
     experts_BTX: Array | None = None
+    alternatives_BTA: Array | None = None
+    alternative_logprobs_BTA: Array | None = None
     group_size: int = field(default=1, metadata={"static": True})
     prompt_columns: int = field(default=0, metadata={"static": True})
 

@@ -17,7 +17,15 @@ from rl4p.engine.cache import divided
 from rl4p.model.cache import Cache
 from rl4p.model.decoder import Decoder
 from rl4p.model.prompt_cache import PromptCache
-from rl4p.model.sampling import RESPONSE, Draws, draw, draw_each, log_share, penalized
+from rl4p.model.sampling import (
+    RESPONSE,
+    Draws,
+    draw,
+    draw_each,
+    log_share,
+    penalized,
+    sampling_logprobs,
+)
 
 
 @jax.tree_util.register_dataclass
@@ -30,11 +38,13 @@ class SharedDistribution:
     Attributes:
       greedy: bool or array, whether to choose the most probable token at every step.
       temperature: number or array, in place of `sampling.temperature`; None keeps that one.
+      alternatives: how many of the most probable tokens are recorded with each drawn token.
     """
 
     sampling: Sampling = field(metadata={"static": True})
     greedy: Any
     temperature: Any = None
+    alternatives: int = field(default=0, metadata={"static": True})
 
     def draw(
         self,
@@ -46,13 +56,13 @@ class SharedDistribution:
         *,
         exact: bool = False,
     ) -> Draws:
-        """Draws token t_n of each slot, in free slots too; it reports no alternatives."""
+        """Draws token t_n of each slot, in free slots too."""
         del active_n
-        assert alternatives == 0
         options = keys_n, t_n, self.greedy, self.temperature
         token_n, logprob_n = draw(logits_nV, self.sampling, *options, exact=exact)
-        none_n0 = jnp.zeros((len(token_n), 0), jnp.int32)
-        return Draws(token_n, logprob_n, none_n0, none_n0.astype(jnp.float32))
+        logprobs_nV = sampling_logprobs(logits_nV, self.sampling, temperature=self.temperature)
+        values_nA, others_nA = jax.lax.top_k(logprobs_nV, alternatives)
+        return Draws(token_n, logprob_n, others_nA, values_nA)
 
 
 @jax.tree_util.register_dataclass
@@ -182,7 +192,10 @@ def decode(
     """
     c, S = constants, columns_to_fill(cache, prompts)
     n, V = state.token_n.shape[0], decoder.config.vocabulary
-    A = min(MOST_ALTERNATIVES, V) if extras else 0
+    A = MOST_ALTERNATIVES if extras else 0
+    if isinstance(distribution, SharedDistribution):
+        A = distribution.alternatives
+    A = min(A, V)
     keys_n = jax.random.wrap_key_data(jnp.asarray(c.keys_n))
 
     def decode_step(carry: tuple) -> tuple:

@@ -47,9 +47,18 @@ class PublishedWeights(NamedTuple):
     kept: Kept
 
 
+class Drawn(NamedTuple):
+    """What an engine has drawn; the attributes are as in `Completion`."""
+
+    tokens: np.ndarray
+    logprobs: np.ndarray
+    experts: np.ndarray | None = None
+    alternatives: np.ndarray | None = None
+    alternative_logprobs: np.ndarray | None = None
+
+
 # The options that the program of a `SharedDistribution` knows.
 SHARED = ("temperature", "top_k", "top_p", "min_p")
-Drawn = tuple[np.ndarray, np.ndarray, np.ndarray | None]  # as in `Completion`
 NO_WEIGHTS = PublishedWeights(None, -1, {})
 
 
@@ -62,6 +71,7 @@ class InProcess(ABC):
     """
 
     stops = False
+    alternatives = 0  # as of `SharedDistribution`
 
     def __init__(
         self,
@@ -103,13 +113,19 @@ class InProcess(ABC):
         with counted("rollout", "sequences", len(of_rows)) as count:
             drawn = self.decode(weights, requests, distribution, stop, greedy, count)
         completions = []
-        for (tokens, logprobs, experts), request in zip(drawn, of_rows, strict=True):
-            count = self.stopped_at(request, tokens.tolist())
-            ending = finish(tokens, self.policy.end_ids, request.max_tokens)
+        for own, request in zip(drawn, of_rows, strict=True):
+            count = self.stopped_at(request, own.tokens.tolist())
+            ending = finish(own.tokens, self.policy.end_ids, request.max_tokens)
             ending = ending if count is None else Finish.STOP
-            cut = completion(tokens[:count], logprobs[:count], weights.version, ending)
-            if experts is not None:
-                cut = replace(cut, experts=experts[: len(request.tokens) + len(cut.tokens)])
+            cut = completion(own.tokens[:count], own.logprobs[:count], weights.version, ending)
+            if own.experts is not None:
+                cut = replace(cut, experts=own.experts[: len(request.tokens) + len(cut.tokens)])
+            if own.alternatives is not None and own.alternative_logprobs is not None:
+                cut = replace(
+                    cut,
+                    alternatives=own.alternatives[:count],
+                    alternative_logprobs=own.alternative_logprobs[:count],
+                )
             completions.append(cut)
         return completions
 
@@ -134,6 +150,7 @@ class InProcess(ABC):
             sampling=self.sampling,
             greedy=greedy or self.sampling.temperature == 0,
             temperature=self.temperature_at(version),
+            alternatives=self.alternatives,
         )
 
     def row_sampling(self, version: int, greedy: bool, request: Request) -> Sampling:
@@ -153,7 +170,7 @@ class InProcess(ABC):
         greedy: bool,
         count: Count,
     ) -> Iterable[Drawn]:
-        """Returns the tokens int32, log-probabilities float32 and experts of all completions.
+        """Returns what was drawn for all completions.
 
         Args:
           weights: the weights at the start of the call.
@@ -178,6 +195,7 @@ class ContinuousEngine(InProcess):
       max_response_tokens: the longest completion of a request of the rollout.
       draft_tokens: the most drafted tokens of a decode step (`Speculation`); 0 for none.
       counts: counts tokens and decode steps, if tokens may be drafted.
+      alternatives: how many of the most probable tokens are recorded with each drawn token.
 
     Attributes:
       prefilled_tokens: the number of tokens of contexts that were computed so far.
@@ -195,8 +213,10 @@ class ContinuousEngine(InProcess):
         max_response_tokens: int,
         draft_tokens: int = 0,
         counts: Counts | None = None,
+        alternatives: int = 0,
     ) -> None:
         super().__init__(policy, options, temperature_at)
+        self.alternatives = min(alternatives, policy.decoder.config.vocabulary)
         self.slots, self.max_response_tokens = slots, max_response_tokens
         self.draft_tokens, self.counts = draft_tokens, counts or Counts()
         self.prefilled_tokens = self.stream_columns = 0
@@ -262,10 +282,11 @@ class ContinuousEngine(InProcess):
         driver.batch.remove(driver.batch.slots.running())  # those that `stop` left
         driver.release()
         return [
-            (
+            Drawn(
                 np.array(x.tokens[len(x.context) :], np.int32),
                 np.array(logprobs[x], np.float32),
                 x.experts(*decoder.config.record) if decoder.records else None,
+                *x.alternatives_drawn(self.alternatives),
             )
             for x in sequences
         ]
@@ -300,6 +321,7 @@ class ContinuousEngine(InProcess):
                 sampling=sampling,
                 min_tokens=max(0, least - request.drawn),
                 keep=request.keep,
+                likely=[] if self.alternatives else None,
             )
             for key in request.keys_N
         ]

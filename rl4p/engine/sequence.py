@@ -40,6 +40,8 @@ class TokenSequence:
       owner, index: whom its tokens are for, and its number there.
       record: the experts of its row when it left its slot, and the padding in the row
         (`Decoder.records`).
+      likely: for each device call, the most probable tokens [n, A] and their log-probabilities
+        (`SharedDistribution.alternatives`); None if they are not recorded.
       tokens: the context and the new tokens.
     """
 
@@ -56,6 +58,7 @@ class TokenSequence:
     index: int = 0
     kept: Any = None
     record: Any = None
+    likely: list[tuple[np.ndarray, np.ndarray]] | None = None
     tokens: list[int] = field(init=False)
     new: list[int] = field(init=False)  # also those that are not yet in `tokens`
     begun: int = field(init=False)  # `drawn` at the start
@@ -91,6 +94,14 @@ class TokenSequence:
             read = slice(padding, padding + len(experts) - 1)
             experts[:-1] = np.asarray(to_host(row_1SX))[0, read]
         return experts
+
+    def alternatives_drawn(self, most: int) -> tuple[np.ndarray | None, np.ndarray | None]:
+        """Returns `most` probable tokens beside each new one, as in `Completion`."""
+        if self.likely is None:
+            return None, None
+        nothing = np.zeros((0, most), np.int32), np.zeros((0, most), np.float32)
+        tokens, logprobs = zip(nothing, *self.likely, strict=True)
+        return np.concatenate(tokens), np.concatenate(logprobs)
 
     @property
     def needs_extras(self) -> bool:
@@ -280,6 +291,8 @@ class Ended(NamedTuple):
             tokens = self.outcome.tokens_nM[slot, :count].tolist()
             logprobs = self.outcome.logprobs_nM[slot, :count].tolist()
             sequence.tokens += tokens
+            if sequence.likely is not None:
+                sequence.likely.append(tuple(x[slot, :count] for x in others))
             shown, finish = [], None
             if shows and (wanted := sequence.alternatives):
                 shown = in_support(*(x[slot, :count, :wanted].tolist() for x in others))

@@ -33,11 +33,19 @@ def correction_weights(
     return weights_BT
 
 
+def by_token(correction: Correction) -> tuple[list[Correction], list[Correction]]:
+    """Returns the parts of a correction that weigh a token by its own ratio, and the others."""
+    parts = list(correction.parts.values()) if isinstance(correction, Product) else [correction]
+    own = [part for part in parts if CorrectionTraits.read(part).by_token]
+    return own, [part for part in parts if part not in own]
+
+
 @dataclass(frozen=True, kw_only=True)
 class NONE:
     """A weight of 1 on every token of the mask."""
 
     active: ClassVar[bool] = False
+    by_token: ClassVar[bool] = True
 
     def __call__(self, log_ratio_BT: Array, mask_BT: Array) -> Array:
         return jnp.where(mask_BT, jnp.ones_like(log_ratio_BT), 0.0)
@@ -52,6 +60,7 @@ class TokenTruncate:
     """
 
     weighs: ClassVar[bool] = True
+    by_token: ClassVar[bool] = True
 
     cap: AboveZero = 2.0
 
@@ -69,6 +78,8 @@ class TokenMask:
       low, high: bounds of w; the defaults are from IcePop.
       weighted: whether accepted tokens weigh w; if false they weigh 1.
     """
+
+    by_token: ClassVar[bool] = True
 
     low: NonNegative = 0.5
     high: AboveZero = 5.0

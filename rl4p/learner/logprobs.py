@@ -41,18 +41,19 @@ class TokenScores(NamedTuple):
         with token t itself always kept in the support.
       entropy_BT: float32, entropy of the distribution that token t was drawn from, in nats.
       collision_BT: float32, sum of the squared probabilities of that distribution.
-      divergence_BT: float32, divergence of that distribution and a teacher's, both of the whole
-        vocabulary, without top-k, top-p and min-p; None without a teacher.
+      compared_BT: float32, what `beside` computes for each token; None without it.
     """
 
     logprobs_BT: Array
     entropy_BT: Array
     collision_BT: Array
-    divergence_BT: Array | None = None
+    compared_BT: Array | None = None
 
 
 class TeacherRows(NamedTuple):
     """A teacher beside the rows of a forward pass.
+
+    Both distributions are those of the whole vocabulary, without top-k, top-p and min-p.
 
     Attributes:
       decoder, head: the teacher and its prepared head.
@@ -65,12 +66,20 @@ class TeacherRows(NamedTuple):
     hidden_BTD: Array
     divergence: Callable[[Array, Array], Array]
 
-    def divergences(
+    @property
+    def vocabulary(self) -> int:
+        return self.decoder.config.vocabulary
+
+    def columns(self) -> tuple[Array, ...]:
+        """Returns the arrays that `compare` takes in chunks."""
+        return (collectives.predicting(self.hidden_BTD),)
+
+    def compare(
         self,
         logits_BCV: Array,
-        hidden_BCD: Array,
         sampling: Sampling,
         temperature: Array | None,
+        hidden_BCD: Array,
     ) -> Array:
         """Returns the divergences [B, C] from the logits of the policy and own activations.
 
@@ -84,6 +93,40 @@ class TeacherRows(NamedTuple):
         return self.divergence(*both)
 
 
+class SamplerRows(NamedTuple):
+    """The sampler's most probable tokens beside the rows of a forward pass.
+
+    Attributes:
+      tokens_BTA, logprobs_BTA: `Trajectories.alternatives_BTA` and their log-probabilities.
+      expected_score: `protocols.Centers.expected_score` of both log-probabilities.
+    """
+
+    tokens_BTA: Array
+    logprobs_BTA: Array
+    expected_score: Callable[[Array, Array], Array]
+
+    @property
+    def vocabulary(self) -> int:
+        return 0  # no more logits than the policy's
+
+    def columns(self) -> tuple[Array, ...]:
+        """Returns the arrays that `compare` takes in chunks."""
+        return collectives.predicted(self.tokens_BTA), collectives.predicted(self.logprobs_BTA)
+
+    def compare(
+        self,
+        logits_BCV: Array,
+        sampling: Sampling,
+        temperature: Array | None,
+        tokens_BCA: Array,
+        behaviour_BCA: Array,
+    ) -> Array:
+        """Returns the expected scores [B, C]."""
+        logprobs_BCV = sampling_logprobs(logits_BCV, sampling, None, temperature)
+        own_BCA = jnp.take_along_axis(logprobs_BCV, tokens_BCA, axis=-1)
+        return self.expected_score(own_BCA, behaviour_BCA)
+
+
 def token_scores(
     decoder: Decoder,
     params: Params,
@@ -91,12 +134,13 @@ def token_scores(
     trajectories: Trajectories,
     sampling: Sampling,
     temperature: Array | None = None,
-    teacher: TeacherRows | None = None,
+    beside: TeacherRows | SamplerRows | None = None,
 ) -> TokenScores:
     """Scores the tokens of the responses from the trunk's activations (`trunk`).
 
-    `temperature` replaces `sampling.temperature` (`sampling_logprobs`). A `teacher` adds the
-    divergence from it, which has no gradient in the teacher.
+    `temperature` replaces `sampling.temperature` (`sampling_logprobs`). `beside` adds the
+    divergence from a teacher, which has no gradient in the teacher, or the expected score under the
+    sampler.
 
     The logits exist in chunks of some columns (`columns_per_chunk`), of policy and teacher
     together. With more than one chunk, the response tokens of each row are sorted to the front, and
@@ -107,11 +151,11 @@ def token_scores(
     B, T = mask_BT.shape
 
     head, V = decoder.head(params), decoder.config.vocabulary
-    if teacher is not None:
-        V += teacher.decoder.config.vocabulary
-        inputs.append(collectives.predicting(teacher.hidden_BTD))
+    if beside is not None:
+        V += beside.vocabulary
+        inputs += beside.columns()
 
-    def score(hidden_BCD: Array, targets_BC: Array, *teacher_BCD: Array) -> tuple[Array, ...]:
+    def score(hidden_BCD: Array, targets_BC: Array, *columns: Array) -> tuple[Array, ...]:
         logits_BCV = decoder.logits_of(head, hidden_BCD)
         logprobs_BCV = sampling_logprobs(logits_BCV, sampling, targets_BC, temperature)
         # Outside the support, -inf times a probability of 0 would be nan.
@@ -126,9 +170,9 @@ def token_scores(
             -jnp.sum(probs_BCV * finite_BCV, axis=-1),
             jnp.sum(jnp.square(probs_BCV), axis=-1),
         )
-        if teacher is None:
+        if beside is None:
             return scores
-        return *scores, teacher.divergences(logits_BCV, teacher_BCD[0], sampling, temperature)
+        return *scores, beside.compare(logits_BCV, sampling, temperature, *columns)
 
     width = columns_per_chunk(B, T, V, decoder.platform)
     if width >= T:
@@ -146,7 +190,7 @@ def token_scores(
         @jax.checkpoint  # around `cond`: inside it, each chunk would keep a copy of the head
         def score_chunk(chunk: tuple[Array, ...]) -> tuple[Array, ...]:
             *inputs, mask_BC = chunk
-            nothing = (jnp.zeros(mask_BC.shape, jnp.float32),) * (3 if teacher is None else 4)
+            nothing = (jnp.zeros(mask_BC.shape, jnp.float32),) * (3 if beside is None else 4)
             return jax.lax.cond(jnp.any(mask_BC), score, lambda *_: nothing, *inputs)
 
         in_chunks = jax.lax.map(score_chunk, (*map(chunks, inputs), chunks(mask_BT)))

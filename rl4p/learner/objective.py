@@ -1,15 +1,19 @@
 """The objective of a gradient step, and the loss that it gives each token of a microbatch."""
 
+import math
 from dataclasses import dataclass, replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 
+from rl4p.base.errors import RunError
 from rl4p.base.types import Array, Params, Sampling, TrainingBatch, Trajectories
 from rl4p.distributed.mesh import Mesh
-from rl4p.learner.correction import correction_weights
+from rl4p.learner.correction import by_token, correction_weights
 from rl4p.learner.logprobs import (
     ForwardRows,
+    SamplerRows,
     TeacherRows,
     TokenScores,
     token_scores,
@@ -20,7 +24,16 @@ from rl4p.learner.phase_results import check_array, check_names, check_pair
 from rl4p.model import heads
 from rl4p.model.decoder import Decoder
 from rl4p.model.router import RouterLoad
-from rl4p.protocols.phases import KL, Correction, Critic, Distils, Entropy, Estimator, Update
+from rl4p.protocols.phases import (
+    KL,
+    Centers,
+    Correction,
+    Critic,
+    Distils,
+    Entropy,
+    Estimator,
+    Update,
+)
 from rl4p.protocols.traits import PenaltyTraits, UpdateTraits
 
 
@@ -104,9 +117,9 @@ def token_loss(
         score_BT = heads.scores(params, hidden_BTD)[..., 0]
         scores = TokenScores(*(jnp.zeros_like(score_BT),) * 3)
     else:
-        teacher = teacher_rows(objective, params, rows.trajectories)
+        beside = rows_beside(objective, params, rows.trajectories)
         scores = token_scores(
-            decoder, params, hidden_BTD, rows.trajectories, objective.sampling, temperature, teacher
+            decoder, params, hidden_BTD, rows.trajectories, objective.sampling, temperature, beside
         )
     # From here on, a row is a sequence again.
     unpack = (lambda x: x) if rows.packing is None else rows.packing.unpack
@@ -118,14 +131,19 @@ def token_loss(
     constant_BT = jax.lax.stop_gradient(logprobs_BT)
     proximal_BT = on_mask(micro.scores.get("proximal_logprobs", constant_BT))
     micro = replace(micro, scores=micro.scores | {"proximal_logprobs": proximal_BT})
-    if tokens.divergence_BT is not None:
-        micro = replace(micro, scores=micro.scores | {"divergence": on_mask(tokens.divergence_BT)})
+    if tokens.compared_BT is not None and objective.teacher is not None:
+        micro = replace(micro, scores=micro.scores | {"divergence": on_mask(tokens.compared_BT)})
     loss_BT, extras = policy_loss(objective.update, logprobs_BT, micro)
 
     # Tokens that no policy drew have no behaviour log-probabilities.
     sampled = mask & (trajectories.policy_version_BT >= 0)
     mismatch_BT = jnp.where(sampled, proximal_BT - trajectories.behaviour_logprobs_BT, 0.0)
     loss_BT *= correction_weights(objective.correction, mismatch_BT, constant_BT, micro)
+    if isinstance(objective.update, Centers) and tokens.compared_BT is not None:
+        centered_BT = micro.advantages_BT * jnp.where(sampled, tokens.compared_BT, 0.0)
+        for part in by_token(objective.correction)[1]:
+            centered_BT *= correction_weights(part, mismatch_BT, constant_BT, micro)
+        loss_BT += centered_BT
     if objective.entropy.selects:
         loss_BT = jnp.where(micro.scores["selected"], loss_BT, 0.0)
     if objective.entropy.active:
@@ -175,11 +193,28 @@ def token_loss(
     return loss_BT, metrics | extras, load
 
 
-def teacher_rows(
+def rows_beside(
     objective: Objective, params: Params, trajectories: Trajectories
-) -> TeacherRows | None:
-    """Runs the teacher over the rows of a microbatch, if the update compares with one."""
+) -> TeacherRows | SamplerRows | None:
+    """Returns what the update compares the rows of a microbatch with; a teacher runs over them."""
     teacher, update = objective.teacher, objective.update
+    if isinstance(update, Centers):
+        tokens_BTA = trajectories.alternatives_BTA
+        logprobs_BTA = trajectories.alternative_logprobs_BTA
+        if tokens_BTA is None or logprobs_BTA is None:
+            raise RunError(
+                "These samples were not recorded with the sampler's most probable tokens, which "
+                "the update centers with: begin a new run."
+            )
+        own = by_token(objective.correction)[0]
+
+        def weigh(log_ratio: Array) -> Array:
+            everywhere = jnp.ones(log_ratio.shape, bool)
+            return math.prod(
+                (part(log_ratio, everywhere) for part in own), start=jnp.ones_like(log_ratio)
+            )
+
+        return SamplerRows(tokens_BTA, logprobs_BTA, partial(update.expected_score, weigh=weigh))
     if teacher is None or not isinstance(update, Distils):
         return None
     own = replace(trajectories, experts_BTX=None)  # those of the policy

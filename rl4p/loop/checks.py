@@ -92,8 +92,10 @@ def check_trajectories(trajectories: Trajectories) -> None:
             same = prompts[by_group] == prompts[first]
             check.that(field, same, f"the same in the prompts of a group, the first {W} columns")
         check.that("response_mask_BT", ~mask[:, :W], f"false in prompts, the first {W} columns")
-    if (experts := trajectories.experts_BTX) is not None and np.shape(experts)[:2] != (B, T):
-        check.fail("experts_BTX", f"[{B}, {T}, X]", np.shape(experts))
+    for field in ("experts_BTX", "alternatives_BTA", "alternative_logprobs_BTA"):
+        recorded = getattr(trajectories, field)
+        if recorded is not None and np.shape(recorded)[:2] != (B, T):
+            check.fail(field, f"[{B}, {T}, {field[-1]}]", np.shape(recorded))
     check.that("finish_B", np.isin(finish, [f.value for f in Finish]), "a Finish")
 
 

@@ -96,14 +96,18 @@ def joined(
         return np.concatenate(rows)
 
     group_size = sizes[0] if len(set(sizes)) == 1 else 1
-    recorded = all(part.experts_BTX is not None for part in parts)
+    recorded = [
+        name
+        for name in ("experts_BTX", "alternatives_BTA", "alternative_logprobs_BTA")
+        if all(getattr(part, name) is not None for part in parts)
+    ]
     trajectories = Trajectories(
         tokens_BT=join("tokens_BT"),
         positions_BT=join("positions_BT"),
         **{name: join(name) for name in FILL},
         group_ids_B=np.repeat(np.arange(len(groups), dtype=np.int32), sizes),
         finish_B=np.concatenate([np.asarray(part.finish_B) for part in parts]),
-        experts_BTX=join("experts_BTX") if recorded else None,
+        **{name: join(name) for name in recorded},
         group_size=group_size,
         prompt_columns=prompts,
     )

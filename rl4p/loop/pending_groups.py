@@ -172,10 +172,9 @@ class PendingGroups:
             if (before := pending.completions[sample]) is None:
                 pending.completions[sample] = part
             elif part is not None:
+                own, new = before.by_token(), part.by_token()
                 pending.completions[sample] = Completion(
-                    tokens=np.concatenate([before.tokens, part.tokens]),
-                    logprobs=np.concatenate([before.logprobs, part.logprobs]),
-                    versions=np.concatenate([before.versions, part.versions]),
+                    **{name: np.concatenate([x, new[name]]) for name, x in own.items()},
                     finish=part.finish,
                     engine=part.engine,
                     experts=first_experts(before.experts, part.experts),
@@ -262,11 +261,10 @@ class PendingGroups:
             for pending in self.groups
         ]
         samples = [x for completions in kept for x in completions if x is not None]
-        arrays = {
-            name: np.concatenate([getattr(x, name) for x in samples])
-            for name in ("tokens", "logprobs", "versions")
-            if any(len(x.tokens) for x in samples)
-        }
+        arrays = {}
+        if any(len(x.tokens) for x in samples):
+            parts = [x.by_token() for x in samples]
+            arrays = {name: np.concatenate([x[name] for x in parts]) for name in parts[0]}
         recorded = [x.experts for x in samples if x.experts is not None]
         if recorded and len(recorded) == len(samples):
             arrays["experts"] = np.concatenate(recorded)
@@ -298,6 +296,8 @@ class PendingGroups:
         experts, of_experts = state.get("experts"), 0
         empty = {"tokens": np.int32, "logprobs": np.float32, "versions": np.int32}
         arrays = {name: state.get(name, np.zeros(0, dtype)) for name, dtype in empty.items()}
+        recorded = "alternatives", "alternative_logprobs"
+        arrays |= {name: state[name] for name in recorded if name in state}
         for fields in state["groups"]:
             prompt = replace(find(fields["id"]), drawn_by=fields["drawn_by"])
             completions: list[Completion | None] = []

@@ -55,6 +55,8 @@ class Completion(Serializable):
       engine: the address of the server that drew the last token; "" for this process.
       experts: the experts of each token of the context and of `tokens`, as in
         `Trajectories.experts_BTX`; None if they are not recorded.
+      alternatives, alternative_logprobs: the most probable tokens beside each of `tokens`, as in
+        `Trajectories.alternatives_BTA`; None if they are not recorded.
     """
 
     tokens: np.ndarray
@@ -63,6 +65,13 @@ class Completion(Serializable):
     finish: Finish
     engine: str = ""
     experts: np.ndarray | None = None
+    alternatives: np.ndarray | None = None
+    alternative_logprobs: np.ndarray | None = None
+
+    def by_token(self) -> dict[str, np.ndarray]:
+        """Returns the arrays with a row for each of `tokens` by name, those that are recorded."""
+        names = "tokens", "logprobs", "versions", "alternatives", "alternative_logprobs"
+        return {name: x for name in names if (x := getattr(self, name)) is not None}
 
 
 class Engine(Protocol):

@@ -40,7 +40,7 @@ A phase may have two more members:
 `types.py` explains the shapes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import optax
@@ -195,8 +195,9 @@ class Update(Protocol):
 
     Derive from `UpdateOptions` (`learner/update_options.py`) to get the fields below.
     `traits.UpdateTraits` has its optional members. A loss that must see all rows of a minibatch
-    also has a method ``prepare`` (`Prepares`), and one that compares whole distributions with a
-    teacher's a method ``divergence`` (`Distils`).
+    also has a method ``prepare`` (`Prepares`), one that compares whole distributions with a
+    teacher's a method ``divergence`` (`Distils`), and one that subtracts the score which the
+    sampler expects a method ``expected_score`` (`Centers`).
     """
 
     aggregation: Any
@@ -249,6 +250,27 @@ class Distils(Protocol):
         Args:
           logprobs_V, teacher_V: float32 [..., V], log-probabilities of policy and teacher over the
             vocabulary at the temperature of the rollout.
+        """
+        ...
+
+
+@runtime_checkable
+class Centers(Protocol):
+    """An update whose loss is -A log pi, from whose gradient the expected one is subtracted.
+
+    The rollout records the sampler's most probable tokens (`RolloutTraits.alternatives`). To the
+    loss of each token is added A times the expected score, outside the weight of its own ratio.
+    """
+
+    def expected_score(
+        self, logprobs_A: Array, behaviour_A: Array, weigh: Callable[[Array], Array]
+    ) -> Array:
+        """Returns a number whose gradient is the expected, weighted score: float32 [...].
+
+        Args:
+          logprobs_A, behaviour_A: float32 [..., A], the log-probabilities of the A tokens under
+            the policy and the sampler; -inf outside a support.
+          weigh: returns the weights of tokens by log pi - log pi_behaviour, of any shape.
         """
         ...
 

@@ -49,6 +49,8 @@ class RolloutTraits(PhaseTraits):
       sleep: whether its servers give memory back while an update runs.
       many_turns: whether a row may have several turns of the policy.
       roles: the names of the agents of an episode; empty for a single one without a name.
+      alternatives: how many of the most probable tokens it records with each drawn token.
+      dtype: the dtype of the weights that sample; `auto` for that of the model.
     """
 
     samples: bool = True
@@ -60,6 +62,8 @@ class RolloutTraits(PhaseTraits):
     sleep: bool = False
     many_turns: bool = False
     roles: Sequence[str] = ()
+    alternatives: int = 0
+    dtype: str = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,12 +169,14 @@ class CorrectionTraits(PhaseTraits):
       reads_batch: whether it also takes `logprobs_BT` and `batch`, as an update does, in which are
         the scores that it needs.
       reads_advantages: whether it acts on tokens with negative advantages alone.
+      by_token: whether the weight of a token depends on its own ratio alone.
     """
 
     active: bool = True
     weighs: bool = False
     reads_batch: bool = False
     reads_advantages: bool = False
+    by_token: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

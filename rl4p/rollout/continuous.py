@@ -3,7 +3,7 @@
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -57,12 +57,19 @@ class Continuous(Sampler):
         (`cache.QuantizedKeysValues`). It halves the cache of a policy in bfloat16. The policy that
         draws the tokens then differs from the trainer's by this rounding, which
         `rollout/logprob_gap_mean` shows and `correction` corrects.
+      dtype: the dtype of the weights and activations that sample: `auto`, that of the model, or
+        `bfloat16`, which needs half the memory beside a trainer in float32. It is another policy by
+        its rounding too.
+      alternatives: how many of the most probable tokens are recorded with each drawn token, for
+        `update=score_centering`.
     """
 
     slots: Positive | None = None
     draft_tokens: Annotated[Natural, Le(MOST_DRAFTED)] = 0
     replay_experts: bool = False
     kv_cache_dtype: KVCacheDtype = "auto"
+    dtype: Literal["auto", "bfloat16"] = "auto"
+    alternatives: Natural = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -72,6 +79,11 @@ class Continuous(Sampler):
                     f"draft_tokens has no effect with {name}, whose tokens are drawn one by one: "
                     "leave one of them out."
                 )
+        if self.alternatives and self.draft_tokens:
+            raise ValueError(
+                f"alternatives={self.alternatives} records no tokens that were drafted: set "
+                "draft_tokens=0."
+            )
 
     @cached_property
     def counts(self) -> Counts:
@@ -93,6 +105,7 @@ class Continuous(Sampler):
             max_response_tokens=self.max_response_tokens,
             draft_tokens=self.draft_tokens,
             counts=self.counts,
+            alternatives=self.alternatives,
         )
 
     def with_caches(self, policy: Policy) -> Policy:
@@ -101,6 +114,13 @@ class Continuous(Sampler):
         They are in its dtype, and record the experts if the trainer replays them.
         """
         policy = policy.with_kv_cache(self.kv_cache_dtype)
+        if self.dtype != "auto":
+            if policy.decoder.exact:
+                raise InputError(
+                    f"rollout.dtype={self.dtype} rounds what model.exact=true keeps in every "
+                    "digit: leave it out."
+                )
+            policy = replace(policy, decoder=replace(policy.decoder, dtype=self.dtype))
         if not self.replay_experts:
             return policy
         if not policy.decoder.config.experts:
@@ -182,7 +202,9 @@ class Continuous(Sampler):
             cache,
             state,
             constants,
-            SharedDistribution(sampling=self.sampling, greedy=False),
+            SharedDistribution(
+                sampling=self.sampling, greedy=False, alternatives=self.alternatives
+            ),
             0,
             0,
             prompts=prompts,

@@ -133,7 +133,7 @@ class NaiveEngine(InProcess):
             mesh,
         )
         tokens_BR, logprobs_BR, lengths_B = to_host(drawn)
-        return [(tokens_BR[b, :n], logprobs_BR[b, :n], None) for b, n in enumerate(lengths_B[:B])]
+        return [Drawn(tokens_BR[b, :n], logprobs_BR[b, :n]) for b, n in enumerate(lengths_B[:B])]
 
 
 @partial(jax.jit, static_argnames=("decoder", "max_response_tokens", "end_ids", "mesh"))

@@ -299,7 +299,7 @@ def answers_on_host(
         return beside(prompt_PT, response_BR)
 
     segments_BT = beside(mask_PT, mask_BR).astype(np.int32)
-    response_mask_BT = beside(np.zeros_like(mask_PT), mask_BR)
+    drawn_BT = response_mask_BT = beside(np.zeros_like(mask_PT), mask_BR)
     if chosen is not None:
         response_mask_BT = np.zeros_like(response_mask_BT)
         for rows_GT, prompt, ranges in zip(
@@ -309,11 +309,16 @@ def answers_on_host(
             for start, end in ranges:
                 rows_GT[:, first + start : first + end] = True
         response_mask_BT &= segments_BT > 0  # a response may be cut
-    experts_BTX = None
-    recorded = [x.experts for x in completions if x.experts is not None]
-    if recorded and len(recorded) == B:
-        experts_BTX = np.zeros((*segments_BT.shape, recorded[0].shape[1]), recorded[0].dtype)
-        experts_BTX[segments_BT > 0] = np.concatenate(recorded)
+
+    def recorded(name: str, mask_BT: np.ndarray) -> np.ndarray | None:
+        rows = [getattr(x, name) for x in completions]
+        if any(x is None for x in rows):
+            return None
+        values = np.concatenate(rows)
+        values_BTX = np.zeros((*mask_BT.shape, values.shape[1]), values.dtype)
+        values_BTX[mask_BT] = values
+        return values_BTX
+
     trajectories = Trajectories(
         tokens_BT=of_responses("tokens", policy.pad_id, tokens_PT),
         response_mask_BT=response_mask_BT,
@@ -323,7 +328,9 @@ def answers_on_host(
         policy_version_BT=of_responses("versions", -1, np.full_like(tokens_PT, -1)),
         group_ids_B=np.arange(B, dtype=np.int32) // group_size,
         finish_B=np.array([x.finish for x in completions], np.int8),
-        experts_BTX=experts_BTX,
+        experts_BTX=recorded("experts", segments_BT > 0),
+        alternatives_BTA=recorded("alternatives", drawn_BT),
+        alternative_logprobs_BTA=recorded("alternative_logprobs", drawn_BT),
         group_size=group_size,
         prompt_columns=tokens_PT.shape[1] if chosen is None else 0,
     )

@@ -14,10 +14,11 @@ from omegaconf import DictConfig
 
 from rl4p.advantage.gdpo import GDPO
 from rl4p.base.errors import InputError
+from rl4p.base.types import Sampling
 from rl4p.distributed.mesh import Mesh
 from rl4p.loop.phases import Phases
 from rl4p.model.policy import Policy
-from rl4p.protocols.phases import NamesIdleOptions, Optimizer
+from rl4p.protocols.phases import Centers, NamesIdleOptions, Optimizer
 from rl4p.protocols.traits import (
     AdvantageTraits,
     CollectorTraits,
@@ -43,6 +44,7 @@ def refuse_what_cannot_act(phases: Phases) -> None:
         corrections_beside_the_update,
         terms_beside_a_score,
         observations_without_an_environment,
+        tokens_that_center_nothing,
     ):
         if sentence := rule(phases):
             raise InputError(sentence)
@@ -331,6 +333,31 @@ def observations_without_an_environment(phases: Phases) -> str | None:
         f"{choice('rollout', phases.rollout)} has no environment that answers: choose "
         "rollout=environment, or leave it out."
     )
+
+
+def tokens_that_center_nothing(phases: Phases) -> str | None:
+    """Refuses centered scores without the sampler's most probable tokens, and the reverse."""
+    update, rollout = choice("update", phases.update), choice("rollout", phases.rollout)
+    count = RolloutTraits.read(phases.rollout).alternatives
+    centers = isinstance(phases.update, Centers)
+    if count and not centers:
+        return (
+            f"rollout.alternatives={count} has no effect, because {update} does not center scores: "
+            "choose update=score_centering, or leave it out."
+        )
+    if centers and not count:
+        return (
+            f"{update} centers scores with the sampler's most probable tokens, but {rollout} "
+            "records none: set rollout.alternatives=128 of rollout=continuous."
+        )
+    cuts = ("top_k", "top_p", "min_p")
+    own, plain = phases.rollout.sampling, Sampling()
+    if centers and (cut := next((x for x in cuts if getattr(own, x) != getattr(plain, x)), None)):
+        return (
+            f"{update} compares with the sampler's whole distribution, which rollout.{cut} cuts: "
+            "leave it out."
+        )
+    return None
 
 
 def terms_beside_a_score(phases: Phases) -> str | None:

@@ -281,7 +281,7 @@ def distilled(policy, trajectories, teacher):
         hidden_BTD = trunk(policy.decoder, params, trajectories)
         arguments = (policy.decoder, params, hidden_BTD, trajectories, sampling, None, beside)
         scores = token_scores(*arguments)
-        return jnp.sum(scores.divergence_BT), scores
+        return jnp.sum(scores.compared_BT), scores
 
     def run(params, own, sampling=Sampling()):  # noqa: B008
         return jax.jit(jax.value_and_grad(partial(loss, sampling=sampling), has_aux=True))(
@@ -298,7 +298,7 @@ def test_a_divergence_is_that_of_whole_distributions(
     sampling = Sampling(temperature=0.7, top_k=3, top_p=0.9, min_p=0.1)
     (_, found), _ = distilled(params, teacher[1], sampling)
     mask = np.asarray(trajectories.response_mask_BT)
-    assert not np.asarray(found.divergence_BT)[~mask].any()
+    assert not np.asarray(found.compared_BT)[~mask].any()
     plain = score_all(policy.decoder, params, trajectories, sampling)
     for a, b in zip(found[:3], plain[:3], strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
@@ -313,7 +313,7 @@ def test_a_divergence_is_that_of_whole_distributions(
         m = 0.3 * p + 0.7 * q
         expected = np.sum(0.3 * p * np.log(p / m) + 0.7 * q * np.log(q / m), axis=1)
         here = mask[row, real[1:]]
-        ours = np.asarray(found.divergence_BT)[row, real[1:]]
+        ours = np.asarray(found.compared_BT)[row, real[1:]]
         np.testing.assert_allclose(ours[here], expected[here], rtol=1e-4, atol=1e-6)
         assert expected.max() > 1e-2
 
@@ -324,7 +324,7 @@ def test_a_divergence_a_few_tokens_at_a_time_is_the_same(params, teacher, distil
         monkeypatch.setattr(logprobs, "columns_per_chunk", lambda *_, n=columns: n)
         found.append(jax.device_get(distilled(params, teacher[1])))
     ((_, scores), slopes), ((_, whole), expected) = found
-    np.testing.assert_allclose(scores.divergence_BT, whole.divergence_BT, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(scores.compared_BT, whole.compared_BT, rtol=1e-6, atol=1e-6)
     ours, of_teacher, wanted = (
         np.concatenate([x.ravel() for x in jax.tree.leaves(tree)])
         for tree in (*slopes, expected[0])

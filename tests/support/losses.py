@@ -11,8 +11,8 @@ from omegaconf import OmegaConf
 from tests.support.options import CONF, keys_of
 
 # The log-probabilities of tokens do not determine these: gkd compares whole distributions with a
-# teacher's, and reward_model has scores of sequences.
-OF_OTHERS = {"gkd", "reward_model"}
+# teacher's, score_centering reads the sampler's, and reward_model has scores of sequences.
+OF_OTHERS = {"gkd", "reward_model", "score_centering"}
 NAMES = sorted({path.stem for path in (CONF / "update").glob("*.yaml")} - OF_OTHERS)
 
 

@@ -64,9 +64,10 @@ PLAIN = {
     *("critic=none", "kl=none", "entropy=none", "correction=none"),
     *("rollout=continuous", "model=scratch"),
 }
-# Options that need a server or data of their own; tests/rollout and tests/runs train with them.
+# Options that need a server, data of their own or (score_centering) an option of one rollout;
+# tests/rollout, tests/update and tests/runs train with them.
 REMOTE = {"rollout=openai", "rollout=sglang", "rollout=vllm", "rollout=preferences"}
-REMOTE |= {"update=reward_model"}
+REMOTE |= {"update=reward_model", "update=score_centering"}
 # Options that need an environment; tests/loop/test_turns.py trains with them.
 TURNS = {"rollout=environment", "rollout=agent", "advantage=gigpo", "advantage=turn_returns"}
 

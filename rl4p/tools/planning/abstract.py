@@ -94,7 +94,8 @@ class AbstractRun:
         """Returns the parameters of the policy, prepared for decoding on the sampling mesh."""
         policy = self.policy
         whole = policy.without_critic(self.state.params)
-        dtype, mesh = policy.decoder.dtype, policy.sampling_mesh
+        own, mesh = RolloutTraits.read(self.phases.rollout).dtype, policy.sampling_mesh
+        dtype = policy.decoder.dtype if own == "auto" else own
         changed = {name: whole[name] for name in changed_for_decoding(whole, dtype)}
         at = places(policy.decoder.config)
         new = jax.eval_shape(partial(for_decoding, dtype=dtype, places=at), changed)
@@ -126,6 +127,7 @@ class AbstractRun:
 
     def trajectories(self) -> Trajectories:
         B, T = self.sequences, self.prompt_columns + self.response_tokens
+        A = RolloutTraits.read(self.phases.rollout).alternatives
         return Trajectories(
             tokens_BT=self.rows((B, T), jnp.int32),
             response_mask_BT=self.rows((B, T), jnp.bool_),
@@ -135,6 +137,8 @@ class AbstractRun:
             policy_version_BT=self.rows((B, T), jnp.int32),
             group_ids_B=self.rows((B,), jnp.int32),
             finish_B=self.rows((B,), jnp.int8),
+            alternatives_BTA=self.rows((B, T, A), jnp.int32) if A else None,
+            alternative_logprobs_BTA=self.rows((B, T, A), jnp.float32) if A else None,
             group_size=self.group_size,
             prompt_columns=self.prompt_columns,
         )
