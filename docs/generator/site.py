@@ -11,9 +11,11 @@ from docs.generator import algorithms, reference
 from docs.generator.docstrings import contract
 from docs.generator.links import relinked
 from docs.generator.options import ROOT, groups
+from docs.generator.words import words
 
 DOCS = ROOT / "docs"
 PAPERS = "<!-- the paper index -->"
+WORDS = "<!-- the words of other libraries -->"
 CONTRACT = re.compile("<!-- contract: ([A-Za-z_. ]+) -->")
 # Documents that stand elsewhere in the repository, and their pages.
 ELSEWHERE = {
@@ -67,6 +69,7 @@ def write(folder: Path) -> None:
     images: set[Path] = set()
     for source, page in written().items():
         text = (ROOT / source).read_text().replace(PAPERS, algorithms.index())
+        text = text.replace(WORDS, words())
         text = CONTRACT.sub(lambda match: contract(match[1]), text)
         texts[page], shown = relinked(text, source, page, places)
         images |= shown
