@@ -29,7 +29,7 @@ from rl4p.base.errors import InputError
 from rl4p.base.types import Demonstration, Prompt, Question
 from rl4p.data.message_weights import KEYS, check_weights, is_trained
 from rl4p.data.prompts import FIRST, encode_prompts, misfit, short_enough, system_of
-from rl4p.data.rendering import ShownCheck, as_read, render, take
+from rl4p.data.rendering import ShownCheck, as_read, habits_with, render, take
 from rl4p.data.tokenized_text import TokenizedText
 from rl4p.model.tokenizer import TEMPLATE_ERRORS
 from rl4p.model.trial import try_first_use
@@ -200,7 +200,8 @@ class Template:
                 **{**self.tokenizer.special_tokens_map, **self.arguments},
             )
 
-        given = as_read(self.tokenizer, [*self.system, *messages], self.arguments)
+        habits = habits_with(self.tokenizer, self.arguments)
+        given = as_read(habits, [*self.system, *messages])
         texts, ranges = take(apply, given)
         spans, *before = cast("list[list[Range]]", ranges)
         cuts = [cut for span in spans[len(before[0]) if before else 0 :] for cut in span]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rl4p.base.errors import InputError
 from rl4p.base.types import Prompt, Question
-from rl4p.data.rendering import ShownCheck, render
+from rl4p.data.rendering import ShownCheck, render_all
 from rl4p.model.tokenizer import TEMPLATE_ERRORS
 from rl4p.model.trial import try_first_use
 
@@ -139,10 +139,7 @@ def encode_prompts(
 
     def rendered(**options: Any) -> list[str]:
         options = {"add_generation_prompt": True, **(template or {}), **options}
-        return [
-            render(tokenizer, messages, own, **options)
-            for messages, own in zip(conversations, tools, strict=True)
-        ]
+        return render_all(tokenizer, conversations, tools, **options)
 
     first = [
         {

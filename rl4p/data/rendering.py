@@ -50,7 +50,30 @@ def render(
         given = [dict(message) for message in form]
         return tokenizer.apply_chat_template(given, tools=tools, tokenize=False, **options)
 
-    return take(apply, as_read(tokenizer, messages, options))
+    return take(apply, as_read(habits_with(tokenizer, options), messages))
+
+
+def render_all(
+    tokenizer: Any,
+    conversations: Sequence[Sequence[Message]],
+    tools: Sequence[Sequence[Message] | None],
+    **options: Any,
+) -> list[str]:
+    """Returns the texts of conversations, each as `render` does.
+
+    Conversations without tools are given to the template in one call, which takes half the time.
+    """
+    if not any(tools):
+        habits = habits_with(tokenizer, options)
+        given = [[dict(each) for each in as_read(habits, form)] for form in conversations]
+        try:
+            return tokenizer.apply_chat_template(given, tokenize=False, **options)
+        except TEMPLATE_ERRORS:
+            pass  # one of them wants another form
+    return [
+        render(tokenizer, messages, own, **options)
+        for messages, own in zip(conversations, tools, strict=True)
+    ]
 
 
 def take(apply: Callable[[Sequence[Message]], Result], messages: Sequence[Message]) -> Result:
@@ -171,13 +194,15 @@ class Habits(NamedTuple):
     parts: bool  # whether it writes a content that is a list of parts alone
 
 
-def as_read(
-    tokenizer: Any, messages: Sequence[Message], options: Mapping[str, Any]
-) -> Sequence[Message]:
-    """Returns messages in the form that the chat template reads (`Habits`)."""
+def habits_with(tokenizer: Any, options: Mapping[str, Any]) -> Habits:
+    """Returns what the tokenizer's chat template reads with these arguments."""
     own = {name: value for name, value in options.items() if name not in IDLE}
     source = str(tokenizer.chat_template)
-    habits = habits_of(tokenizer, source, json.dumps(own, sort_keys=True, default=str))
+    return habits_of(tokenizer, source, json.dumps(own, sort_keys=True, default=str))
+
+
+def as_read(habits: Habits, messages: Sequence[Message]) -> Sequence[Message]:
+    """Returns messages in the form that a chat template with these habits reads."""
     if habits.thoughts is not None:
         for i, message in enumerate(messages):
             given = next((x for name in THOUGHTS if (x := message.get(name))), None)
