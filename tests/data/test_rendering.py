@@ -9,7 +9,7 @@ from rl4p.data.conversation import encode_demonstrations
 from rl4p.data.messages import conversation
 from rl4p.data.pairs import encode_preferences
 from rl4p.data.prompts import encode_prompts
-from rl4p.data.rendering import check_tools, left_out, render
+from rl4p.data.rendering import check_tools, left_out, render, render_all
 from rl4p.model.tokenizer import byte_tokenizer
 from tests.support.chats import ADD
 from tests.support.chats import conversation as asked
@@ -199,9 +199,13 @@ def test_thoughts_of_earlier_messages_may_be_left_out():
     ],
 )
 def test_a_conversation_has_the_form_that_a_template_takes(template, messages, read):
-    assert read in render(
-        with_template(template), messages_of(*messages), add_generation_prompt=True
+    tokenizer, given = with_template(template), messages_of(*messages)
+    text = render(tokenizer, given, add_generation_prompt=True)
+    assert read in text
+    both = render_all(
+        tokenizer, [messages_of(USER), given], [None, None], add_generation_prompt=True
     )
+    assert both[1] == text
 
 
 def test_ids_that_are_changed_stay_pairs():
