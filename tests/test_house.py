@@ -33,6 +33,7 @@ PHASES = {
     "hook": "rl4p.runs.hook",
     "partner": "rl4p.rollout.partner",
     "runtime": "rl4p.rollout.runtimes",
+    "teacher": "rl4p.loop.teacher",
     "term": "rl4p.reward",
 }
 # The groups whose modules are topics, each with several options.

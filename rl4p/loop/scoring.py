@@ -15,6 +15,7 @@ from rl4p.learner.logprobs import score_tokens
 from rl4p.learner.preferences import mismatched_log_ratios
 from rl4p.loop.evaluation import final_answer, greedy_answers, judged
 from rl4p.loop.phases import Phases
+from rl4p.loop.teacher import OwnTeacher
 from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy
 from rl4p.protocols.collection import Collected
@@ -38,6 +39,7 @@ class Scoring:
     reference: tuple[Decoder, Params] | None = None
     # A decoder with the vocabulary of the policy, and its parameters; None without one.
     teacher: tuple[Decoder, Params] | None = None
+    own_teacher: OwnTeacher | None = None  # in place of a teacher with a decoder of its own
     tasks: tuple[str, ...] = ()  # the names of the tasks in the training data, sorted
     # The reward term whose grades are `right`, and whose extraction finds `answer_clusters`.
     term: str = "correct"
@@ -72,12 +74,24 @@ class Scoring:
             ),
             "teacher_logprobs": self.teacher,
         }
+        own = replace(trajectories, experts_BTX=None)  # those of the policy
+        rows = {"reference_logprobs": own, "teacher_logprobs": own}
+        if self.own_teacher is not None:
+            rows["teacher_logprobs"] = self.own_teacher.rows(policy, trajectories, episodes)
+            live = state.average if self.own_teacher.weights == "average" else state.params
+            others["teacher_logprobs"] = (policy.decoder, policy.merged(live))
+            if self.own_teacher.weights == "start":
+                others["teacher_logprobs"] = others["reference_logprobs"]
         for name in sorted(needs & others.keys()):
             decoder, params = others[name]
             own_options = replace(options, decoder=decoder)
-            own = replace(trajectories, experts_BTX=None)  # those of the policy
-            computed = score_tokens(own_options, params, own, **temperature)
+            computed = score_tokens(own_options, params, rows[name], **temperature)
             scores[name] = computed["logprobs"]
+        if self.own_teacher is not None:
+            columns = trajectories.prompt_columns, trajectories.tokens_BT.shape[1]
+            scores["teacher_logprobs"] = self.own_teacher.at_tokens(
+                policy, scores["teacher_logprobs"], *columns
+            )
         if "mismatched_log_ratios" in needs:
             models = (policy.decoder, policy.merged(state.params)), others["reference_logprobs"]
             scores["mismatched_log_ratios"] = mismatched_log_ratios(

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -67,6 +67,40 @@ class Relabel:
         label_B = np.where(right_B, np.float32(self.right), np.float32(self.wrong))
         total_B = np.where(graded_B, label_B, rewards.total_B)
         return replace(group, rewards=replace(rewards, total_B=total_B, tokens_BT=None))
+
+
+@dataclass(frozen=True, kw_only=True)
+class GFPO:
+    """Keeps the best samples of each group, and drops the others (2508.09726).
+
+        by=length         the samples of the fewest tokens
+        by=efficiency     the samples of the largest reward per token
+
+    The baseline of a group is that of the kept samples. The paper keeps 8 of 16 or 24 samples, so
+    that responses stay short. Of equal samples, the first is kept.
+
+    Attributes:
+      keep: the number of samples to keep, fewer than `group_size`.
+      by: what makes a sample better.
+    """
+
+    keep: Positive
+    by: Literal["length", "efficiency"] = "length"
+
+    def __call__(self, group: Group) -> Group:
+        G = len(group.episodes)
+        if self.keep >= G:
+            raise RunError(
+                f"A transform gfpo with keep={self.keep} drops none of {G} samples: set a larger "
+                "group_size, or leave it out."
+            )
+        cost_B = np.sum(np.asarray(group.trajectories.response_mask_BT), axis=1)
+        if self.by == "efficiency":
+            cost_B = -np.asarray(group.rewards.total_B) / np.maximum(cost_B, 1)
+        order_B = np.argsort(np.where(group.rewards.valid_B, cost_B, np.inf), kind="stable")
+        dropped_B = np.ones(G, bool)
+        dropped_B[order_B[: self.keep]] = False
+        return group.without(dropped_B)
 
 
 @dataclass(frozen=True, kw_only=True)

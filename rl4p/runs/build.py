@@ -62,6 +62,7 @@ from rl4p.runs.policy import (
     check_lengths,
     chosen_prompt_tokens,
     most_prompt_tokens,
+    own_teacher,
 )
 
 PROTOCOLS = {
@@ -148,10 +149,13 @@ def build(config: DictConfig) -> Experiment:
         config, evaluation_phases, policy, sampled, encode, rows=rows
     )
 
-    reference, resettable = build_reference(config, policy, params, key, needs)
+    own = own_teacher(config, phases)
+    for_reference = needs if own is None else needs | own.needs
+    reference, resettable = build_reference(config, policy, params, key, for_reference)
     scoring = Scoring(
         reference=reference,
-        teacher=build_teacher(config, policy, key),
+        teacher=build_teacher(config, policy, key) if own is None else None,
+        own_teacher=own,
         tasks=tuple(sorted({question.task for question in questions})),
         term=config.evaluation.term,
     )

@@ -23,9 +23,13 @@ from rl4p.distributed.mesh import Mesh
 from rl4p.distributed.partition import narrowed
 from rl4p.distributed.placement import like_of, offloaded
 from rl4p.distributed.processes import agreed, first
+from rl4p.loop.phases import Phases
+from rl4p.loop.teacher import OwnTeacher
 from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy, padded_width
 from rl4p.protocols.engine import OpensEngine
+from rl4p.protocols.phases import Distils
+from rl4p.protocols.traits import RolloutTraits
 from rl4p.rollout.sampler import without_annealing
 from rl4p.runs.checkpoint import restore_params
 from rl4p.runs.folder import run_folder, saved_config
@@ -191,6 +195,30 @@ def reference_params(policy: Policy, params: Params) -> Params:
     if policy.adapted:
         return policy.merged(jax.tree.map(jnp.copy, params))
     return policy.frozen or narrowed(params, policy.decoder.dtype)
+
+
+def own_teacher(config: DictConfig, phases: Phases) -> OwnTeacher | None:
+    """Returns the teacher if it is the policy itself, with a context.
+
+    Raises:
+      InputError: it cannot act with the phases, or its weights do not exist.
+    """
+    teacher = None if config.teacher is None else instantiate(config.teacher)
+    if not isinstance(teacher, OwnTeacher):
+        return None
+    if isinstance(phases.update, Distils):
+        raise InputError(
+            "teacher=own_teacher reads other prompts than the policy, so it has no distribution "
+            "beside the policy's rows: choose advantage=distill and update=reinforce."
+        )
+    if teacher.weights == "average" and not config.ema.decay:
+        raise InputError("teacher.weights=average needs a moving average: set ema.decay=0.99.")
+    if RolloutTraits.read(phases.rollout).many_turns:
+        raise InputError(
+            "teacher=own_teacher changes the prompt of a single response, but the rollout has "
+            "episodes of several turns: choose another rollout."
+        )
+    return teacher
 
 
 def build_teacher(config: DictConfig, policy: Policy, key: Array) -> tuple[Decoder, Params] | None:

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from rl4p import configuration
 from rl4p.configuration.composition import CONF, Composer
-from rl4p.configuration.schema import PLACES
+from rl4p.configuration.schema import OPTIONAL, PLACES
 
 # Options of these groups change others, or refuse them.
 ALONE = ("agent", "annealing", "cache", "environment", "experiment", "filter", "reward")
@@ -77,6 +77,8 @@ REQUIRED = {
     "rollout=sglang": ["rollout.servers=[http://localhost:9]"],
     "rollout=vllm": ["rollout.servers=[http://localhost:9]"],
     "source=easy_pool": ["source.easy={level: 1}"],
+    "teacher=own_teacher": ["advantage=distill", "teacher.prompt='{answer}'"],
+    "transform=gfpo": ["transforms.my_gfpo.keep=2"],
     "transform=truncate": ["transforms.my_truncate.most=8"],
     "term=classifier": ["reward.terms.my_classifier.path=classifier"],
     "term=http_scorer": ["reward.terms.my_http_scorer.url=http://localhost:9/score"],
@@ -118,6 +120,7 @@ def choices(option):
     group, _, name = option.partition("=")
     # An option that belongs below another key has a name of its own there.
     chosen = f"+{group}@{PLACES[group].format('my_' + name)}={name}" if group in PLACES else option
+    chosen = f"+{option}" if group in OPTIONAL else chosen  # by default there is none
     return [chosen, *REQUIRED.get(option, [])]
 
 

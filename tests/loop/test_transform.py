@@ -11,7 +11,7 @@ from rl4p.loop.checks import check_rewards, check_trajectories
 from rl4p.loop.filter import Deviation, Length
 from rl4p.loop.groups import joined
 from rl4p.loop.metrics import batch_metrics, task_metrics
-from rl4p.loop.transform import Drop, Relabel, Truncate, transformed
+from rl4p.loop.transform import GFPO, Drop, Relabel, Truncate, transformed
 from rl4p.protocols.collection import Collected
 
 
@@ -75,6 +75,31 @@ def test_right_and_wrong_samples_get_their_rewards(make_group, options, total):
 def test_equal_rewards_are_refused():
     with pytest.raises(ValueError, match="both 1: all rewards would be equal"):
         Relabel(wrong=1.0)
+
+
+@pytest.mark.parametrize(
+    ("by", "kept"),
+    [
+        ("length", [True, False, False, True, False]),  # 2 and 3 tokens; the second is invalid
+        ("efficiency", [False, False, True, True, False]),  # 1/8, 1/4, 1/3 and 0 per token
+    ],
+)
+def test_the_best_samples_of_a_group_are_kept(make_group, by, kept):
+    valid = [True, False, True, True, True]
+    group = make_group([0.25, 9, 1, 1, 0], lengths=[2, 1, 4, 3, 5], valid=valid)
+    after = GFPO(keep=2, by=by)(group).rewards
+    assert after.valid_B.tolist() == kept
+    np.testing.assert_array_equal(after.total_B, np.where(kept, [0.25, 9, 1, 1, 0], 0))
+    assert group.rewards.valid_B.tolist() == valid  # a pure function
+
+
+def test_the_first_of_equal_samples_are_kept_and_invalid_ones_never(make_group):
+    group = make_group([1, 1, 1], lengths=[2, 2, 2], valid=[True, True, True])
+    assert GFPO(keep=2)(group).rewards.valid_B.tolist() == [True, True, False]
+    group = make_group([1, 1, 1], lengths=[2, 2, 2], valid=[False, False, True])
+    assert GFPO(keep=2)(group).rewards.valid_B.tolist() == [False, False, True]
+    with pytest.raises(RunError, match="keep=3 drops none of 3 samples"):
+        GFPO(keep=3)(group)
 
 
 def test_the_first_tokens_of_each_response_are_trained(make_group):

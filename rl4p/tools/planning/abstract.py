@@ -37,6 +37,7 @@ from rl4p.runs.policy import (
     check_lengths,
     chosen_prompt_tokens,
     most_prompt_tokens,
+    own_teacher,
     refuse_options_of_reference,
 )
 from rl4p.tools.planning.topology import DescribedMesh
@@ -183,11 +184,15 @@ def abstract_run(config: DictConfig, mesh: Mesh) -> AbstractRun:
     refuse_idle_routers(phases, policy)
     whole = policy.merged(params)
     frozen = [policy.frozen]
+    own_scores = own_teacher(config, phases)
+    if own_scores is not None:
+        needs |= own_scores.needs
     reference, resettable = reference_of(config, policy, params, needs)
     if reference is not None and not resettable and reference[1] is not policy.frozen:
         frozen.append(reference[1])
-    teacher = None if config.teacher is None else beside(config.teacher, policy)
-    if teacher is not None:
+    teacher = None
+    if config.teacher is not None and own_scores is None:
+        teacher = beside(config.teacher, policy)
         frozen.append(teacher[1])
     if phases.estimator is not None:
         critic = partial(phases.estimator.init, policy.decoder)
