@@ -142,9 +142,10 @@ def test_phases_that_read_the_sampler_are_refused(kl, needs, sentence):
     ],
 )
 def test_episodes_are_refused_before_the_run(collector, rollout):
-    cache = (f"collector={collector}", "+cache@collector.cache=success_cache", "tracker=none")
+    words = (f"collector={collector}", "+cache@collector.cache=success_cache", "tracker=none")
+    words += (*rollout, "trusted_targets=tests", "data.train_size=40", "data.held_out_size=8")
     with pytest.raises(InputError, match="episodes of many turns, in which others answer"):
-        build(compose((*rollout, "trusted_targets=tests", *cache)))
+        build(compose(words))
 
 
 @pytest.mark.parametrize("right", [[1, 0], [0, 0]])
