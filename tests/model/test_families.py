@@ -39,7 +39,9 @@ def case(request):
 def plain(case):
     """Returns the logits of each sequence in a separate row."""
     decoder, params, _ = case
-    logits = np.asarray(forward.logits(decoder, params, *forward.rows(ROWS, WIDTH)))
+    # As in a test (`strict_promotion`), so that a test runs this program and traces none.
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        logits = np.asarray(forward.logits(decoder, params, *forward.rows(ROWS, WIDTH)))
     return [row[: len(tokens)] for row, tokens in zip(logits, ROWS, strict=True)]
 
 
@@ -52,6 +54,20 @@ def test_gradients_are_those_of_transformers(case):
     forward.assert_gradient(*case)
 
 
+def ways_of_decoding():
+    """Returns all cases; those that decode as an earlier one are slow."""
+    known = set()
+    for case in CASES:
+        c = decoder_config(case)
+        way = (
+            *(frozenset(c.kinds), c.window is None, c.attention_sinks, c.attention_softcap is None),
+            *(type(c.rope_scaling), c.interleaved_rope, bool(c.query_growth), bool(c.experts)),
+        )
+        yield pytest.param(case, marks=[pytest.mark.slow] if way in known else [])
+        known.add(way)
+
+
+@pytest.mark.parametrize("case", [*ways_of_decoding()], indirect=True)
 def test_greedy_tokens_are_those_of_transformers(case):
     decoder, params, golden = case
     ours = forward.greedy(decoder, params, np.int32(ROWS[1]), len(golden["greedy"]))
