@@ -49,11 +49,12 @@ train: $(RUNTIME)
 
 # Three processes keep two cores busy: XLA compiles on one core, and a test that starts a run waits.
 # All tests of a file run in one process, which shares their fixtures; tests/conftest.py starts the
-# long files first. Lint comes after the tests, because its type checker needs a core and 2 GiB of
-# its own.
+# long files first. Lint takes a minute of the cores beside them, where a test waits, and 2 GiB.
 test: $(DEVELOPMENT)
+	@mkdir -p .cache
+	nice $(MAKE) --no-print-directory lint >.cache/lint 2>&1 & lint=$$!; \
 	$(BIN)/python -m pytest -n 3 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder $(ARGS); tests=$$?; \
-	$(MAKE) --no-print-directory lint && exit $$tests
+	wait $$lint; lint=$$?; cat .cache/lint; [ $$lint = 0 ] && exit $$tests
 
 slow: $(DEVELOPMENT)
 	$(BIN)/python -m pytest -n 2 --max-worker-restart 0 --dist loadfile -m slow $(ARGS)
