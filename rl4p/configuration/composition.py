@@ -70,10 +70,10 @@ class Composer:
 
     def check(self, config: DictConfig, *, targets: bool = True) -> None:
         """Checks a configuration (`schema.check`) and, with its targets, its capabilities."""
-        check(config, targets=targets)
+        tree = check(config, targets=targets)
         refuse_sizes_beside_a_shape(config, self.loader.given)
         if targets:
-            self.loader.check_capabilities(config)
+            self.loader.check_capabilities(config, tree=tree)
 
     def load(self, lines: list[str]) -> DictConfig:
         """Returns the configuration of one job unchecked; a swept key keeps its default."""

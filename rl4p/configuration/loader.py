@@ -286,13 +286,16 @@ class Loader(ConfigLoaderImpl):
         if "allow" in tree:
             config.allow = list(self.allowed)
 
-    def check_capabilities(self, config: DictConfig, *parts: str) -> None:
+    def check_capabilities(
+        self, config: DictConfig, *parts: str, tree: dict[str, Any] | None = None
+    ) -> None:
         """Checks that no file gives a capability (`capability.py`).
 
         Args:
           config: a configuration whose targets are trusted.
           parts: the keys of the root to check, of which `hydra` are the places that Hydra writes
             to; none checks all but these.
+          tree: the configuration resolved, where that was done before.
         """
         if parts == ("hydra",):
             node: Any = OmegaConf.to_container(config.hydra, resolve=False)
@@ -303,7 +306,8 @@ class Loader(ConfigLoaderImpl):
                 raise InputError(f"hydra.sweep.dir cannot be resolved: {reason}.") from error
             listed = list(uses_of_hydra(node, sweep_folder))
         else:
-            tree = resolved(without_hydra(config), complete=False)
+            if tree is None:
+                tree = resolved(without_hydra(config), complete=False)
             tree = {key: value for key, value in tree.items() if not parts or key in parts}
             listed = list(uses(tree, (*TRUSTED, *self.trusted)))
             refuse_mistyped(listed)

@@ -180,11 +180,14 @@ GROUPS = [
 ]
 
 
-def check(config: DictConfig, *, targets: bool = True) -> None:
-    """Checks a composed configuration and raises an `InputError` for its first error.
+def check(config: DictConfig, *, targets: bool = True) -> dict[str, Any]:
+    """Checks a composed configuration, and returns it resolved and without its `hydra` node.
 
     Args:
       targets: whether to import the targets and check their arguments, which can be slow.
+
+    Raises:
+      InputError: for the first error.
     """
     tree = resolved(without_hydra(config), complete=targets)
     for group in PLACES.keys() & tree.keys():
@@ -215,6 +218,7 @@ def check(config: DictConfig, *, targets: bool = True) -> None:
         }
         for key, value in {**{name: tree[name] for name in GROUPS}, **below}.items():
             check_nodes(key, value, trusted, config.hydra.runtime.choices)
+    return tree
 
 
 def without_place(group: str, option: str) -> InputError:
