@@ -85,7 +85,7 @@ def test_a_wrong_key_names_a_right_one(composer, line, end):
 
 def test_many_places_are_not_listed(composer):
     config = composer.load([])
-    assert len(same_key_elsewhere("dtype", config)) == 1
+    assert len(same_key_elsewhere("remat", config)) == 1
     many = composer.load(["+hooks={a:{every:1},b:{every:1},c:{every:1}}"])
     (override,) = composer.parse(["every=5"])
     assert "write" not in str(wrong_key(composer.loader, override, many))
