@@ -19,7 +19,8 @@
 #                                         exports that it reads
 #   make real                             every command with a real chat model, SmolLM2-135M-Instruct
 #   make vllm                             trains through real vLLM servers, on CPUs
-#   make lint | format | wheel | clean
+#   make release                          dist/: wheel, sdist, checksums, what is installed, documents
+#   make lint | format | clean
 
 PYTHON ?= python3
 ARGS ?=
@@ -42,7 +43,7 @@ HASHED := install --disable-pip-version-check --no-build-isolation --require-has
 SELF := install --disable-pip-version-check --no-deps --no-build-isolation -e .
 
 .DELETE_ON_ERROR:
-.PHONY: train test slow mutants mutate drills tpu-plan gpu-plan docs extras requirements sbom audit parity parity-4 real vllm lint format wheel clean
+.PHONY: train test slow mutants mutate drills tpu-plan gpu-plan docs extras requirements sbom audit parity parity-4 real vllm release lint format clean
 
 train: $(RUNTIME)
 	$(BIN)/python -m rl4p.train $(ARGS)
@@ -152,8 +153,13 @@ format: $(DEVELOPMENT)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-wheel: $(DEVELOPMENT)
+# Uploads nothing.
+release: $(DEVELOPMENT) docs sbom
+	rm -rf dist
 	$(BIN)/python -m build
+	cp .cache/sbom.json dist/
+	cd dist && sha256sum *.whl *.tar.gz sbom.json > SHA256SUMS
+	cp -r .cache/docs/site dist/site
 
 clean:
 	rm -rf .venv .cache dist

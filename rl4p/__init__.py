@@ -21,7 +21,7 @@ _MODULES = {
     "rollout_batches": "rl4p.loop.batches",
 }
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 STARTED = time.monotonic()  # from which stop.before counts: a command imports this file first
 
 
