@@ -102,6 +102,11 @@ class EpisodeRollout(ABC):
                 "rollout.engine.draft_tokens cannot act in episodes: which of them are decoded "
                 "together depends on time, and with drafts their digits would too. Leave it out."
             )
+        if RolloutTraits.read(self.engine).alternatives:
+            raise InputError(
+                "rollout.engine.alternatives cannot act in episodes, whose rows keep the drawn tokens "
+                "alone: leave it out."
+            )
 
     @property
     def roles(self) -> Sequence[str]:

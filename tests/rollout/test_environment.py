@@ -337,10 +337,11 @@ def test_it_is_refused_without_an_engine_or_with_something_else_as_an_environmen
         rollout(object())
 
 
-def test_drafts_are_refused():
-    """What episodes decode together depends on time."""
-    engine = Continuous(max_response_tokens=R, draft_tokens=3)
-    with pytest.raises(InputError, match=r"rollout\.engine\.draft_tokens cannot act in episodes"):
+@pytest.mark.parametrize("option", ["draft_tokens", "alternatives"])
+def test_what_cannot_act_in_episodes_is_refused(option):
+    """What episodes decode together depends on time; their rows keep the drawn tokens alone."""
+    engine = Continuous(max_response_tokens=R, **{option: 3})
+    with pytest.raises(InputError, match=rf"rollout\.engine\.{option} cannot act in episodes"):
         Environment(engine=engine, environment=Counting(), max_response_tokens=R)
 
 
