@@ -60,6 +60,9 @@ class SharedDistribution:
         del active_n
         options = keys_n, t_n, self.greedy, self.temperature
         token_n, logprob_n = draw(logits_nV, self.sampling, *options, exact=exact)
+        if not alternatives:  # XLA may keep a sort of which nothing is taken
+            none_n0 = jnp.zeros((len(token_n), 0), jnp.int32)
+            return Draws(token_n, logprob_n, none_n0, none_n0.astype(jnp.float32))
         logprobs_nV = sampling_logprobs(logits_nV, self.sampling, temperature=self.temperature)
         values_nA, others_nA = jax.lax.top_k(logprobs_nV, alternatives)
         return Draws(token_n, logprob_n, others_nA, values_nA)
