@@ -104,8 +104,8 @@ class EpisodeRollout(ABC):
             )
         if RolloutTraits.read(self.engine).alternatives:
             raise InputError(
-                "rollout.engine.alternatives cannot act in episodes, whose rows keep the drawn tokens "
-                "alone: leave it out."
+                "rollout.engine.alternatives cannot act in episodes, whose rows keep the drawn "
+                "tokens alone: leave it out."
             )
 
     @property
