@@ -35,7 +35,7 @@ class ExportOptions(Checkpoint):
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     adapter: bool = False
     trusted_targets: tuple[str, ...] | str = ()
-    allow: tuple[str, ...] | str = ()
+    allow: tuple[str, ...] | str = ()  # capabilities of the run's configuration (`saved_config`)
 
 
 EXPORT = Grammar(name="export", kind=ExportOptions)

@@ -149,7 +149,7 @@ class CallStream:
         return None if block is None else Span(self.held[: block.length], block.calls)
 
     def code_mark(self, word: str, ended: bool) -> Span | None:
-        """Returns the span of a mark that begins or ends code, in which tags are plain text."""
+        """Returns the span of backticks that begin or end code, in which tags are plain text."""
         rest = self.held[len(word) :]
         if word.startswith(FENCE):
             self.fence = not self.fence and (FENCE in rest or not ended)

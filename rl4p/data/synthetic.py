@@ -72,7 +72,11 @@ class RandomQuestions(Synthetic):
 def worked_question(
     task: str, question: str, answer: object, solution: str, **values: Any
 ) -> Question:
-    """Returns a question with its answer and a worked solution; its text is its id in the task."""
+    """Returns a question with its answer and a worked solution. Its id is `task/question`.
+
+    Args:
+      values: further fields of the question.
+    """
     return Question(
         id=f"{task}/{question}",
         question=question,

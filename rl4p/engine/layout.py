@@ -104,9 +104,11 @@ def response_room(oldest: int, R: int) -> int:
 
 
 def slot_counts(most: int, devices: int, R: int) -> tuple[int, ...]:
-    """Returns falling slot counts: `most` rounded up to the devices, then up to R // 32 halves.
+    """Returns the slot counts that decoding may use, largest first.
 
-    Each slot count compiles once, which only long responses are worth.
+    The first is `most`, rounded up to a multiple of `devices`. Each next one is half of the one
+    before it. There are at most R // 32 halves, for responses of up to R tokens: each slot count
+    compiles once, which pays off only for long responses.
     """
     counts = [-(-most // devices) * devices]
     for _ in range(R // 32):

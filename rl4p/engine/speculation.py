@@ -230,7 +230,7 @@ CACHED, TOKENS_OF_CACHED = 2**26, 3  # bytes
 
 
 class Counts:
-    """The tokens of sequences, and the decode steps that drew them."""
+    """Counts of the tokens of sequences, and of the decode steps that drew them."""
 
     def __init__(self) -> None:
         self.clear()

@@ -110,10 +110,10 @@ class Packing(NamedTuple):
         return self.pack(own_BT)
 
     def pack_trajectories(self, trajectories: Trajectories) -> Trajectories:
-        """Returns trajectories with packed arrays [B, T]; arrays [B] are still of sequences.
+        """Packs the arrays [B, T] of trajectories; arrays [B] still have one entry per sequence.
 
-        The prompt before a sequence belongs to its first segment. The later ones, as of an episode
-        whose history was rewritten, have negative ids, so that they do not see it
+        The prompt before a sequence belongs to its first segment. An episode whose history was
+        rewritten has later segments too. Those get negative ids, so that they do not see the prompt
         (`attention.visible`).
         """
         segments_BT = trajectories.segment_ids_BT

@@ -318,7 +318,10 @@ class PendingGroups:
 
 
 def first_experts(before: np.ndarray | None, after: np.ndarray | None) -> np.ndarray | None:
-    """Returns the experts of a completion that went on: of each token those that drew with it."""
+    """Returns the recorded experts of a completion that was interrupted and continued.
+
+    Experts recorded before the interruption (numbers above 0) are kept; `after` gives the others.
+    """
     if before is None or after is None:
         return None
     experts = after.copy()

@@ -380,7 +380,13 @@ class Phases:
 def with_memory(
     phase: Callable[..., Any], name: str, memory: Memory
 ) -> Callable[..., tuple[Any, Memory]]:
-    """Returns a phase as a function that returns its result and the memory of all phases."""
+    """Returns a function that calls a phase, with the memory of the phase if it has one.
+
+    The function returns the phase's result, and the memory of all phases with the phase's new one.
+
+    Args:
+      name: the key of the phase in `memory`.
+    """
 
     def call(*arguments: Any, **options: Any) -> tuple[Any, Memory]:
         if name not in memory:

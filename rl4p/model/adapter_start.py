@@ -30,7 +30,7 @@ LEAVE = "leave model.lora out, which merges it and trains all parameters"
 
 
 class Shape(NamedTuple):
-    """What the matrices of one module are, in the words of `LoRA`."""
+    """The rank and the scale of one module's adapter, as `LoRA` defines them."""
 
     rank: int
     scale: float

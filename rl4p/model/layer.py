@@ -149,7 +149,7 @@ class Layer(nn.Module):
             if c.activation == "xielu":
                 self.xielu = XIELU()
             self.down = dense(c.width, use_bias=c.feed_forward_bias)
-        if c.per_layer_width:
+        if c.per_layer_width:  # G and O of `per_layer_inputs.py`
             self.input_gate, self.input_output = dense(c.per_layer_width), dense(c.width)
             self.input_norm = norm()
         if c.scaled_layers:

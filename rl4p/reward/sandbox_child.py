@@ -405,7 +405,7 @@ class Items:
             self.values: dict[Any, Any] = {}
             self.iterator: Any = None
             self.ended = False
-            self.measured: int | None = None
+            self.measured: int | None = None  # the length, once it was asked for
 
     def more(self, count: int = 1) -> bool:
         """Reads more items of a loop; returns whether there were any."""

@@ -153,7 +153,10 @@ def choice(group: str, phase: Any) -> str:
 
 
 def samples_that_train_nothing(phases: Phases) -> str | None:
-    """Refuses samples of another model, or of a distribution that the trainer does not compute."""
+    """Returns an error if the samples of the rollout cannot be trained on, otherwise None.
+
+    Another model draws them, or their distribution is not the one that the trainer computes.
+    """
     if RolloutTraits.read(phases.rollout).trains:
         return phases.rollout.why_untrained() if isinstance(phases.rollout, Sampler) else None
     rollout = choice("rollout", phases.rollout)

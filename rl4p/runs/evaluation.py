@@ -163,7 +163,7 @@ def first_of_each_task(prompts: Sequence[Prompt], count: int | None) -> list[Pro
 
 
 def encoder(config: DictConfig, policy: Policy) -> Encode:
-    """Returns `encode_prompts` for the policy, without the questions and the system prompt."""
+    """Returns `encode_prompts` bound to the policy; it takes questions and the system prompt."""
     return partial(
         encode_prompts,
         tokenizer=policy.tokenizer,

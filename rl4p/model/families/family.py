@@ -32,7 +32,7 @@ class TensorPart(NamedTuple):
     run: int = 1
 
     def whole(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Returns the shape of the tensor, given the shape of the part."""
+        """Returns the shape of the whole tensor, given the shape of the part."""
         return (*shape[: self.axis], self.size, *shape[self.axis + 1 :])
 
     def index_of(self, slices: tuple[slice, ...]) -> tuple[slice | np.ndarray, ...]:

@@ -138,7 +138,7 @@ def archive(files: list[tuple[str, Path]]) -> bytes:
 
 
 def of_nobody(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Returns a member of a tar that belongs to the superuser of the machine."""
+    """Makes the superuser the owner of a tar member, without a name, and returns the member."""
     member.uid = member.gid = 0
     member.uname = member.gname = ""
     return member

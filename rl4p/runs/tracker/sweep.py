@@ -85,7 +85,7 @@ class ParentRun(Callback):
         self._close("FINISHED")
 
     def _close(self, status: str = "KILLED") -> None:
-        """Ends the parent, which has failed if a job has, whatever ended the sweep."""
+        """Ends the parent run: failed if a job failed, killed if one was stopped, else `status`."""
         if self._parent is None:
             return
         tracker, parent, keys, folder = self._parent

@@ -340,7 +340,7 @@ def refuse_equal_ids(questions: Iterable[Question]) -> None:
 
 
 def prompt_of(question: Question, system_prompt: str | None) -> Prompt:
-    """Returns a question as graders take it, without tokens if a server tokenizes it itself."""
+    """Returns a question as a prompt for graders, without tokens if it was not encoded here."""
     if isinstance(question, Prompt):
         return question
     system_prompt = system_of(question.prompt_messages(system_prompt))

@@ -262,7 +262,11 @@ class WeightUpdates:
             return self.scheduler.version
 
     def owned(self, owner: str) -> Transfer:
-        """Returns the update that has begun, if it is of this owner."""
+        """Returns the update that this owner has begun.
+
+        Raises:
+          HttpError: no update has begun, or it is of another owner.
+        """
         if self.transfer is None:
             raise HttpError("No weight update has started: post /start_weight_update first.")
         if owner != self.transfer.owner:
