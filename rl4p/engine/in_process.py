@@ -321,7 +321,7 @@ class ContinuousEngine(InProcess):
                 sampling=sampling,
                 min_tokens=max(0, least - request.drawn),
                 keep=request.keep,
-                likely=[] if self.alternatives else None,
+                likely=[] if self.alternatives and sampling is None else None,
             )
             for key in request.keys_N
         ]

@@ -137,7 +137,9 @@ def token_loss(
 
     # Tokens that no policy drew have no behaviour log-probabilities.
     sampled = mask & (trajectories.policy_version_BT >= 0)
-    mismatch_BT = jnp.where(sampled, proximal_BT - trajectories.behaviour_logprobs_BT, 0.0)
+    # Centered scores have the policy of the update in w, of drawn tokens as of the others.
+    current_BT = constant_BT if isinstance(objective.update, Centers) else proximal_BT
+    mismatch_BT = jnp.where(sampled, current_BT - trajectories.behaviour_logprobs_BT, 0.0)
     loss_BT *= correction_weights(objective.correction, mismatch_BT, constant_BT, micro)
     if isinstance(objective.update, Centers) and tokens.compared_BT is not None:
         centered_BT = micro.advantages_BT * jnp.where(sampled, tokens.compared_BT, 0.0)

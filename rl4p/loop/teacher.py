@@ -50,7 +50,8 @@ class OwnTeacher:
 
     def tokens(self, policy: Policy, prompt: Prompt) -> list[int]:
         """Returns the tokens of a prompt with the context."""
-        known = {**prompt.metadata, **{name: getattr(prompt, name) for name in FIELDS}}
+        own = {name: getattr(prompt, name) for name in FIELDS}
+        known = {**prompt.metadata, **{name: x for name, x in own.items() if x is not None}}
         try:
             content = self.prompt.format(**known)
         except (KeyError, IndexError) as error:

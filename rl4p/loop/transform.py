@@ -88,17 +88,11 @@ class GFPO:
     by: Literal["length", "efficiency"] = "length"
 
     def __call__(self, group: Group) -> Group:
-        G = len(group.episodes)
-        if self.keep >= G:
-            raise RunError(
-                f"A transform gfpo with keep={self.keep} drops none of {G} samples: set a larger "
-                "group_size, or leave it out."
-            )
         cost_B = np.sum(np.asarray(group.trajectories.response_mask_BT), axis=1)
         if self.by == "efficiency":
             cost_B = -np.asarray(group.rewards.total_B) / np.maximum(cost_B, 1)
         order_B = np.argsort(np.where(group.rewards.valid_B, cost_B, np.inf), kind="stable")
-        dropped_B = np.ones(G, bool)
+        dropped_B = np.ones(len(group.episodes), bool)
         dropped_B[order_B[: self.keep]] = False
         return group.without(dropped_B)
 

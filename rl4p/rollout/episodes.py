@@ -126,6 +126,10 @@ class EpisodeRollout(ABC):
         return RolloutTraits.read(self.engine).max_logprob_gap
 
     @property
+    def dtype(self) -> str:
+        return RolloutTraits.read(self.engine).dtype
+
+    @property
     def sync_every(self) -> int:
         return RolloutTraits.read(self.engine).sync_every
 

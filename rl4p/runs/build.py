@@ -25,7 +25,7 @@ from rl4p.loop.groups import check_filters
 from rl4p.loop.phases import Phases
 from rl4p.loop.scoring import Scoring
 from rl4p.loop.source import open_source
-from rl4p.loop.transform import Drop, Relabel, Truncate
+from rl4p.loop.transform import GFPO, Drop, Relabel, Truncate
 from rl4p.model.policy import Policy
 from rl4p.protocols import phases as protocols
 from rl4p.protocols.collection import Collector, OpenCollector, Transform
@@ -251,6 +251,11 @@ def build_transforms(config: DictConfig, phases: Phases) -> dict[str, Transform]
             raise InputError(
                 f"transforms.{name}.most={transform.most} has no effect, because no response "
                 f"has more than max_response_tokens={config.max_response_tokens}: set fewer."
+            )
+        if isinstance(transform, GFPO) and transform.keep >= config.group_size:
+            raise InputError(
+                f"transforms.{name}.keep={transform.keep} drops none of group_size="
+                f"{config.group_size} samples: keep fewer."
             )
         reads_total = AdvantageTraits.read(phases.advantage).reads_total
         if isinstance(transform, Relabel) and not reads_total:

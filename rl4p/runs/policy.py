@@ -211,6 +211,11 @@ def own_teacher(config: DictConfig, phases: Phases) -> OwnTeacher | None:
             "teacher=own_teacher reads other prompts than the policy, so it has no distribution "
             "beside the policy's rows: choose advantage=distill and update=reinforce."
         )
+    if teacher.weights == "start" and (config.reference.model or config.reference.reset_every):
+        raise InputError(
+            "teacher.weights=start has the weights of the beginning of the run, which "
+            "reference.model and reference.reset_every replace: leave them out."
+        )
     if teacher.weights == "average" and not config.ema.decay:
         raise InputError("teacher.weights=average needs a moving average: set ema.decay=0.99.")
     if RolloutTraits.read(phases.rollout).many_turns:

@@ -13,7 +13,7 @@ import shlex
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import takewhile
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -90,7 +90,9 @@ class Translation:
         elif rows is None:
             self.left[epochs] = f"{times:g} passes over the prompts: add rows=N, their number"
         else:
-            self.words["steps"] = math.ceil(times * rows / self.words["prompts_per_step"])
+            # Both libraries leave out the last prompts of a pass, which fill no step.
+            of_pass = max(1, rows // self.words["prompts_per_step"])
+            self.words["steps"] = math.ceil(times * of_pass)
 
     def set_warm_up(self, updates: float | None, share: float | None) -> None:
         """Sets the steps of the warm-up, from optimizer updates or from a share of all steps."""
@@ -152,9 +154,15 @@ def of_trl(run: Translation, options: TranslateOptions) -> None:
     run.set_warm_up(warm if warm >= 1 else None, share or warm)
     if rest := run.take("lr_scheduler_kwargs.min_lr_rate"):
         run.words["optimizer.final_fraction"] = rest
-    for key in ("save_steps", "eval_steps"):
-        if (every := run.settings.get(key)) and text_of(every).startswith("0."):
-            run.left[key] = f"{run.take(key):g} of all steps: here it is a number of steps"
+    switches = {"save_steps": "save_strategy", "eval_steps": "eval_strategy"}
+    for key, switch in {**switches, "ref_model_sync_steps": "sync_ref_model"}.items():
+        on = run.settings.get(switch, switch != "sync_ref_model")
+        every = run.take(key) if key in run.settings else None
+        if every and text_of(on) not in ("no", "false"):
+            if every < 1:
+                run.left[key] = f"{every:g} of all steps: here it is a number of steps"
+            else:  # TRL counts optimizer updates
+                run.settings[key] = max(1, round(every / updates_of(run.words)))
 
     name, low, high = run.settings.pop("loss_type"), run.take("epsilon"), run.take("epsilon_high")
     whole = run.settings.pop("importance_sampling_level") == "sequence"
@@ -171,6 +179,8 @@ def of_trl(run: Translation, options: TranslateOptions) -> None:
     corrected = run.take("use_bias_correction_kl", bool)
     if beta := run.take("beta"):
         run.words |= {"kl": "fixed", "kl.beta": beta, "kl.importance_weight": corrected}
+    if run.settings.pop("vllm_importance_sampling_correction", False):
+        run.left["vllm_importance_sampling_correction"] = "TRL masks sequences: see correction"
     scale = text_of(run.settings.pop("scale_rewards"))
     advantages = {"batch": "batch_std", "false": "dr_grpo", "none": "dr_grpo"}
     run.words["advantage"] = advantages.get(scale, "grpo")
@@ -193,10 +203,13 @@ def of_verl(run: Translation, options: TranslateOptions) -> None:
     run.words["update"] = run.renamed(f"{ACTOR}policy_loss.loss_mode")
     limit, dual = run.take(f"{ACTOR}clip_ratio"), run.take(f"{ACTOR}clip_ratio_c")
     low, high = (run.take(f"{ACTOR}clip_ratio_{end}") for end in ("low", "high"))
-    run.words |= {"update.clip_low": low or limit, "update.clip_high": high or limit}
+    if run.words["update"] != "kl_cov":
+        run.words |= {"update.clip_low": low or limit, "update.clip_high": high or limit}
     if run.words["update"] == "ppo":
         run.words["update.dual_clip"] = dual
     run.words["update.aggregation"] = run.renamed(f"{ACTOR}loss_agg_mode")
+    if run.words["update"] == "gspo":  # verl reads no other there
+        run.words["update.aggregation"] = "sequence_mean_token_mean"
     if run.words["update.aggregation"] == "constant":
         run.words["update.aggregation_length"] = run.settings["data.max_response_length"]
     gamma, decay = run.take("algorithm.gamma"), run.take("algorithm.lam")
@@ -207,17 +220,28 @@ def of_verl(run: Translation, options: TranslateOptions) -> None:
     if run.words["advantage"] == "gae":
         run.words |= {"critic": "separate", "advantage.gamma": gamma}
         run.words["advantage.lambda_policy"] = decay
+    elif gamma != 1:
+        run.left["algorithm.gamma"] = "only advantage=gae discounts"
     if not run.settings[f"{ACTOR}entropy_coeff"]:
         del run.settings[f"{ACTOR}entropy_coeff"]
 
     in_reward, in_loss = run.take("algorithm.use_kl_in_reward"), run.take(f"{ACTOR}use_kl_loss")
     beta, kind = run.take("algorithm.kl_ctrl.kl_coef"), run.renamed("algorithm.kl_penalty")
     of_loss, kind_of_loss = run.take(f"{ACTOR}kl_loss_coef"), run.renamed(f"{ACTOR}kl_loss_type")
+    control = run.settings.pop("algorithm.kl_ctrl.type", "fixed")
     if in_reward:
-        run.words |= {"kl": "fixed", "kl.beta": beta, "kl.estimator": kind}
+        run.words |= {"kl": control, "kl.beta": beta, "kl.estimator": kind}
         run.words["kl.placement"] = "in_reward"
+        if control == "adaptive":
+            run.left["algorithm.kl_ctrl"] = "here its target is that of a token"
+        if in_loss:
+            run.left[f"{ACTOR}use_kl_loss"] = "there is one KL penalty: that in the reward"
     elif in_loss:
         run.words |= {"kl": "fixed", "kl.beta": of_loss, "kl.estimator": kind_of_loss}
+    for key in [key for key in run.settings if f"{ROLLOUT}val_kwargs." in key]:
+        if not key.endswith(".n"):
+            run.left[key] = "an evaluation samples as evaluation.rollout says"
+            del run.settings[key]
     for key in ("trainer.save_freq", "trainer.test_freq", f"{ROLLOUT}top_k"):  # -1 is off
         if key in run.settings:
             run.settings[key] = max(run.take(key, int), 0)
@@ -233,8 +257,9 @@ def of_verl(run: Translation, options: TranslateOptions) -> None:
 def translated(given: Settings, options: TranslateOptions) -> tuple[dict, Translation, dict]:
     """Returns the peer of some settings, their translation, and their numbers by name."""
     roots = {key.partition(".")[0] for key in given if "." in key}
-    is_verl = bool(roots & {"actor_rollout_ref", "algorithm", "trainer"})
+    is_verl = bool(roots & {"actor_rollout_ref", "algorithm", "trainer", "data", "critic"})
     peer = read_mapping(Path(__file__).with_name("peers.yaml"))["verl" if is_verl else "trl"]
+    given = {key: value for key, value in given.items() if value is not None}
     run = Translation(settings=peer["defaults"] | given)
     (of_verl if is_verl else of_trl)(run, options)
     for key, ours in (("seed", "seed"), ("system_prompt", "data.system_prompt")):
@@ -329,11 +354,13 @@ def settings_in(path: Path) -> Settings:
 def settings_of(words: Sequence[str]) -> Settings:
     """Returns the settings in the words of a command: KEY=VALUE, or --KEY VALUE."""
     settings: Settings = {}
-    for word, after in pairwise([*words, "-"]):
+    for i, word in enumerate(words):
         if found := re.fullmatch(r"(?:--|\++)?([A-Za-z][\w.-]*)=(.*)", word, re.DOTALL):
             settings[found[1].replace("-", "_")] = value_of(found[2])
         elif re.match(r"--\w", word):
-            text = "true" if after.startswith("-") else after
+            after = words[i + 1 :]
+            values = list(takewhile(lambda x: not re.match(r"--\w|[^=]*=", x), after))
+            text = f"[{','.join(values)}]" if len(values) > 1 else (values or ["true"])[0]
             settings[word[2:].replace("-", "_")] = value_of(text)
     return settings
 
@@ -346,6 +373,9 @@ def translate(arguments: Sequence[str]) -> None:
     given |= settings_of(others)
     if not arguments:
         raise InputError("Give a file or words of TRL or verl; see --help.")
+    for key, value in given.items():
+        if isinstance(value, str) and "$" in value:
+            raise InputError(f"{key}={value} is computed by the shell: write its value into it.")
     if not any(row(key) for key in given):
         raise InputError(f"{options.file or 'The command'} has no key that TRL or verl has.")
     peer, run, figures = translated(given, options)

@@ -1,5 +1,7 @@
 """Tests the policy as its own teacher with a context, against logits in float64, and a run."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
@@ -79,6 +81,7 @@ def test_a_run_with_former_weights(words):
         (("teacher.prompt='{question}'",), "shows the teacher nothing that the policy does not"),
         ((PROMPT, "teacher.weights=average"), r"needs a moving average: set ema\.decay"),
         ((PROMPT, "advantage=constant", "update=gkd"), "choose advantage=distill"),
+        ((PROMPT, "teacher.weights=start", "reference.reset_every=5"), "replace: leave them out"),
         ((PROMPT, "advantage=grpo"), "advantage=grpo does not use a teacher"),
     ],
 )
@@ -87,8 +90,9 @@ def test_what_cannot_act_is_refused(words, sentence):
         build(compose([*RUN, *words]))
 
 
-def test_a_field_that_a_row_lacks_is_named(scored):
+@pytest.mark.parametrize("field", ["hint", "solution"])
+def test_a_field_that_a_row_lacks_is_named(scored, field):
     experiment, prompts, *_ = scored
-    teacher = OwnTeacher(prompt="{question} {hint}")
-    with pytest.raises(InputError, match=r"the field \{hint\}, which the row .* lacks"):
-        teacher.tokens(experiment.loop.policy, prompts[0])
+    teacher = OwnTeacher(prompt=f"{{question}} {{{field}}}")
+    with pytest.raises(InputError, match=rf"the field \{{{field}\}}, which the row .* lacks"):
+        teacher.tokens(experiment.loop.policy, replace(prompts[0], solution=None))

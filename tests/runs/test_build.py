@@ -33,6 +33,7 @@ def refusal(*overrides: str, small: tuple[str, ...] = SMALL) -> str:
         ("update.aggregation_length=9", "aggregation_length=9 works only with aggregation=consta"),
         ("mesh.dp=64", "mesh.dp=64 mesh.fsdp=host needs 64 devices"),
         (f"{TRUNCATE} transforms.a.most=40", "most=40 has no effect, because no response"),
+        ("+transform@transforms.a=gfpo transforms.a.keep=2", "keep=2 drops none of group_size=2"),
         (f"{TRUNCATE} transforms.a.most=39", None),
         (
             "+transform@transforms.a=relabel advantage=gdpo",

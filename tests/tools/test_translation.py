@@ -134,6 +134,23 @@ def test_trl_counts_responses_and_optimizer_updates():
             "update.aggregation": "sequence_mean_token_sum"
         },
         "trainer.save_freq=-1": {"checkpoint.every": 0},
+        "--num_iterations 4 --max_steps -1 --save_steps 64": {
+            "steps": None,
+            "checkpoint.every": 16,
+        },
+        "eval_strategy=no eval_steps=100": {"evaluation.every": 0},
+        "--lora_r 8 --lora_target_modules q_proj v_proj": {
+            "model.lora.targets": ["q_proj", "v_proj"]
+        },
+        "algorithm.adv_estimator=grpo algorithm.kl_ctrl.type=fixed": {"kl": None},
+        "algorithm.use_kl_in_reward=true algorithm.kl_ctrl.type=adaptive": {"kl": "adaptive"},
+        "actor_rollout_ref.rollout.val_kwargs.top_p=0.7": {"rollout.top_p": None},
+        "actor_rollout_ref.actor.policy_loss.loss_mode=gspo": {
+            "update.aggregation": "sequence_mean_token_mean"
+        },
+        "actor_rollout_ref.actor.policy_loss.loss_mode=kl_cov": {"update.clip_low": None},
+        "data.train_batch_size=256": {"prompts_per_step": 256},
+        "algorithm.adv_estimator=grpo trainer.total_epochs=null": {"prompts_per_step": 1024},
         "actor_rollout_ref.actor.entropy_coeff=0.01": {"entropy": "bonus", "entropy.alpha": 0.01},
     }.items(),
 )
@@ -155,6 +172,9 @@ def test_what_has_no_counterpart_is_named_with_its_reason():
     ].left
     assert left["tf32"] == left["vllm_device"] == "no counterpart"
     assert left["reward_weights"] == "each term has a weight of its own"
+    assert translated({"algorithm.gamma": 0.9, "algorithm.adv_estimator": "grpo"}, ONE)[1].left[
+        "algorithm.gamma"
+    ] == ("only advantage=gae discounts")
     assert left["num_train_epochs"] == "3 passes over the prompts: add rows=N, their number"
 
 

@@ -169,6 +169,13 @@ def sampled(policy, params, make_prompt):
     return older, sampler, trajectories
 
 
+def test_rows_with_a_distribution_of_their_own_record_nothing(policy, params, make_prompt):
+    sampler = Continuous(max_response_tokens=4, slots=2, alternatives=7, repetition_penalty=1.2)
+    options = {"group_size": 2, "key": jax.random.key(1), "version": 0}
+    trajectories, _ = sampler(policy, params, [make_prompt((1, 2, 3))], **options)
+    assert trajectories.alternatives_BTA is None
+
+
 def test_the_record_has_the_most_probable_tokens_of_the_sampler(policy, sampled):
     older, sampler, trajectories = sampled
     hidden_BTD = trunk(policy.decoder, older, trajectories)
