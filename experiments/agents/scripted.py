@@ -19,7 +19,7 @@ import numpy as np
 from experiments.agents.rows import FRAMEWORKS
 from rl4p.base.types import Array, Params
 from rl4p.distributed.mesh import Mesh
-from rl4p.engine.in_process import InProcess
+from rl4p.engine.in_process import Drawn, InProcess
 from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy
 from rl4p.model.scratch import Scratch
@@ -98,9 +98,7 @@ class ScriptedEngine(InProcess):
         super().publish(params, version)
         self.calls = {}
 
-    def decode(
-        self, weights: Any, requests: Sequence[Request], *others: Any
-    ) -> list[tuple[np.ndarray, np.ndarray, None]]:
+    def decode(self, weights: Any, requests: Sequence[Request], *others: Any) -> list[Drawn]:
         drawn = []
         for request in requests:
             read: Any = self.policy.tokenizer.decode(list(request.tokens))
@@ -110,9 +108,8 @@ class ScriptedEngine(InProcess):
             _, texts, _ = script(read, less=list(calls).index(key) % 2)
             tokens = tokens_of(self.policy, texts[min(number, len(texts) - 1)])
             tokens = tokens[: request.max_tokens]
-            drawn.append(
-                (np.array(tokens, np.int32), self.logprobs(weights, request, tokens), None)
-            )
+            logprobs = self.logprobs(weights, request, tokens)
+            drawn.append(Drawn(np.array(tokens, np.int32), logprobs))
         return drawn
 
     def logprobs(self, weights: Any, request: Request, tokens: list[int]) -> np.ndarray:

@@ -118,7 +118,7 @@ def answers(rollout, policy, params, requests):
 def assert_same(ours, theirs):
     for a, b in zip(ours, theirs, strict=True):
         assert a.tokens.tolist() == b.tokens.tolist()
-        np.testing.assert_allclose(a.logprobs, b.logprobs, atol=2e-5)
+        np.testing.assert_allclose(a.logprobs, b.logprobs, atol=4e-5)
 
 
 QUANTIZED = [(kind, "int8") for kind in KINDS if kind != "latents"]
