@@ -59,9 +59,10 @@ def render_all(
     tools: Sequence[Sequence[Message] | None],
     **options: Any,
 ) -> list[str]:
-    """Returns the texts of conversations, each as `render` does.
+    """Returns the text of each conversation, the same as that of `render`.
 
-    Conversations without tools are given to the template in one call, which takes half the time.
+    Conversations without tools are given to the template in one call: a call costs more than most
+    conversations.
     """
     if not any(tools):
         habits = habits_with(tokenizer, options)

@@ -48,7 +48,7 @@ class PublishedWeights(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """What an engine has drawn; the attributes are as in `Completion`."""
+    """The tokens of one completion before `stop` cuts it; the attributes are as in `Completion`."""
 
     tokens: np.ndarray
     logprobs: np.ndarray

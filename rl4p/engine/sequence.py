@@ -96,7 +96,10 @@ class TokenSequence:
         return experts
 
     def alternatives_drawn(self, most: int) -> tuple[np.ndarray | None, np.ndarray | None]:
-        """Returns `most` probable tokens beside each new one, as in `Completion`."""
+        """Returns the `most` most probable tokens at each new token, and their log-probabilities.
+
+        Both are as in `Completion`: None if they are not recorded.
+        """
         if self.likely is None:
             return None, None
         nothing = np.zeros((0, most), np.int32), np.zeros((0, most), np.float32)

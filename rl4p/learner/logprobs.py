@@ -41,7 +41,8 @@ class TokenScores(NamedTuple):
         with token t itself always kept in the support.
       entropy_BT: float32, entropy of the distribution that token t was drawn from, in nats.
       collision_BT: float32, sum of the squared probabilities of that distribution.
-      compared_BT: float32, what `beside` computes for each token; None without it.
+      compared_BT: float32, the divergence from a teacher (`TeacherRows`), or the expected score
+        (`SamplerRows`); None without either.
     """
 
     logprobs_BT: Array

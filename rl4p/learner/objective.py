@@ -198,7 +198,10 @@ def token_loss(
 def rows_beside(
     objective: Objective, params: Params, trajectories: Trajectories
 ) -> TeacherRows | SamplerRows | None:
-    """Returns what the update compares the rows of a microbatch with; a teacher runs over them."""
+    """Returns what the update compares each token of a microbatch with, or None.
+
+    That is a teacher, which runs over the rows here, or the sampler's most probable tokens.
+    """
     teacher, update = objective.teacher, objective.update
     if isinstance(update, Centers):
         tokens_BTA = trajectories.alternatives_BTA

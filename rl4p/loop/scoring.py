@@ -74,24 +74,21 @@ class Scoring:
             ),
             "teacher_logprobs": self.teacher,
         }
-        own = replace(trajectories, experts_BTX=None)  # those of the policy
-        rows = {"reference_logprobs": own, "teacher_logprobs": own}
         if self.own_teacher is not None:
-            rows["teacher_logprobs"] = self.own_teacher.rows(policy, trajectories, episodes)
-            live = state.average if self.own_teacher.weights == "average" else state.params
-            others["teacher_logprobs"] = (policy.decoder, policy.merged(live))
+            average = self.own_teacher.weights == "average"
+            model = (policy.decoder, policy.merged(state.average if average else state.params))
             if self.own_teacher.weights == "start":
-                others["teacher_logprobs"] = others["reference_logprobs"]
+                model = others["reference_logprobs"]
+            scores["teacher_logprobs"] = self.own_teacher.logprobs(
+                policy, model, options, collected, **temperature
+            )
+            del others["teacher_logprobs"]
         for name in sorted(needs & others.keys()):
             decoder, params = others[name]
             own_options = replace(options, decoder=decoder)
-            computed = score_tokens(own_options, params, rows[name], **temperature)
+            own = replace(trajectories, experts_BTX=None)  # those of the policy
+            computed = score_tokens(own_options, params, own, **temperature)
             scores[name] = computed["logprobs"]
-        if self.own_teacher is not None:
-            columns = trajectories.prompt_columns, trajectories.tokens_BT.shape[1]
-            scores["teacher_logprobs"] = self.own_teacher.at_tokens(
-                policy, scores["teacher_logprobs"], *columns
-            )
         if "mismatched_log_ratios" in needs:
             models = (policy.decoder, policy.merged(state.params)), others["reference_logprobs"]
             scores["mismatched_log_ratios"] = mismatched_log_ratios(

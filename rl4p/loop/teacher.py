@@ -3,15 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from string import Formatter
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from rl4p.base.errors import InputError
-from rl4p.base.types import Array, Episode, Prompt, Trajectories
+from rl4p.base.types import Array, Episode, Params, Prompt, Trajectories
 from rl4p.data.rendering import render
 from rl4p.distributed.processes import to_host
+from rl4p.learner.logprobs import ScoreOptions, score_tokens
+from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy, pad_left
+from rl4p.protocols.collection import Collected
 
 FIELDS = ("question", "answer", "solution")
 
@@ -66,6 +69,28 @@ class OwnTeacher:
         text = render(policy.tokenizer, messages, prompt.tools, **options)
         return policy.tokenizer(text, add_special_tokens=False)["input_ids"]
 
+    def logprobs(
+        self,
+        policy: Policy,
+        model: tuple[Decoder, Params],
+        options: ScoreOptions,
+        collected: Collected,
+        temperature: Array | float | None = None,
+    ) -> Array:
+        """Returns the teacher's log-probabilities of the responses: float32 [B, T].
+
+        Args:
+          model: the decoder and the merged parameters of the teacher.
+        """
+        trajectories = collected.trajectories
+        rows = self.rows(policy, trajectories, collected.episodes)
+        own = replace(options, decoder=model[0])
+        scores_BT = to_host(score_tokens(own, model[1], rows, temperature)["logprobs"])
+        # At the columns of the responses, which stand behind the prompts of the policy.
+        before = trajectories.prompt_columns
+        responses_BR = np.asarray(scores_BT)[:, rows.prompt_columns :]
+        return policy.mesh.shard_rows(np.pad(responses_BR, ((0, 0), (before, 0))))
+
     def rows(
         self, policy: Policy, trajectories: Trajectories, episodes: Sequence[Episode]
     ) -> Trajectories:
@@ -105,9 +130,3 @@ class OwnTeacher:
             prompt_columns=tokens_BS.shape[1],
         )
         return policy.mesh.shard_rows(rows)
-
-    def at_tokens(self, policy: Policy, scores_BT: Array, W: int, T: int) -> Any:
-        """Returns the scores of the responses at their columns among T, of which W have prompts."""
-        host_BT = np.asarray(to_host(scores_BT))
-        responses_BR = host_BT[:, host_BT.shape[1] - (T - W) :]
-        return policy.mesh.shard_rows(np.pad(responses_BR, ((0, 0), (W, 0))))

@@ -255,7 +255,11 @@ def of_verl(run: Translation, options: TranslateOptions) -> None:
 
 
 def translated(given: Settings, options: TranslateOptions) -> tuple[dict, Translation, dict]:
-    """Returns the peer of some settings, their translation, and their numbers by name."""
+    """Returns the translation of a library's settings.
+
+    Returns:
+      The library, as in `peers.yaml`; the translation; and what the command does, by name.
+    """
     roots = {key.partition(".")[0] for key in given if "." in key}
     is_verl = bool(roots & {"actor_rollout_ref", "algorithm", "trainer", "data", "critic"})
     peer = read_mapping(Path(__file__).with_name("peers.yaml"))["verl" if is_verl else "trl"]

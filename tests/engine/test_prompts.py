@@ -118,7 +118,7 @@ def answers(rollout, policy, params, requests):
 def assert_same(ours, theirs):
     for a, b in zip(ours, theirs, strict=True):
         assert a.tokens.tolist() == b.tokens.tolist()
-        np.testing.assert_allclose(a.logprobs, b.logprobs, atol=4e-5)
+        np.testing.assert_allclose(a.logprobs, b.logprobs, atol=2e-5)
 
 
 QUANTIZED = [(kind, "int8") for kind in KINDS if kind != "latents"]
@@ -141,7 +141,8 @@ def test_shared_prompts_change_no_token(ending, shared, kind, dtype):
 def test_drafts_are_read_behind_shared_prompts(ending, shared, monkeypatch, dtype):
     policy, params = of_kind(ending, "plain")
     requests = [dataclasses.replace(each, tokens=[7, 8] * 5) for each in groups(2, 2)]
-    options = {"max_response_tokens": R, "temperature": 0.02}
+    # Near greedy, so that drafts are right; rounding of logits is divided by the temperature.
+    options = {"max_response_tokens": R, "temperature": 0.05}
     monkeypatch.setattr(speculation, "TOKENS_OF_CACHED", 10**9)  # drafts cost nothing
     expected = answers(NaiveSampler(**options), policy.with_kv_cache(dtype), params, requests)
     rollout = Continuous(**options, draft_tokens=3, kv_cache_dtype=dtype)
