@@ -15,6 +15,9 @@ from tests.support.trl import MARKS, language_model, plain_sgd, trl_log
 
 pytestmark = MARKS
 BETA = 0.3
+# With the rate of the other trainers the loss jumps to 5.6 and back, and the last digits of the
+# machine's sums decide the fourth digit of the loss.
+RATE = 2e-3
 SUMS = [(12, 30, 41), (5, 5, 11), (7, 20, 207), (123, 4, 12), (9, 9, 99), (60, 6, 67)]
 
 
@@ -53,7 +56,8 @@ def theirs(rows, folder, options):
     trl = pytest.importorskip("trl")
     config = partial(trl.DPOConfig, beta=BETA, **options)
     models = {"model": language_model(), "ref_model": language_model()}
-    return [row["loss"] for row in trl_log(trl.DPOTrainer, config, rows, folder, **models)]
+    log = trl_log(trl.DPOTrainer, config, rows, folder, rate=RATE, **models)
+    return [row["loss"] for row in log]
 
 
 def ours(path, words):
@@ -61,7 +65,7 @@ def ours(path, words):
         compose(
             [
                 *("experiment=preferences_dpo", f"data.path={path}", "data.held_out_path=" + path),
-                *plain_sgd(),
+                *plain_sgd(RATE),
                 *("optimizer.schedule=constant", "optimizer.warmup_steps=0"),
                 *(f"prompts_per_step={len(SUMS)}", "max_prompt_tokens=32"),
                 *("max_response_tokens=32", f"update.beta={BETA}", *words),
@@ -82,5 +86,5 @@ def test_losses_of_a_run(form, kind, tmp_path):
     path.write_text("".join(json.dumps(row) + "\n" for row in FORMS[form]))
     options, words = KINDS[kind]
     losses = ours(str(path), words)
-    assert losses == pytest.approx(theirs(FORMS[form], tmp_path, options), abs=2e-4)
+    assert losses == pytest.approx(theirs(FORMS[form], tmp_path, options), abs=2e-5)
     assert abs(losses[-1] - losses[0]) > 0.01  # the steps change the policy
