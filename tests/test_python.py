@@ -45,6 +45,7 @@ def notebook(tmp_path_factory):
     return folder / "outputs" / "notebook", done.stdout
 
 
+@pytest.mark.slow
 def test_the_notebook_runs_and_its_run_has_learned(notebook):
     folder, _ = notebook
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

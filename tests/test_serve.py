@@ -349,6 +349,7 @@ def test_a_folder_that_is_none_leaves_the_weights(http):
     assert http.get("/health_generate").status_code == 200
 
 
+@pytest.mark.slow
 def test_updates_at_once_draw_no_wrong_token(tmp_path):
     folders = concurrent_updates.write_folders(tmp_path)
     with server("model=pretrained", f"model.path={folders[0]}", "slots=8") as one:

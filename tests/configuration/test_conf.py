@@ -143,6 +143,7 @@ def test_every_option_fits(options):
 STABLE = {"checkpoint", "debug", "hook", "mesh", "plan", "suite", "sweep", "tracker"}
 
 
+@pytest.mark.slow
 def test_what_no_recipe_measures_is_experimental():
     """A recipe measures what it composes, and the options that docs/recipes.md names.
 

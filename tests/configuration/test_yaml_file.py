@@ -96,6 +96,7 @@ def test_a_yaml_bomb_in_the_jobs_of_a_sweep_is_refused(tmp_path):
         read_jobs(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_sweep_may_have_many_jobs(tmp_path):
     found = named([(str(job), [f"seed={job}", "steps=1"]) for job in range(MOST_VALUES)])
     write_jobs(tmp_path, found)

@@ -128,6 +128,7 @@ def differing():
     return differing
 
 
+@pytest.mark.slow
 def test_some_generators_make_other_questions_in_each_process(differing):
     some = {"isomorphic_strings", "polynomial_multiplication", "ransom_note"}
     assert differing(4, "chain_sum", *some) == some < BY_HASH

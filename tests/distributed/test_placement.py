@@ -77,7 +77,7 @@ def assert_equal(one, other):
     "words",
     [
         (),
-        ("update.minibatches=2", "update.epochs=2"),
+        pytest.param(("update.minibatches=2", "update.epochs=2"), marks=pytest.mark.slow),
         pytest.param(("optimizer=muon",), marks=pytest.mark.slow),
         pytest.param(("optimizer=sgd",), marks=pytest.mark.slow),
     ],
@@ -138,6 +138,7 @@ def test_scores_are_the_same_with_the_reference_in_the_host(reset):
     assert metrics[1]["update/kl"] > 0  # of the first policy; after a reset it is 0 again
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("on_a_cpu")
 def test_a_run_with_moments_in_the_host_resumes_exactly(tmp_path):
     words = (*SMALL, *OFFLOADED, "kl=fixed", "reference.offload=true", "checkpoint.every=1")

@@ -121,10 +121,16 @@ def assert_same(ours, theirs):
         np.testing.assert_allclose(a.logprobs, b.logprobs, atol=2e-5)
 
 
-QUANTIZED = [(kind, "int8") for kind in KINDS if kind != "latents"]
+QUICK = [(kind, "auto") for kind in ("plain", "windows", "latents")]
+LONG = [
+    pytest.param(kind, dtype, marks=pytest.mark.slow)
+    for kind in KINDS
+    for dtype in ("auto", "int8")
+    if (kind, dtype) not in [*QUICK, ("latents", "int8")]
+]
 
 
-@pytest.mark.parametrize(("kind", "dtype"), [*((kind, "auto") for kind in KINDS), *QUANTIZED])
+@pytest.mark.parametrize(("kind", "dtype"), [*QUICK, *LONG])
 def test_shared_prompts_change_no_token(ending, shared, kind, dtype):
     """In 6 slots, prompts come and go; with all, slots and prompts are given up as rows end."""
     policy, params = of_kind(ending, kind)
@@ -137,6 +143,7 @@ def test_shared_prompts_change_no_token(ending, shared, kind, dtype):
     assert len(set(shared)) > 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["auto", "int8"])
 def test_drafts_are_read_behind_shared_prompts(ending, shared, monkeypatch, dtype):
     policy, params = of_kind(ending, "plain")
@@ -151,7 +158,7 @@ def test_drafts_are_read_behind_shared_prompts(ending, shared, monkeypatch, dtyp
     assert None not in shared
 
 
-@pytest.mark.parametrize("kind", ["plain", "states"])
+@pytest.mark.parametrize("kind", ["plain", pytest.param("states", marks=pytest.mark.slow)])
 def test_a_kept_sequence_has_its_prompt(ending, shared, kind):
     """The next turn, whose context is no group's, goes on from the row of prompt and response."""
     policy, params = of_kind(ending, kind)

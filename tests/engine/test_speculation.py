@@ -341,6 +341,7 @@ def test_eight_devices_draw_the_same_tokens(on_devices):
         assert accepted > 1.2
 
 
+@pytest.mark.slow
 def test_the_first_response_to_each_prompt_is_drawn_before_the_others(policy, params, prompts):
     """Its tokens are drafts for the other responses."""
     finished = []

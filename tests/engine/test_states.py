@@ -59,6 +59,7 @@ def assert_same(ours, theirs):
         np.testing.assert_allclose(a.logprobs, b.logprobs, atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slots", [None, 2])
 def test_slots_and_their_reuse_change_nothing(stateful, params, requests, slots):
     """With two slots, each row of the cache has the states of several sequences in turn."""
@@ -70,6 +71,7 @@ def test_slots_and_their_reuse_change_nothing(stateful, params, requests, slots)
     assert_same(*found)
 
 
+@pytest.mark.slow
 def test_a_sequence_is_continued_from_its_state(stateful, params, requests):
     """An ended sequence stays in its slot until the call ends, and its state must not go on."""
 

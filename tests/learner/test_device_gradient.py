@@ -116,9 +116,8 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(x, marks=() if "gspo" in x else pytest.mark.slow) for x in CASES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
 def test_responses_that_share_rows_have_the_loss_of_rows_of_their_own(name, make_batch, gradient):
     batch, case = make_batch(4), CASES[name]
     (ours, sums, _), rows = gradient(batch, group_size=4, **case)
@@ -167,6 +166,7 @@ def mixture(policy):
     return decoder, jax.tree.map(lambda x: 3 * x, decoder.init(jax.random.key(0)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pack", [False, True])
 def test_the_loss_of_the_routers_is_that_of_all_tokens_of_a_minibatch(
     mixture, make_trajectories, make_objective, make_state, pack
@@ -208,6 +208,7 @@ def test_the_loss_of_the_routers_is_that_of_all_tokens_of_a_minibatch(
     assert jnp.abs(of_balance["layers"]["experts"]["router"]).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_biases_of_experts_step_against_the_load_of_a_minibatch(
     policy, make_trajectories, make_objective, make_state
 ):

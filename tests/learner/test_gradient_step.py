@@ -343,6 +343,7 @@ def test_every_sequence_is_in_one_minibatch_of_every_pass(step, full):
         np.testing.assert_allclose(a, 8 * b, atol=1e-5 * np.abs(8 * b).max())
 
 
+@pytest.mark.slow
 def test_minibatches_are_drawn_anew_in_every_step_and_the_same_in_the_same(step, full):
     def moved(number):
         state, metrics = step(full, SEVERAL, number=number)
@@ -391,6 +392,7 @@ def test_parameters_in_half_precision_stay_so(in_half_precision):
     assert not np.array_equal(state.params["embedding"], before["embedding"])
 
 
+@pytest.mark.slow
 def test_without_old_logprobs_the_ratio_is_one(in_half_precision, batch):
     *_, metrics = in_half_precision
     assert metrics["update/approx_kl"] == metrics["update/clip_low"] == 0

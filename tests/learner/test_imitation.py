@@ -72,7 +72,11 @@ def gradient(policy, params, make_objective, make_state):
     return gradient
 
 
-@pytest.mark.parametrize("tokens", [64, 2048], ids=["microbatches", "one"])
+@pytest.mark.parametrize(
+    "tokens",
+    [64, pytest.param(2048, marks=pytest.mark.slow)],
+    ids=["microbatches", "one"],
+)
 def test_the_gradient_is_that_of_supervised_training_on_these_tokens(batch, gradient, tokens):
     """Each term alone, without advantages: its coefficient times the gradient of update=sft."""
     mask = np.asarray(batch.loss_mask_BT)

@@ -68,6 +68,7 @@ def test_logits_a_few_tokens_at_a_time_change_nothing(policy, params, trajectori
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_few_chunks_add_to_the_gradient_of_the_head_in_float32(
@@ -291,6 +292,7 @@ def distilled(policy, trajectories, teacher):
     return run
 
 
+@pytest.mark.slow
 def test_a_divergence_is_that_of_whole_distributions(
     policy, params, trajectories, teacher, distilled, numpy_logits, score_all
 ):

@@ -255,6 +255,7 @@ def test_rows_are_short_where_attention_costs_much():
     assert max(used_of(dear)) == 500
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("limit", "tokens", "padding", "before"),
     [(256, 384, 1.1, 1.3), (256, 2048, 1.15, 1.6), (2048, 20480, 1.18, 2.0)],

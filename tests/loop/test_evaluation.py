@@ -278,6 +278,7 @@ def test_samples_do_not_depend_on_what_is_sampled_with_them(sampled):
     assert len(distinct) > 30  # of 35 responses
 
 
+@pytest.mark.slow
 def test_samplers_draw_the_same_samples(sampled):
     _, one, _ = sampled([("a", 3)], rows=6, samples=4)
     _, other, _ = sampled([("a", 3)], rows=6, samples=4, rollout=Continuous)

@@ -247,6 +247,7 @@ def test_a_critic_learns_beside_the_policy(make_loop, policy, params, prompts, m
     assert head["kernel"].all()
 
 
+@pytest.mark.slow
 def test_the_weight_of_an_adaptive_penalty_moves_and_is_remembered(
     make_loop, params, prompts, make_state
 ):
@@ -280,6 +281,7 @@ def test_a_reference_is_reset_to_the_policy_every_n_steps(make_loop, params, pro
     assert [abs(x) < 1e-6 for x in divergence] == [True, False, True, False, True]
 
 
+@pytest.mark.slow
 def test_the_moving_average_follows_the_parameters_and_is_what_is_evaluated(
     make_loop, policy, params, prompts, make_state
 ):
@@ -366,6 +368,7 @@ def test_only_skipped_steps_in_a_row_are_counted(make_loop, params, prompts, mak
     assert [info.metrics["update/skipped"] for info in infos] == [0, 1, 0, 1, 0, 1]
 
 
+@pytest.mark.slow
 def test_a_divergence_in_the_reward_has_its_own_coefficient(make_loop, params, prompts, make_state):
     """Each token has r - 2 (log pi - log pi_reference); the sampler differs from the reference."""
     reference = jax.tree.map(lambda x: x * 1.05, params)

@@ -220,6 +220,7 @@ options = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(options=options, seed=st.integers(0, 2**32))
 def test_simulated_runs_keep_the_rules(options, seed):

@@ -157,7 +157,7 @@ def replayed(policy, params, make_prompts, make_phases, make_state):
 
 
 @pytest.mark.parametrize("name", COLLECTORS)
-@pytest.mark.parametrize("share", [0.5, 0.3])
+@pytest.mark.parametrize("share", [pytest.param(0.5, marks=pytest.mark.slow), 0.3])
 def test_a_step_repeats_at_most_its_share(replayed, stream, name, share):
     options = Replay(source=stream, least=4, share=share, value="mean", exploit=0.8)
     numbers = replayed(COLLECTORS[name], options)

@@ -69,6 +69,7 @@ def test_each_role_reads_what_it_is_told_and_nothing_else(sample, ending, params
     np.testing.assert_allclose(ours[mask], np.asarray(behaviour)[mask], atol=2e-5)
 
 
+@pytest.mark.slow
 def test_both_samplers_hold_the_same_conversations(sample):
     assert sample(duel())[1] == sample(duel(engine=NaiveSampler))[1]
 
@@ -149,6 +150,7 @@ def game():
     return trained(*GAME, *BY_ROLE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [GAME, TEAM], ids=["game", "team"])
 def test_each_role_learns_from_its_reward_and_its_baseline(options, game):
     infos = game[1] if options is GAME else trained(*options, *BY_ROLE)[1]
@@ -181,6 +183,7 @@ def test_each_role_learns_from_its_reward_and_its_baseline(options, game):
         assert [turn.reward for turn in episode.turns] == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_two_runs_and_a_resumed_one_are_the_same(game):
     first, (one,) = trained(*GAME, *BY_ROLE, "steps=1")
     again = build(compose((*SMALL, *GAME, *BY_ROLE)))
@@ -190,6 +193,7 @@ def test_two_runs_and_a_resumed_one_are_the_same(game):
     assert_same([one, other], game[1])
 
 
+@pytest.mark.slow
 def test_terms_of_the_whole_episode_count_for_every_role():
     """The term is 1 if the last response ends in an even digit, whoever said it."""
     term = ("term@reward.terms.format=format", "reward.terms.format.pattern='.*[02468]'")

@@ -66,6 +66,7 @@ def versions(collected):
     return set(versions_BT[np.asarray(trajectories.response_mask_BT)].tolist())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COLLECTORS)
 @pytest.mark.parametrize("every", [1, 2, 3])
 def test_weights_are_synced_every_n_steps(opened, states, equal, name, every):

@@ -183,6 +183,7 @@ def test_one_conversation_is_in_the_order_of_time(played):
     assert [turn.start for turn in episodes[0].turns] == [None] * 4
 
 
+@pytest.mark.slow
 @pytest.mark.mixed_dtypes
 def test_a_run_gives_each_turn_of_a_planner_and_a_worker_its_return():
     options = (

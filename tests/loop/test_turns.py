@@ -77,6 +77,7 @@ def test_turns_have_advantages_of_their_own(synchronous):
     assert several > 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -88,6 +89,7 @@ def test_other_advantages_by_turn_train(options):
     trained(*options)
 
 
+@pytest.mark.slow
 def test_a_step_without_work_ahead_is_synchronous(synchronous):
     _, ours = trained("advantage=gigpo", "collector=asynchronous", "collector.ahead=0")
     assert_same(ours, synchronous[1])
@@ -110,6 +112,7 @@ def test_groups_without_a_gradient_are_replaced(synchronous):
     assert_same(ours, synchronous[1])  # every group has a gradient
 
 
+@pytest.mark.slow
 def test_a_resumed_run_sees_the_same_episodes(synchronous):
     """Its source goes on; worlds and keys depend on the step alone."""
     first, (one,) = trained("advantage=gigpo", "steps=1")
@@ -120,6 +123,7 @@ def test_a_resumed_run_sees_the_same_episodes(synchronous):
     assert_same([one, other], synchronous[1])
 
 
+@pytest.mark.slow
 def test_an_evaluation_has_samples_and_meets_the_same_worlds():
     experiment = build(compose((*SMALL, "evaluation.samples=2", "evaluation.pass_at_k=[2]")))
     evaluation = experiment.evaluation

@@ -154,6 +154,7 @@ def test_shared_experts_are_a_feed_forward_that_may_have_a_weight(experts, case)
     np.testing.assert_allclose(ours, expected, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["dots1", "ernie4_5_moe", "llama4"])
 def test_layers_with_and_without_experts_have_one_gradient_by_both_dispatches(case):
     config = decoder_config(case)
@@ -319,6 +320,7 @@ for dispatch in ("dense", "grouped"):
 """
 
 
+@pytest.mark.slow
 def test_devices_with_their_own_experts_compute_the_same(on_devices):
     command = [sys.executable, "-c", DIVIDED]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=on_devices(8))

@@ -144,6 +144,7 @@ for remat in ("none", "elementwise", "layer"):
 """
 
 
+@pytest.mark.slow
 def test_a_backward_pass_gathers_parameters_again(on_devices):
     done = subprocess.run(
         [sys.executable, "-c", GATHERED_AGAIN], capture_output=True, text=True, env=on_devices(4)

@@ -420,6 +420,7 @@ def eight_bits(tmp_path):
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["deepseek_v3", "qwen3_moe"])
 def test_a_folder_of_8_bits_is_read_and_exported_in_full(eight_bits, case):
     folder, decoder, expected = eight_bits(case)

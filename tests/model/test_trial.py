@@ -70,6 +70,7 @@ def test_what_takes_any_time_or_memory_is_refused(folder, name):
         load_tokenizer(folder)
 
 
+@pytest.mark.slow
 def test_the_first_conversation_is_tried_before_it_is_rendered(folder):
     late = "{% if 'Berlin' in messages[0].content %}" + LOOP + "{% endif %}"
     (folder / "chat_template.jinja").write_text(late + CHAT_TEMPLATE)

@@ -156,6 +156,7 @@ def test_each_response_is_compared_with_its_own_answer(term, make_episodes, make
     assert all(type(grade) is float for grade in grades)
 
 
+@pytest.mark.slow
 def test_the_place_of_the_answer_is_an_option(graded):
     response = r"first \boxed{2}, then <answer>3</answer> #### 4" + "\n" + "or 5"
     for extract, answer in (*(("boxed", "2"), ("answer", "3"), ("hashes", "4"), ("number", "5")),):

@@ -42,6 +42,7 @@ def tagged(answer):
     return f"so <answer>{answer}</answer>"
 
 
+@pytest.mark.slow
 @needs_bubblewrap
 def test_scores_are_those_of_the_library(graded):
     from reasoning_gym.factory import create_dataset
@@ -169,6 +170,7 @@ print(set(ReasoningGym()(episodes)))
 """
 
 
+@pytest.mark.slow
 @needs_bubblewrap
 def test_workers_make_the_same_questions_if_the_order_of_sets_is_set():
     pytest.importorskip("reasoning_gym")

@@ -111,6 +111,7 @@ def test_the_record_has_the_prompt_that_slots_share(mixture, prompts, sampled, m
     np.testing.assert_array_equal(ours.experts_BTX, sampled[0].experts_BTX)
 
 
+@pytest.mark.slow
 def test_the_trainer_uses_the_record_in_each_form_of_its_rows(sampled, score):
     """Shared prompts, microbatches and packed rows; with other experts than it would choose."""
     trajectories, _ = sampled

@@ -217,6 +217,7 @@ def test_a_response_ends_with_the_token_that_completes_its_first_stop_string(end
     assert texts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [NaiveSampler, Continuous])
 @pytest.mark.parametrize("options", CASES[1:5], ids=str)
 def test_a_partial_response_goes_on_as_if_it_had_not_stopped(completed, prompts, kind, options):

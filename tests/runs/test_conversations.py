@@ -65,6 +65,7 @@ def test_the_loss_of_the_answers_falls(trained):
     assert "2 epochs" in run.sizes  # 6 steps of 8 out of 24 conversations
 
 
+@pytest.mark.slow
 def test_all_answers_of_a_conversation_are_trained_and_nothing_else(trained):
     run, infos = trained
     tokenizer, info = run.loop.policy.tokenizer, infos[0]

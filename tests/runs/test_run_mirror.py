@@ -258,6 +258,7 @@ def test_a_store_that_fails_costs_a_warning_and_all_is_sent_later(
     assert resumable(url, tmp_path / "copy") == 3
 
 
+@pytest.mark.slow
 def test_each_job_of_a_sweep_has_a_mirror_of_its_own_which_its_folder_records(tmp_path, url):
     urls = []
 
@@ -281,6 +282,7 @@ def whole(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.mixed_dtypes
 def test_another_machine_goes_on_bit_for_bit(whole, tmp_path, url, monkeypatch, capsys):
     """The second start has an empty folder, and neither the key nor the caches of the first."""

@@ -148,6 +148,7 @@ def test_the_store_alone_gives_the_same_groups_and_differences(sent, store):
     assert {name.rpartition("(")[2].rstrip(")") for name in named} == runs
 
 
+@pytest.mark.slow
 def test_without_artifacts_the_parameters_name_the_groups(sent, store):
     shutil.rmtree(sent.parent / "outputs" / "mlartifacts")
     found = analysed(*read_experiment("rl4p", store.uri, RECORDED), sent)

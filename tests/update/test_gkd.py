@@ -141,6 +141,7 @@ def test_rare_tokens_keep_their_precision(beta, top_k):
     assert expected[0] > 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.mixed_dtypes  # of optax
 def test_a_policy_nears_its_teacher():
     """A real run with a wider teacher, whose tokens the policy draws itself."""

@@ -96,6 +96,7 @@ def labelled(tmp_path):
     return f"data.path={path}"
 
 
+@pytest.mark.slow
 def test_rows_with_labels_are_trained(labelled):
     """The likelihood of good responses rises against that of bad ones."""
     run = build(compose([*LABELLED, labelled]))

@@ -147,6 +147,7 @@ def test_a_reward_model_learns_and_its_export_has_its_scores(pairs, tmp_path, wo
     assert held_out["eval/preferences/score"] == pytest.approx(scores.mean(), rel=1e-3, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_a_margin_of_the_row_is_read(pairs):
     words = ("data.metadata_keys=[margin]", "update.margins=true", "steps=1")
     run = build(compose([*PAIRS, pairs, *words]))

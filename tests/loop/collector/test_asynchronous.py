@@ -500,9 +500,8 @@ SMALL = (
 )
 
 
-@pytest.mark.parametrize(
-    "sampler", [pytest.param("naive_sampler", marks=pytest.mark.slow), "continuous"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("sampler", ["naive_sampler", "continuous"])
 def test_devices_that_only_sample_take_any_number_of_rows(on_devices, sampler):
     """Two devices train, and two sample first the 21 rows of seven groups."""
     apart = f"rollout={sampler}", "mesh.rollout_devices=2"

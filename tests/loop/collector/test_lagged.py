@@ -45,6 +45,7 @@ def opened(policy, make_prompt, make_phases):
     return opened
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lag", [0, 1, 3])
 def test_each_step_samples_with_the_parameters_of_an_earlier_one(opened, states, equal, lag):
     ours, other = opened(Lagged(lag=lag)), opened(Synchronous())

@@ -134,6 +134,7 @@ def test_keys_of_full_layers_without_values_are_those_of_others(read):
         read("gemma4", change)
 
 
+@pytest.mark.slow
 def test_a_loop_keeps_the_last_shared_keys_and_not_those_of_all_layers():
     config = replace(decoder_config("gemma4_shared"), layers=8, sliding=(True, False) * 4)
     decoder = Decoder(config=config, remat="layer")

@@ -121,6 +121,7 @@ def test_a_policy_that_cannot_be_exported_is_reported(store, record, caplog):
     assert "is not the folder of a run" in warning.getMessage()
 
 
+@pytest.mark.slow
 def test_a_run_without_a_checkpoint_registers_nothing_and_says_so(store, record, caplog):
     tracked = dataclasses.replace(store, register="adder").open(record.folder)
     assert not tracked.finish("finished")

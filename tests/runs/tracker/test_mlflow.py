@@ -65,6 +65,7 @@ def sent(store, record):
 STATEMENTS = [pytest.param(n, marks=() if n == 40 else pytest.mark.slow) for n in (0, 12, 40, 200)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("statement", STATEMENTS)
 def test_a_creation_that_is_killed_leaves_no_database(statement, record, tmp_path):
     path = tmp_path / "mlflow.db"
@@ -78,6 +79,7 @@ def test_a_creation_that_is_killed_leaves_no_database(statement, record, tmp_pat
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("statement", STATEMENTS[1:])
 def test_a_database_that_another_program_left_incomplete_is_set_aside(
     statement, record, tmp_path, monkeypatch, caplog

@@ -28,6 +28,7 @@ def document(folder):
     return json.loads((folder / "compare" / "compare.json").read_text())
 
 
+@pytest.mark.slow
 def test_the_document_has_groups_and_differences(sweep):
     bad = write_run(sweep / "bad", status="failed")
     found = document(sweep)
@@ -70,7 +71,9 @@ def test_a_table_of_somebody_else_is_not_replaced(sweep):
     assert [path.name for path in (sweep / "compare").iterdir()] == ["runs.csv"]
 
 
-@pytest.mark.parametrize("name", ["index.html", "compare.json"])
+@pytest.mark.parametrize(
+    "name", ["index.html", pytest.param("compare.json", marks=pytest.mark.slow)]
+)
 def test_only_an_earlier_comparison_is_replaced(sweep, name):
     document(sweep)
     document(sweep)

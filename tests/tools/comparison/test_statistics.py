@@ -143,6 +143,7 @@ def called_different(draw, count, seed, *, paired=True, groups=2, sweeps=SWEEPS)
     return wrong / sweeps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [3, 5, 10])
 @pytest.mark.parametrize("draw", (NORMAL | OTHERS).values(), ids=NORMAL | OTHERS)
 def test_equal_algorithms_are_rarely_called_different(draw, count):

@@ -31,6 +31,7 @@ def estimate(monkeypatch):
     return of
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dispatch", ["dense", "grouped"])
 def test_devices_that_divide_experts_compute_and_keep_less(estimate, dispatch):
     one, two = (estimate(dispatch, *tp) for tp in ((), ("mesh.tp=2",)))
@@ -111,6 +112,7 @@ def test_the_parts_of_the_state_are_its_arrays():
     assert guess.update()["gradients"] == parameters
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "different",
     [
@@ -187,6 +189,7 @@ def test_kernels_of_accelerators_store_no_scores():
     assert not_stored.layers[0].kept < stored.layers[0].kept
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "kernel"),
     [

@@ -161,6 +161,7 @@ def test_the_layout_that_samples_fastest_is_named(capsys):
     assert "sampling with" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_an_update_that_recomputes_less_is_named_if_it_fits(capsys):
     plan = report_of("mesh=v5p_8", "model.remat=layer")
     seconds = plan["update_without_recomputed_layers"]
@@ -178,6 +179,7 @@ def test_an_update_that_recomputes_less_is_named_if_it_fits(capsys):
     assert "model.remat=elementwise" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_named_change_fits():
     words = ("mesh=h100_8", "group_size=256", "update.tokens_per_microbatch=65536")
     words += ("max_prompt_tokens=128", "max_response_tokens=896")  # caches are not shared
@@ -204,6 +206,7 @@ def test_rows_of_131072_tokens_fit_if_devices_share_them():
     assert activations[1] == pytest.approx(activations[0] / 4, rel=0.05)
 
 
+@pytest.mark.slow
 def test_layers_that_fill_a_device_are_divided():
     """Parts of a layer on each device are less to gather."""
     words = ("mesh=v5p_8", "mesh.dp=1", "mesh.fsdp=-1", "model=scratch", "model.width=512")
@@ -264,6 +267,7 @@ def test_a_run_begins_with_its_memory_and_its_time():
 # A cell of the table in experiments/memory.md.
 
 
+@pytest.mark.slow
 def test_seven_billion_parameters_in_4_bits_fit_on_24_gigabytes_at_2048_tokens(
     monkeypatch, tmp_path
 ):

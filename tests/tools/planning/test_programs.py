@@ -160,6 +160,7 @@ def test_what_follows_a_prefill_that_cannot_fit_is_not_compiled(monkeypatch):
     assert [each.phase for each in rollout(run)] == ["prefill"]
 
 
+@pytest.mark.slow
 def test_scores_are_planned_as_phases_need_them(monkeypatch):
     from rl4p.configuration import compose, instantiate
     from rl4p.tools.planning.abstract import abstract_run
