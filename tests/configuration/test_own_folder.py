@@ -104,7 +104,12 @@ def test_local_places_need_no_word_in_a_folder_that_is_known(own):
     own.compose()
 
 
-@pytest.mark.parametrize("kind", ASKED)
+QUICK = {"an address", "a server more", "an object store", "a program", "a variable"}
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(x, marks=() if x in QUICK else pytest.mark.slow) for x in ASKED]
+)
 def test_what_leaves_the_machine_is_asked_for_once_and_again_when_it_changes(own, capsys, kind):
     recipe, (old, new) = ASKED[kind]
     own.write(recipe)

@@ -98,7 +98,9 @@ KINDS = {
 
 
 @pytest.mark.parametrize("samples", [1, 8])
-@pytest.mark.parametrize("prompts", [2, 3, 5, 8, 12, 20, 29])
+@pytest.mark.parametrize(
+    "prompts", [2, 5, 29, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 8, 12, 20))]
+)
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_intervals_of_few_prompts_cover_the_truth(kind, prompts, samples):
     """Some chance p of the prompts may be covered a little less than all of them together."""

@@ -53,10 +53,18 @@ def test_every_family_is_tested():
     assert {config["model_type"] for config in CASES.values()} == set(FAMILIES)
 
 
-# One function has the names beside the layers, so that labels need no case of each family.
+FIRST = {config["model_type"]: case for case, config in reversed(CASES.items())}
+
+
+# One function has the names beside the layers, so that labels need no case of each family. The
+# options of a family are slow.
 @pytest.mark.parametrize(
     ("case", "labels"),
-    [*((case, 0) for case in CASES), ("llama", 2), ("qwen2", 2), ("gemma4", 2), ("nemotron_h", 2)],
+    [
+        *((case, 0) for case in FIRST.values()),
+        *((case, 2) for case in ("llama", "qwen2", "gemma4", "nemotron_h")),
+        *(pytest.param(x, 0, marks=pytest.mark.slow) for x in CASES if x not in FIRST.values()),
+    ],
 )
 def test_each_part_of_each_parameter_stands_in_one_tensor(case, labels):
     config = dataclasses.replace(decoder_config(case), labels=labels)
