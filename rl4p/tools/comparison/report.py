@@ -47,6 +47,8 @@ def document(comparison: Comparison) -> dict[str, Any]:
                 "pairs": each.difference.pairs,
                 "probability_of_improvement": each.difference.probability,
                 "supported": each.supported,
+                "difference_that_the_seeds_show": each.difference.shown,
+                "seeds_that_show_the_difference": each.difference.seeds,
             }
             for each in comparison.compared
         ],

@@ -9,6 +9,7 @@ from rl4p.tools.comparison.statistics import (
     ERROR_RATE,
     FEWEST_SEEDS,
     LEVEL,
+    POWER,
     Compared,
     Comparison,
     Interval,
@@ -105,10 +106,11 @@ def _of_differences(comparison: Comparison) -> list[str]:
     if len(of_best) == 1:
         one = of_best[0]
         pair = f"{names[one.better]} from {names[one.worse]}"
-        said.append(f"The seeds cannot distinguish {pair}: {_measured(one)}.")
+        said += [f"The seeds cannot distinguish {pair}: {_measured(one)}.", *_power([one])]
     elif of_best:
         others = [names[each.better + each.worse] for each in of_best]  # one of the two is 0
         said.append(f"The seeds cannot distinguish {names[0]} from {_listed(others)}.")
+        said += _power(of_best)
     rate = f"at most {ERROR_RATE:.0%}"
     if len(tested) == 1:
         said.append(
@@ -124,6 +126,20 @@ def _of_differences(comparison: Comparison) -> list[str]:
     if unsupported:
         said.append("A difference that is not supported may be real: more seeds can show it.")
     return said
+
+
+def _power(unsupported: Sequence[Compared]) -> list[str]:
+    """Returns what the seeds of these comparisons could have shown, and how many would do."""
+    shown = sorted(x for each in unsupported if (x := each.difference.shown) is not None)
+    if not shown:
+        return []
+    sizes = " to ".join(dict.fromkeys(number(x) for x in (shown[0], shown[-1])))
+    said = f"So many seeds show a difference of {sizes} in {POWER:.0%} of sweeps"
+    needed = [each.difference.seeds for each in unsupported]
+    if len(needed) > 1 or needed[0] is None:
+        return [f"{said}."]
+    seeds = "more than 1,000" if needed[0] > 1000 else f"about {needed[0]}"
+    return [f"{said}; {seeds} seeds of each would show the one seen as often."]
 
 
 def _measured(compared: Compared) -> str:

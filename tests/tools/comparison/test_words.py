@@ -1,6 +1,7 @@
 """Tests the sentences: they claim what the seeds support, and say where seeds are missing."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -37,6 +38,11 @@ def test_an_unsupported_difference_is_not_claimed():
     assert "The seeds support no difference between the groups." in text
     assert "The seeds cannot distinguish advantage=b from advantage=a: +0.0" in text
     assert "may be real" in text
+    assert re.search(
+        r"So many seeds show a difference of 0\.\d+ in 80% of sweeps; "
+        r"(about \d+|more than 1,000) seeds of each would show the one seen as often\.",
+        text,
+    )
 
 
 def test_several_differences_of_a_group_are_one_sentence():
