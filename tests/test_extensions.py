@@ -29,6 +29,7 @@ PARTS = {
     "hook": ("parts.md", "+hooks.digits._target_=my_hook.Digits"),
     "data set": ("parts.md", "data=doubling"),
     "filter": ("parts.md", "+filter@collector.filters.finished=finished"),
+    "recipe": ("recipes.md", "experiment=mine"),
     "transform": ("parts.md", "+transform@transforms.shorter=shorter"),
 }
 SMALL = (

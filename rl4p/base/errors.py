@@ -27,6 +27,11 @@ class InputError(Exception):
     exit_code = 2
 
 
+def reason_of(error: BaseException) -> str:
+    """Returns why something failed in one line, without the number and the path of an OSError."""
+    return getattr(error, "strerror", None) or " ".join(str(error).split())
+
+
 class RunError(Exception):
     """A failure of a run whose configuration is correct. The message says why the run ended."""
 

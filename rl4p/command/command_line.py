@@ -23,7 +23,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from rl4p import configuration
-from rl4p.base.errors import AlreadyFinished, InputError, importing, report
+from rl4p.base.errors import AlreadyFinished, InputError, importing, reason_of, report
 from rl4p.base.terminal import VisibleStream, write
 from rl4p.command.commands import PLAN, options_of, prepare_process
 from rl4p.command.completion import shell_completion
@@ -174,7 +174,8 @@ def errors_of_hydra() -> Iterator[None]:
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise InputError(f"The run folder cannot be created: {error}.") from error
+        where = f" ({error.filename})" if error.filename else ""
+        raise InputError(f"The run folder cannot be created: {reason_of(error)}{where}.") from error
 
 
 @errors_of_hydra()

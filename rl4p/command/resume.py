@@ -224,6 +224,8 @@ def as_started(composer: Composer, key: str, given: str) -> tuple[list[str], Dic
         return lines, saved
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}"
+        if not hydra.parent.exists():
+            reason = "it does not exist"
         raise not_a_run(given, reason, key=key) from error
     except (TypeError, ValueError, YAMLError) as error:
         reason = " ".join(str(error).split())

@@ -9,7 +9,7 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from yaml import YAMLError
 
-from rl4p.base.errors import InputError
+from rl4p.base.errors import InputError, reason_of
 from rl4p.command.resume import followed_by, refuse_changes, resume
 from rl4p.configuration.composition import Composer, refused_jobs, sweep_jobs
 from rl4p.configuration.hydra_internals import BasicSweeper
@@ -178,8 +178,8 @@ def resume_sweep(
         old = [str(line) for line in saved["task"]]
         dropped = [str(line) for line in saved["hydra"]]
     except (OSError, KeyError, TypeError, ValueError, YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise InputError(f"resume={folder}: its {MULTIRUN} cannot be read: {reason}.") from error
+        problem = f"resume={folder}: its {MULTIRUN} cannot be read"
+        raise InputError(f"{problem}: {reason_of(error)}.") from error
     again = {*START_KEYS, *(override.get_key_element() for override in overrides)}
     if dropped := [line for line in dropped if line.partition("=")[0] not in again]:
         log.warning(

@@ -3,7 +3,9 @@
 A word may not be KEY=VALUE, or its key or its option may not exist.
 """
 
+import difflib
 import re
+import shlex
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any, NoReturn
@@ -24,11 +26,13 @@ from rl4p.configuration.suggestions import (
 )
 from rl4p.configuration.targets import holds_node, is_node, unknown_key
 from rl4p.configuration.tree import join, leaves
+from rl4p.configuration.trust import CONF
 
 RECORD = "metrics.jsonl"  # its presence marks the folder of a run
 JOBS = "jobs.yaml"  # its presence marks the folder of a sweep
 LATEST = "latest"  # a value of run and resume that is no folder
 MOST_CHOICES = 4  # more choices than this help nobody
+YAML = (".yaml", ".yml")
 
 
 def options_like(loader: ConfigLoaderImpl, name: str) -> list[list[str]]:
@@ -71,7 +75,7 @@ def wrong_option(loader: ConfigLoaderImpl, group: str, option: str) -> InputErro
     problem, options = f"{group}={option} does not exist", loader.get_group_options(group)
     names = [*options, *slice_names()] if group == "mesh" else options
     path = PurePath(option)
-    a_file = path.suffix in (".yaml", ".yml")
+    a_file = path.suffix in YAML
     name = path.stem if a_file else option
     if alike := [known for known in names if same(known, name)]:
         return InputError(write(problem, [f"{group}={alike[0]}"]))
@@ -79,6 +83,9 @@ def wrong_option(loader: ConfigLoaderImpl, group: str, option: str) -> InputErro
         return InputError(known.after(problem))
     if group == "mesh" and (error := unknown_slice(name)):
         return error
+    if folders := folders_here(group, name):
+        words = [[f"--config-dir={folder}", f"{group}={name}"] for folder in folders]
+        return InputError(write(problem, *words[:MOST_CHOICES]))
     if a_file:
         return InputError(
             f"{problem}: put a file of your own at FOLDER/{group}/{path.name} and add "
@@ -95,6 +102,27 @@ def wrong_option(loader: ConfigLoaderImpl, group: str, option: str) -> InputErro
         return InputError(write(f"{problem}, but another group has it", *elsewhere))
     hint = did_you_mean(option, names, f"{group}={{}}")
     return InputError(f"{problem}{hint} (options: {', '.join(options)})")
+
+
+def folders_here(group: str, name: str) -> list[Path]:
+    """Returns the folders here, or this one, that `--config-dir` needs for an option of its own."""
+    if PurePath(name).name != name:
+        return []
+    folders = [Path(), *sorted(Path().glob("*"))]
+    return [folder for folder in folders if (folder / group / f"{name}.yaml").is_file()]
+
+
+def a_file_as_a_whole(problem: str, file: str) -> InputError:
+    """Returns the error for a YAML file that is given as if it were the configuration."""
+    path = Path(file)
+    folder, group = path.parent.parent, path.parent.name
+    if group and (CONF / group).is_dir() and path.suffix == YAML[0]:
+        return InputError(write(problem, [f"--config-dir={folder}", f"{group}={path.stem}"]))
+    return InputError(
+        f"{problem}: put a recipe of your own at FOLDER/experiment/{path.stem}.yaml and add "
+        f"--config-dir=FOLDER experiment={path.stem}; a file of TRL or verl is translated by "
+        f"python -m rl4p.translate {shlex.quote(file)}"
+    )
 
 
 def wrong_key(
@@ -128,6 +156,8 @@ def wrong_key(
                 added = [f"+term@{path}={value}"]
         return InputError(write(f"{unknown_key(path, names, owner)}; to add it", added))
     problem = f"{path} is not an option of {owner}"
+    if re.fullmatch(CONFIG_FILE, key) and PurePath(value).suffix in YAML:
+        return a_file_as_a_whole(problem, value)
     correction = option_correction("data", value) if key == "data.path" else None
     if known := correction or key_correction(key, value, whole=True):
         return InputError(settled(loader, known).after(problem))
@@ -135,9 +165,12 @@ def wrong_key(
         return InputError(write(problem, *choices))
     if "." not in parent and (known := key_correction(key, value)):  # deeper names are local
         return InputError(settled(loader, known).after(problem))
-    near = did_you_mean(name, names)
-    places = [] if near else [[f"{place}={value}"] for place in same_key_elsewhere(key, config)]
+    near = difflib.get_close_matches(name, names, n=1)
+    places = []
+    if path == key or not near:  # the whole name elsewhere says more than a part of it here
+        places = [[f"{place}={value}"] for place in same_key_elsewhere(key, config)]
     if 0 < len(places) <= MOST_CHOICES:
+        places += [[f"{join(parent, each)}={value}"] for each in near]
         return InputError(write(problem, *places))
     return unknown_key(path, names, owner)
 
@@ -227,6 +260,8 @@ def listed_options(
 # Words that are not KEY=VALUE as Hydra reads it.
 
 KEY = r"[+~]{0,2}[\w@/.-]+"
+NAME = r"[a-z]\w*(\.\w+)*"  # a key, without a value behind it
+CONFIG_FILE = r"config([-_](file|path|name))?"  # what others call the file of a run
 
 
 def refuse_arguments(
@@ -239,6 +274,11 @@ def refuse_arguments(
     Args:
       keys: the keys to write for flags of other names.
     """
+    for flag, after in zip(argv, [*argv[1:], ""], strict=True):
+        key, equals, value = flag.removeprefix("--").partition("=")
+        file = value if equals else after
+        if flag != key and re.fullmatch(CONFIG_FILE, key) and PurePath(file).suffix in YAML:
+            raise a_file_as_a_whole(f"--{key} is no flag for a file", file)
     _, _, refused = message.partition("unrecognized arguments: ")
     flags = [word for word in argv if word.startswith("-") and f" {word} " in f" {refused} "]
     overrides = []
@@ -280,6 +320,11 @@ def unreadable(
             return InputError(write(bare, [override("resume", line)]))
         if options:
             return InputError(write(bare, *options))
+        if PurePath(line).suffix in YAML:
+            return a_file_as_a_whole(bare, line)
+        after = lines[index + 1] if index + 1 < len(lines) else "="
+        if re.fullmatch(f"{NAME}:?", line) and "=" not in after:
+            return InputError(write(bare, [readable(line.rstrip(":"), after)]))
         key, colon, value = line.partition(":")
         if colon and re.fullmatch(KEY, key) and value:
             return InputError(write(bare, [readable(key, value.strip())]))

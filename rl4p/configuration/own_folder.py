@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 
-from rl4p.base.errors import InputError
+from rl4p.base.errors import InputError, reason_of
 from rl4p.base.terminal import write
 from rl4p.configuration.yaml_file import code, key_file, own_key
 
@@ -71,7 +71,9 @@ class OwnFolder:
             with os.fdopen(descriptor, "w", encoding="ascii") as file:
                 file.write("".join(f"{line}\n" for line in lines))
         except OSError as error:
-            raise InputError(f"trust=true cannot be remembered in {path}: {error}.") from error
+            raise InputError(
+                f"trust=true cannot be remembered in {path}: {reason_of(error)}."
+            ) from error
         self.remembered.update(lines)
         names = ", ".join(dict.fromkeys(new.values()))
         uses = f", with {names}" if names else ""

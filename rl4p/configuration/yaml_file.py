@@ -31,7 +31,7 @@ from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseExceptio
 from omegaconf.resolvers import oc
 from yaml import YAMLError
 
-from rl4p.base.errors import InputError
+from rl4p.base.errors import InputError, reason_of
 
 MOST_BYTES = 2**20
 MOST_VALUES = 10_000  # after every alias is replaced by a copy of what it names
@@ -131,7 +131,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
     try:
         content = read_yaml(path)
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise InputError(f"{path} cannot be read: {' '.join(str(error).split())}.") from error
+        raise InputError(f"{path} cannot be read: {reason_of(error)}.") from error
     if not isinstance(content, dict):
         raise InputError(f"{path} is not a mapping.")
     return content

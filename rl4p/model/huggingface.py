@@ -37,6 +37,7 @@ from rl4p.model.folder import (
     GENERATION,
     check_files,
     copy_readers,
+    refuse_adapter,
 )
 from rl4p.model.model_tensors import (
     AssembledTensor,
@@ -86,9 +87,10 @@ def read_config(folder: Path) -> DecoderConfig:
     Raises:
       InputError: the decoder does not support it, or the folder is not one model (`check_files`).
     """
-    check_files(folder)
+    refuse_adapter(folder)
     if not (folder / "config.json").is_file():
         raise InputError(f"model.path={folder} has no config.json.")
+    check_files(folder)
     whole, file = Config(read_json(folder / "config.json")), str(folder / "config.json")
     config, where = text_config(whole, file)
     family = family_of(config, where)

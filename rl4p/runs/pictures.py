@@ -67,6 +67,12 @@ GREY = "#7c7c7c"  # of texts and axes on a transparent picture: about 4 to 1 on 
 BLACK = "black"  # in print
 
 
+def count_steps(axes: Any) -> None:
+    """Puts the ticks of the horizontal axis on whole steps."""
+    axes.set_xlabel("step")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+
+
 def panels(
     count: int, *, size: tuple[float, float], columns: int = 1, ink: str = GREY
 ) -> tuple["Figure", list[Any]]:
@@ -166,7 +172,7 @@ def plot_learning_curve(rows: list[dict[str, Any]], path: Path) -> None:
     if scores:
         axes[0].set_ylim(-0.02, 1.02)
         axes[0].sharex(axes[1])
-    axes[-1].set_xlabel("step")
+    count_steps(axes[-1])
     save(figure, path)
 
 
@@ -211,5 +217,5 @@ def plot_collector(rows: list[dict[str, Any]], path: Path) -> None:
         panel.set_title(title(label))
         panel.set_ylim(bottom=0)
         legend(panel, fewest=1, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    axes[-1].set_xlabel("step")
+    count_steps(axes[-1])
     save(figure, path)

@@ -20,7 +20,7 @@ from typing import Any
 
 import yaml
 
-from rl4p.base.errors import InputError
+from rl4p.base.errors import InputError, reason_of
 from rl4p.base.terminal import write
 from rl4p.command.commands import Grammar, options_of
 from rl4p.configuration.bounds import Positive
@@ -344,7 +344,7 @@ def settings_in(path: Path) -> Settings:
     try:
         words = shlex.split(path.read_text("utf-8").replace("\\\n", " "), comments=True)
     except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read: {' '.join(str(error).split())}.") from error
+        raise InputError(f"{path} cannot be read: {reason_of(error)}.") from error
     variables = dict(word.split("=", 1) for word in words if re.match(r"\w+=", word))
     return settings_of(
         [

@@ -10,7 +10,15 @@ import threading
 import pytest
 
 from rl4p.base import errors
-from rl4p.base.errors import MESSAGE, InputError, OutOfTime, RunError, Stopped, importing
+from rl4p.base.errors import (
+    MESSAGE,
+    InputError,
+    OutOfTime,
+    RunError,
+    Stopped,
+    importing,
+    reason_of,
+)
 
 # Sends Ctrl-C when a package is imported, and ignores KeyboardInterrupt, as some libraries do.
 CUSTOMIZED = """
@@ -110,3 +118,10 @@ def test_a_run_imports_nothing_that_only_its_pictures_or_few_evaluations_need():
     found = "import sys, rl4p.runs.run; print(*sys.modules.keys() & {'matplotlib', 'scipy'})"
     done = subprocess.run([sys.executable, "-c", found], capture_output=True, text=True, check=True)
     assert done.stdout == "\n"
+
+
+def test_the_reason_of_an_error_has_no_number_and_one_line(tmp_path):
+    with pytest.raises(OSError, match="Errno") as found:
+        (tmp_path / "absent").read_text()
+    assert reason_of(found.value) == "No such file or directory"
+    assert reason_of(ValueError("one\n  two")) == "one two"

@@ -401,7 +401,9 @@ def test_a_command_that_reads_a_run_continues_none(toy, capsys):
     assert toy.run("resume=a", reads_runs=True) == 2
     assert capsys.readouterr().err == "resume is not a word of rl4p.toy: write run=a\n"
     assert toy.run("run=nowhere", reads_runs=True) == 2
-    assert capsys.readouterr().err.startswith("run=nowhere is not the folder of a run: ")
+    assert capsys.readouterr().err.startswith(
+        "run=nowhere is not the folder of a run: it does not exist."
+    )
 
 
 @pytest.mark.parametrize(

@@ -184,7 +184,7 @@ def test_another_configuration_is_refused_with_the_difference(
 @pytest.mark.parametrize(
     ("there", "sentence"),
     [
-        ({}, "No such file"),
+        ({}, "it does not exist"),
         ({"elsewhere/x": ""}, "No such file"),
         ({"elsewhere": "a file"}, "Not a directory"),
         ({"elsewhere/.hydra/overrides.yaml": "[]"}, "config.yaml: No such file"),

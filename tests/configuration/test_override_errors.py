@@ -75,6 +75,7 @@ def test_a_right_key_is_not_refused(composer):
             "reward.terms.correct? (options: correct, format); to add it: write +",
         ),
         ("reward.terms.format.patern=x", "format; did you mean reward.terms.format.pattern? "),
+        ("advantage.clip_high=1", "write update.clip_high=1 or advantage.clip=1"),
         ("_target_=x", "_target_ is not an option of the configuration; did you mean "),
     ],
 )
@@ -136,6 +137,48 @@ def test_an_override_that_spaces_divide_is_joined(lines, index, words):
 def test_words_on_both_sides_of_another_override_are_not_joined():
     assert message("a", "b=1") == "a is not KEY=VALUE: --help lists the keys."
     assert message("b=1", "a", index=1) == "a is not KEY=VALUE: --help lists the keys."
+
+
+@pytest.mark.parametrize("line", ["update.clip_high", "update.clip_high:"])
+def test_a_value_behind_its_key_is_joined_to_it(line):
+    assert message(line, "0.3").endswith("is not KEY=VALUE: write update.clip_high=0.3")
+
+
+OWN = "conf/experiment/mine.yaml"
+CHOSEN = "write --config-dir=conf experiment=mine"
+PUT = "put a recipe of your own at FOLDER/experiment/mine.yaml and add --config-dir=FOLDER"
+
+
+def test_a_file_as_a_word_is_chosen_or_gets_a_place():
+    assert message(OWN).endswith(CHOSEN)
+    assert PUT in message("mine.yaml")
+    assert PUT in message("experiment/mine.yml")
+
+
+def test_a_file_as_a_value_is_chosen_or_gets_a_place(composer):
+    for key in ("config", "config_file"):
+        for value, words in ((OWN, CHOSEN), ("x/mine.yaml", PUT)):
+            (override,) = composer.parse([f"{key}={value}"])
+            assert words in str(wrong_key(composer.loader, override, composer.load([])))
+
+
+@pytest.mark.parametrize("arguments", [["--config", OWN], [f"--config={OWN}"]])
+def test_a_file_behind_a_flag_is_chosen(arguments):
+    with pytest.raises(InputError, match=CHOSEN):
+        refuse_arguments(arguments, "ambiguous option: --config could match --config-path")
+
+
+def test_an_option_in_a_folder_here_names_the_folder(loader, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "--config-dir" not in str(wrong_option(loader, "experiment", "mine"))
+    for folder in (".", "conf"):
+        path = tmp_path / folder / "experiment" / "mine.yaml"
+        path.parent.mkdir(parents=True)
+        path.touch()
+    sentence = str(wrong_option(loader, "experiment", "mine"))
+    assert sentence.endswith(
+        "does not exist: write --config-dir=. experiment=mine or --config-dir=conf experiment=mine"
+    )
 
 
 def test_a_home_folder_is_written_out(monkeypatch):

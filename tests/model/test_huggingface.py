@@ -124,6 +124,13 @@ def test_layers_of_several_dtypes_meet_in_float32(folder, policy, params):
     assert layers["feed_forward_norm"]["scale"].dtype == "bfloat16"
 
 
+def test_a_folder_that_is_no_model_is_refused_before_its_files_are_named(tmp_path, caplog):
+    (tmp_path / "model.gguf").touch()
+    with pytest.raises(InputError, match=r"has no config\.json"):
+        read_config(tmp_path)
+    assert not caplog.text
+
+
 def test_a_whole_number_dtype_is_refused(folder):
     edit_tensors(folder, lambda t: t.update({"model.norm.weight": np.ones(32, np.int64)}))
     with pytest.raises(InputError, match=r"model\.norm\.weight is I64, not one of F32, F16, BF16"):

@@ -139,6 +139,12 @@ def test_each_curve_has_its_steps_and_its_name(draw):
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_ticks_of_few_steps_are_whole_steps(draw):
+    rows = [{"step": step, "reward/mean": 0.5, "eval/sums/pass_at_1": 0.5} for step in (0, 1, 2)]
+    for axes in draw(rows)[:2]:
+        assert all(tick.is_integer() for tick in axes.get_xticks())
+
+
 def test_shares_fill_their_axis_and_the_picture_is_transparent(draw):
     axes, reward_axes, path = draw(ROWS)
     assert axes.get_ylim() == (-0.02, 1.02)

@@ -28,7 +28,9 @@ def show(console: Console, samples: Sequence[Sample], heading: str, *, numbers: 
     """Prints samples, through a pager if the console is a terminal."""
     every_token = [token for sample in samples for token in tokens_of(sample)]
     legend = Text("(these samples have no tokens)", style="dim")
-    if any(sample.tokens for sample in samples):
+    if every_token and console.color_system is None:
+        legend = Text("(probabilities of tokens: on a terminal with colours, or tokens=true)")
+    elif every_token:
         legend = Text("probability of each token: ")
         for each in SHADES:
             legend.append(each.label, each.terminal).append("  ")

@@ -133,6 +133,7 @@ def draw_curves(
         axes.set_ylim(-0.02, 1.02)
     axes.xaxis.set_major_formatter(lambda position, _: amount(position))
     axes.set_xlabel(AXES[axis])
+    axes.xaxis.get_major_locator().set_params(integer=axis != "seconds")
     legend(axes, ink=ink, loc="best")
     return figure
 

@@ -51,12 +51,13 @@ class ExpectedTime:
             for seconds in (self.step, self.evaluation)
         )
         total = self.steps * self.step + self.evaluations * self.evaluation
-        parts, counts = f"a step {step} s", f"{self.steps:,} steps"
+        parts, counts = f"a step {step} s", f"{self.steps:,} step{'s' * (self.steps != 1)}"
         if self.evaluation:
             parts += f", an evaluation {evaluation} s"
-            counts += f" and {self.evaluations:,} evaluations"
+            counts += f" and {self.evaluations:,} evaluation{'s' * (self.evaluations != 1)}"
+        verb = "takes" if counts == "1 step" else "take"
         return (
-            f"time by estimate, without compilation: {parts}; {counts} take "
+            f"time by estimate, without compilation: {parts}; {counts} {verb} "
             f"{max(1, round(total / 60)):,} min"
         )
 

@@ -28,6 +28,16 @@ def test_a_sample_with_its_grades_and_tokens(printed, full):
     assert "\x1b" not in text
 
 
+def test_shades_are_explained_only_where_there_are_colours(printed, full, monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    colourless = printed(full)
+    assert "0.1 to 0.5" not in colourless
+    assert "or tokens=true" in colourless
+    assert "0.1 to 0.5" in printed(
+        full, force_terminal=False, color_system="truecolor", _environ={}
+    )
+
+
 def test_tokens_are_shaded_and_masked_ones_struck(printed, shown, full, monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     text = printed(full, force_terminal=False, color_system="truecolor", _environ={})

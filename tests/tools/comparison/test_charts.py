@@ -103,6 +103,16 @@ def test_each_axis_has_its_own_ticks(axis, tick):
     assert (band.get_datalim(axes.transData).y0, band.get_datalim(axes.transData).y1) == (-0.5, 1.5)
 
 
+def test_the_ticks_of_few_steps_are_whole_steps():
+    x = {axis: np.arange(1.0, 4.0) for axis in AXES}
+    values = np.ones(3)
+    figure = draw_curves(
+        {0: Curve(x=x, middle=values, low=values, high=values)}, "step", is_share=True
+    )
+    (axes,) = figure.axes
+    assert all(tick.is_integer() for tick in axes.get_xticks())
+
+
 @pytest.mark.parametrize("value", [0.0, 1.0, -3e-7])
 def test_a_constant_is_drawn_inside_the_chart(value):
     curves = {0: curve_of([value, value * (1 + 1e-15)])}

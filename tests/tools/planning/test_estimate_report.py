@@ -96,6 +96,15 @@ def test_the_words_round_to_minutes():
     )
 
 
+@pytest.mark.parametrize(
+    ("evaluation", "end"),
+    [(0.0, "1 step takes 2 min"), (60.0, "1 step and 1 evaluation take 3 min")],
+)
+def test_one_is_no_plural(evaluation, end):
+    text = ExpectedTime(step=120.0, evaluation=evaluation, steps=1, evaluations=1).words()
+    assert text.endswith(f"; {end}")
+
+
 def test_the_rates_of_an_unknown_chip_are_measured(monkeypatch):
     ticks = iter(range(100))
     monkeypatch.setattr(module.time, "perf_counter", lambda: 0.5 * next(ticks))
