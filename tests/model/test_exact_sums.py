@@ -17,12 +17,15 @@ from rl4p.distributed.mesh import ONE_DEVICE
 from rl4p.engine.cache import scored_tokens
 from rl4p.learner.logprobs import ScoreOptions, score_tokens
 from rl4p.model.attention import AttentionInputs, attend
-from rl4p.model.exact_sums import exp, product, token_logprobs, total
+from rl4p.model.exact_sums import OTHER_DIGITS, exp, product, token_logprobs, total
 from rl4p.model.lora import LoRA
 from rl4p.model.scratch import Scratch
 from rl4p.rollout.continuous import Continuous
 from rl4p.rollout.naive_sampler import NaiveSampler
 
+pytestmark = pytest.mark.skipif(
+    jax.__version_info__ >= OTHER_DIGITS, reason="model.exact is refused with this jax"
+)
 ROOT = Path(__file__).resolve().parents[2]
 RANDOM = np.random.default_rng(0)
 OF_TESTS = "--xla_backend_optimization_level=0" in os.environ["XLA_FLAGS"]
@@ -214,3 +217,11 @@ def test_what_has_other_sums_is_refused(change, reason):
     config = dataclasses.replace(policy.decoder.config, **{} if options else change)
     with pytest.raises(InputError, match=f"model.exact=true .*{reason}"):
         exact(policy, config=config, **options)
+
+
+def test_a_jax_with_other_digits_is_refused(policy, monkeypatch):
+    monkeypatch.setattr(jax, "__version_info__", (0, 12, 0))
+    with pytest.raises(
+        InputError, match=r"model\.exact=true needs jax before 0\.12, whose .*leave"
+    ):
+        exact(policy)
