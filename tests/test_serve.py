@@ -2,16 +2,13 @@
 
 import asyncio
 import json
-import os
 import random
 import signal
 import socket
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
 from itertools import pairwise
-from types import SimpleNamespace
 
 import httpx2
 import jax
@@ -29,6 +26,7 @@ from rl4p.protocols.engine import Request
 from rl4p.rollout.continuous import Continuous
 from rl4p.tools.serving import job
 from rl4p.tools.serving.options import TAKEN, WITHOUT_RUN, ServeOptions
+from tests.support.serve_process import server
 
 NAME = "tiny-test"
 # Each token of this chain follows the one before it, which makes the model call a tool.
@@ -80,27 +78,6 @@ def test_a_port_in_use_is_said_before_anything_is_loaded(capsys):
         port = other.getsockname()[1]
         assert rl4p.serve.main(["model=tiny", f"port={port}"]) == 2
     assert f"The server cannot listen at 127.0.0.1 port {port}" in capsys.readouterr().err
-
-
-@contextmanager
-def server(*arguments, cwd=None, env=None):
-    """Runs a server; yields its process and its address."""
-    line = [sys.executable, "-m", "rl4p.serve", *arguments, "port=0"]
-    process = subprocess.Popen(
-        line,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=cwd,
-        env=os.environ | (env or {}),
-    )
-    try:
-        printed = process.stdout.readline()
-        assert "is served at http://" in printed, process.stderr.read()
-        yield SimpleNamespace(process=process, url=printed.split()[-1], printed=printed)
-    finally:
-        process.kill()
-        process.communicate()
 
 
 @pytest.fixture(scope="module")

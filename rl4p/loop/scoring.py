@@ -15,7 +15,7 @@ from rl4p.learner.logprobs import score_tokens
 from rl4p.learner.preferences import mismatched_log_ratios
 from rl4p.loop.evaluation import final_answer, greedy_answers, judged
 from rl4p.loop.phases import Phases
-from rl4p.loop.teacher import OwnTeacher
+from rl4p.loop.teacher import OwnTeacher, ServedTeacher
 from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy
 from rl4p.protocols.collection import Collected
@@ -39,7 +39,8 @@ class Scoring:
     reference: tuple[Decoder, Params] | None = None
     # A decoder with the vocabulary of the policy, and its parameters; None without one.
     teacher: tuple[Decoder, Params] | None = None
-    own_teacher: OwnTeacher | None = None  # in place of a teacher with a decoder of its own
+    # In place of a teacher with a decoder of its own. `Scoring.close` ends its connections.
+    other_teacher: OwnTeacher | ServedTeacher | None = None
     tasks: tuple[str, ...] = ()  # the names of the tasks in the training data, sorted
     # The reward term whose grades are `right`, and whose extraction finds `answer_clusters`.
     term: str = "correct"
@@ -74,12 +75,15 @@ class Scoring:
             ),
             "teacher_logprobs": self.teacher,
         }
-        if self.own_teacher is not None:
-            average = self.own_teacher.weights == "average"
+        if isinstance(self.other_teacher, ServedTeacher):
+            scores["teacher_logprobs"] = self.other_teacher.logprobs(policy, trajectories)
+            del others["teacher_logprobs"]
+        elif self.other_teacher is not None:
+            average = self.other_teacher.weights == "average"
             model = (policy.decoder, policy.merged(state.average if average else state.params))
-            if self.own_teacher.weights == "start":
+            if self.other_teacher.weights == "start":
                 model = others["reference_logprobs"]
-            scores["teacher_logprobs"] = self.own_teacher.logprobs(
+            scores["teacher_logprobs"] = self.other_teacher.logprobs(
                 policy, model, options, collected, **temperature
             )
             del others["teacher_logprobs"]
@@ -111,6 +115,11 @@ class Scoring:
         for name in sorted(needs & row_scores.keys()):
             scores[name] = policy.mesh.shard_rows(row_scores[name]())
         return scores
+
+    def close(self) -> None:
+        """Ends the connections of a served teacher."""
+        if isinstance(self.other_teacher, ServedTeacher):
+            self.other_teacher.close()
 
 
 def baselines(

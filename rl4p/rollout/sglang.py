@@ -152,9 +152,10 @@ class SGLangProtocol(WeightsProtocol):
     async def score(
         self, server: RemoteServer, tokens: Sequence[int], deadline: Deadline
     ) -> list[float | None]:
+        drawn = server.features.get("least_tokens", 1)
         body = {
             "input_ids": list(tokens),
-            "sampling_params": {"temperature": 1.0, "max_new_tokens": 1},
+            "sampling_params": {"temperature": 1.0, "max_new_tokens": drawn},
             "return_logprob": True,
             "logprob_start_len": 0,
         }

@@ -276,7 +276,8 @@ class VLLMProtocol(WeightsProtocol):
     async def score(
         self, server: RemoteServer, tokens: Sequence[int], deadline: Deadline
     ) -> list[float | None]:
-        body = self.body(server, ServerRequest(tokens=tokens)) | {"prompt_logprobs": 0}
+        request = ServerRequest(tokens=tokens, max_tokens=server.features.get("least_tokens", 1))
+        body = self.body(server, request) | {"prompt_logprobs": 0}
         response = await server.send("POST", "/v1/completions", body, seconds=deadline.left)
         by_token = value_at(only_choice(response), "prompt_logprobs")
         if not isinstance(by_token, list) or len(by_token) != len(tokens):

@@ -25,6 +25,7 @@ from rl4p.loop.groups import check_filters
 from rl4p.loop.phases import Phases
 from rl4p.loop.scoring import Scoring
 from rl4p.loop.source import open_source
+from rl4p.loop.teacher import ServedTeacher
 from rl4p.loop.transform import GFPO, Drop, Relabel, Truncate
 from rl4p.model.policy import Policy
 from rl4p.protocols import phases as protocols
@@ -62,7 +63,7 @@ from rl4p.runs.policy import (
     check_lengths,
     chosen_prompt_tokens,
     most_prompt_tokens,
-    own_teacher,
+    other_teacher,
 )
 
 PROTOCOLS = {
@@ -149,13 +150,13 @@ def build(config: DictConfig) -> Experiment:
         config, evaluation_phases, policy, sampled, encode, rows=rows
     )
 
-    own = own_teacher(config, phases)
+    own = other_teacher(config, phases)
     for_reference = needs if own is None else needs | own.needs
     reference, resettable = build_reference(config, policy, params, key, for_reference)
     scoring = Scoring(
         reference=reference,
         teacher=build_teacher(config, policy, key) if own is None else None,
-        own_teacher=own,
+        other_teacher=own,
         tasks=tuple(sorted({question.task for question in questions})),
         term=config.evaluation.term,
     )
@@ -173,6 +174,8 @@ def build(config: DictConfig) -> Experiment:
         chosen = chosen_prompt_tokens(most_prompt_tokens(config, policy), sets)
         OmegaConf.update(config, "max_prompt_tokens", chosen)
         chosen_here["max_prompt_tokens"] = chosen
+    if isinstance(own, ServedTeacher):
+        own.open(policy, config.max_prompt_tokens + config.max_response_tokens)
     if phases.estimator is not None:
         init = partial(phases.estimator.init, policy.decoder)
         params = params | {"critic": placement.init(mesh, init, policy.merged(params))}

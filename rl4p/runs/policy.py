@@ -24,7 +24,7 @@ from rl4p.distributed.partition import narrowed
 from rl4p.distributed.placement import like_of, offloaded
 from rl4p.distributed.processes import agreed, first
 from rl4p.loop.phases import Phases
-from rl4p.loop.teacher import OwnTeacher
+from rl4p.loop.teacher import OwnTeacher, ServedTeacher
 from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy, padded_width
 from rl4p.protocols.engine import OpensEngine
@@ -197,13 +197,16 @@ def reference_params(policy: Policy, params: Params) -> Params:
     return policy.frozen or narrowed(params, policy.decoder.dtype)
 
 
-def own_teacher(config: DictConfig, phases: Phases) -> OwnTeacher | None:
-    """Returns the teacher if it is the policy itself, with a context.
+def other_teacher(config: DictConfig, phases: Phases) -> OwnTeacher | ServedTeacher | None:
+    """Returns the teacher if the run builds no model for it: the policy itself, or servers.
 
     Raises:
       InputError: it cannot act with the phases, or its weights do not exist.
     """
     teacher = None if config.teacher is None else instantiate(config.teacher)
+    if isinstance(teacher, ServedTeacher):
+        refuse_what_servers_cannot_score(config, phases, teacher)
+        return teacher
     if not isinstance(teacher, OwnTeacher):
         return None
     if isinstance(phases.update, Distils):
@@ -224,6 +227,32 @@ def own_teacher(config: DictConfig, phases: Phases) -> OwnTeacher | None:
             "episodes of several turns: choose another rollout."
         )
     return teacher
+
+
+def refuse_what_servers_cannot_score(
+    config: DictConfig, phases: Phases, teacher: ServedTeacher
+) -> None:
+    """Refuses phases that need more of a teacher than log-probabilities at temperature 1."""
+    if isinstance(phases.update, Distils):
+        raise InputError(
+            "teacher=served_teacher returns the log-probabilities of given tokens, but the update "
+            "compares distributions over the whole vocabulary: choose advantage=distill and "
+            "update=reinforce, or a local teacher (+model@teacher=pretrained)."
+        )
+    own = phases.rollout.sampling
+    given = own.temperature, own.top_k, own.top_p, own.min_p
+    if given != (1, 0, 1, 0) or phases.temperature(0):
+        raise InputError(
+            "teacher=served_teacher scores at temperature 1 over the whole vocabulary, but the "
+            "rollout samples otherwise: set its temperature, top_k, top_p and min_p to 1, 0, 1 and "
+            "0, and its annealing to null."
+        )
+    weights = {url.rstrip("/") for url in config.rollout.get("servers") or ()}
+    if both := sorted(weights & {url.rstrip("/") for url in teacher.servers}):
+        raise InputError(
+            f"teacher.servers names {both[0]}, which has the policy's weights, because "
+            "rollout.servers names it too: choose another server."
+        )
 
 
 def build_teacher(config: DictConfig, policy: Policy, key: Array) -> tuple[Decoder, Params] | None:

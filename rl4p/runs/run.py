@@ -151,6 +151,7 @@ def run(
             with (
                 before_exit_by_failure(fail),
                 closing(experiment.loop.phases),
+                closing(experiment.loop.scoring),
                 closing(experiment.evaluation.phases),
                 closing(experiment.loop.collector),
                 checkpoints,

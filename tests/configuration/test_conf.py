@@ -78,6 +78,7 @@ REQUIRED = {
     "rollout=vllm": ["rollout.servers=[http://localhost:9]"],
     "source=easy_pool": ["source.easy={level: 1}"],
     "teacher=own_teacher": ["advantage=distill", "teacher.prompt='{answer}'"],
+    "teacher=served_teacher": ["advantage=distill", "teacher.servers=[http://localhost:9]"],
     "transform=gfpo": ["transforms.my_gfpo.keep=2"],
     "transform=truncate": ["transforms.my_truncate.most=8"],
     "term=classifier": ["reward.terms.my_classifier.path=classifier"],

@@ -1,18 +1,28 @@
-"""Tests the policy as its own teacher with a context, against logits in float64, and a run."""
+"""Tests the policy as its own teacher, against logits in float64, and teachers behind servers."""
 
+import copy
+import json
+import time
+from contextlib import closing, contextmanager
 from dataclasses import replace
 
 import jax
 import numpy as np
 import pytest
 
-from rl4p.base.errors import InputError
-from rl4p.base.types import Rewards
-from rl4p.configuration import compose
+from rl4p.base.errors import InputError, RunError
+from rl4p.base.types import Microbatching, Rewards, Sampling, Trajectories
+from rl4p.configuration import compose, instantiate
+from rl4p.learner.logprobs import ScoreOptions, score_tokens
 from rl4p.loop.loop import train
-from rl4p.loop.teacher import OwnTeacher
+from rl4p.loop.teacher import OwnTeacher, ServedTeacher
+from rl4p.model.huggingface import write_policy
 from rl4p.protocols.collection import Collected
 from rl4p.runs.build import build
+from rl4p.tools.planning.abstract import abstract_run
+from rl4p.tools.planning.programs import scoring
+from tests.support.remote_doubles import SGLangDouble, VLLMDouble
+from tests.support.serve_process import server
 
 RUN = (
     *("model=scratch", "model.layers=1", "model.heads=2", "model.num_kv_heads=1"),
@@ -96,3 +106,244 @@ def test_a_field_that_a_row_lacks_is_named(scored, field):
     teacher = OwnTeacher(prompt=f"{{question}} {{{field}}}")
     with pytest.raises(InputError, match=rf"the field \{{{field}\}}, which the row .* lacks"):
         teacher.tokens(experiment.loop.policy, replace(prompts[0], solution=None))
+
+
+# A teacher behind servers.
+
+STUDENT = (*(x for x in RUN if x not in ("rollout.temperature=0.7", "+teacher=own_teacher")),)
+SERVED = "+teacher=served_teacher"
+
+
+@pytest.fixture(scope="module")
+def folder(policy, params, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("teacher") / "model"
+    write_policy(folder, policy, params)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def address(folder):
+    """The address of rl4p.serve with the weights of `params`, whose sums are exact."""
+    words = "model=pretrained", f"model.path={folder}", "model.exact=true", "name=t"
+    with server(*words) as served:
+        yield served.url
+
+
+def trained(*words):
+    """Returns the metrics of a run without its times, and its parameters."""
+    experiment = build(compose([*STUDENT, *words, "steps=2"]))
+    with closing(experiment.loop.scoring):
+        infos = list(train(experiment.loop, experiment.state))
+    kept = "reward/", "advantage/", "update/"
+    metrics = [{k: v for k, v in x.metrics.items() if k.startswith(kept)} for x in infos]
+    return metrics, jax.device_get(infos[-1].state.params)
+
+
+@pytest.mark.mixed_dtypes  # of optax
+@pytest.mark.parametrize("protocol", ["vllm", "sglang"])
+def test_a_run_has_every_digit_of_one_with_a_local_teacher(address, folder, protocol):
+    local = "+model@teacher=pretrained", f"teacher.path={folder}", "teacher.exact=true"
+    expected, expected_params = trained(*local)
+    found, found_params = trained(
+        SERVED, f"teacher.servers=[{address}]", f"teacher.protocol={protocol}"
+    )
+    assert expected[0]["update/grad_norm"] > 1e-4
+    assert found == expected
+    jax.tree.map(np.testing.assert_array_equal, found_params, expected_params)
+
+
+@contextmanager
+def opened(policy, *servers, longest=64, **options):
+    """Yields a teacher whose servers have been checked."""
+    options = {"patience": 20.0, "timeout_seconds": 20.0, "health_seconds": 0.2} | options
+    teacher = ServedTeacher(servers=servers, **options)
+    with closing(teacher):
+        teacher.open(policy, longest)
+        yield teacher
+
+
+def rows(policy, lengths):
+    """Returns rows with two sequences each, whose last three tokens are responses, and a pad."""
+    T = max(sum(row) for row in lengths) + 1
+    tokens_BT = np.random.default_rng(0).integers(0, 256, (len(lengths), T), np.int32)
+    segments_BT, positions_BT = np.zeros_like(tokens_BT), np.zeros_like(tokens_BT)
+    mask_BT = np.zeros(tokens_BT.shape, bool)
+    for row, (first, second) in enumerate(lengths):
+        for segment, (at, length) in enumerate([(0, first), (first, second)], 1):
+            segments_BT[row, at : at + length] = segment
+            positions_BT[row, at : at + length] = np.arange(length)
+            mask_BT[row, at + length - 3 : at + length] = True
+    return policy.mesh.shard_rows(
+        Trajectories(
+            tokens_BT=tokens_BT,
+            response_mask_BT=mask_BT,
+            positions_BT=positions_BT,
+            segment_ids_BT=segments_BT,
+            behaviour_logprobs_BT=np.zeros(tokens_BT.shape, np.float32),
+            policy_version_BT=np.zeros_like(tokens_BT),
+            group_ids_B=np.arange(len(lengths), dtype=np.int32),
+            finish_B=np.zeros(len(lengths), np.int8),
+        )
+    )
+
+
+def expected_scores(policy, params, trajectories):
+    options = ScoreOptions(
+        decoder=policy.decoder,
+        sampling=Sampling(),
+        microbatching=Microbatching(tokens=4096, widths=1),
+        mesh=policy.mesh,
+    )
+    return np.asarray(score_tokens(options, policy.merged(params), trajectories)["logprobs"])
+
+
+@pytest.mark.parametrize("protocol", ["vllm", "sglang"])
+def test_each_sequence_of_a_row_is_scored_by_itself(address, policy, params, protocol):
+    trajectories = rows(policy, [(5, 9), (12, 4), (4, 4)])
+    expected_BT = expected_scores(policy, params, trajectories)
+    with opened(policy, address, protocol=protocol) as teacher:
+        found_BT = np.asarray(teacher.logprobs(policy, trajectories))
+    assert np.count_nonzero(expected_BT) == 18
+    np.testing.assert_allclose(found_BT, expected_BT, atol=2e-6, rtol=0)
+    np.testing.assert_array_equal(found_BT == 0, expected_BT == 0)
+
+
+class Slow(VLLMDouble):
+    """Counts the scores that it computes at a time."""
+
+    now, most = 0, 0
+
+    def complete(self, body, fault):
+        with self.lock:
+            self.now += 1
+            self.most = max(self.most, self.now)
+        time.sleep(0.1)
+        with self.lock:
+            self.now -= 1
+        return super().complete(body, fault)
+
+
+def test_requests_run_at_a_time_and_failed_ones_again(policy, params):
+    trajectories = rows(policy, [(5, 9), (12, 4), (4, 4)])
+    expected_BT = expected_scores(policy, params, trajectories)
+    with closing(Slow(policy, params)) as double:
+        with opened(policy, double.url, concurrency=4) as teacher:
+            teacher.logprobs(policy, trajectories)
+            assert double.most == 4
+            faults = iter(["500", None, "500"])
+            double.fault = lambda path: next(faults, None) if path == "/v1/completions" else None
+            double.asked.clear()
+            found_BT = np.asarray(teacher.logprobs(policy, trajectories))
+            assert double.asked.count("/v1/completions") == 6 + 2
+        np.testing.assert_allclose(found_BT, expected_BT, atol=2e-5, rtol=0)
+        with opened(policy, double.url, attempts=1) as teacher:
+            double.fault = lambda path: "500" if path == "/v1/completions" else None
+            message = r"has failed 1 times \(teacher.attempts\), the last time at .*: HTTP 500"
+            with pytest.raises(RunError, match=message):
+                teacher.logprobs(policy, trajectories)
+
+
+class WithoutNumbers(VLLMDouble):
+    def score(self, tokens):
+        return [None, *[float("-inf")] * (len(tokens) - 1)]
+
+
+def test_what_is_no_log_probability_is_refused(policy, params):
+    with (
+        closing(WithoutNumbers(policy, params)) as double,
+        opened(policy, double.url, attempts=1) as teacher,
+        pytest.raises(RunError, match="a token has no finite log-probability"),
+    ):
+        teacher.logprobs(policy, rows(policy, [(4, 4)]))
+
+
+@pytest.mark.parametrize("double", [VLLMDouble, SGLangDouble])
+def test_a_server_that_draws_a_token_needs_a_place_for_it(policy, params, double):
+    protocol = "vllm" if double is VLLMDouble else "sglang"
+    with closing(double(policy, params)) as served:
+        served.context = 64
+        with opened(policy, served.url, longest=63, protocol=protocol):
+            pass
+        message = r"its context has 64 tokens, but max_prompt_tokens \+ max_response_tokens \+ 1 = "
+        with pytest.raises(RunError, match=message + "65"):
+            open_once(policy, served.url, longest=64, protocol=protocol)
+
+
+def open_once(policy, *servers, **options):
+    with opened(policy, *servers, **options):
+        pass
+
+
+def other_tokenizer(policy):
+    """Returns the policy with two tokens of its tokenizer exchanged."""
+    state = json.loads(policy.tokenizer.backend_tokenizer.to_str())
+    words = state["model"]["vocab"]
+    words["a"], words["b"] = words["b"], words["a"]
+    tokenizer = copy.deepcopy(policy.tokenizer)
+    tokenizer._tokenizer = type(tokenizer.backend_tokenizer).from_str(json.dumps(state))
+    return replace(policy, tokenizer=tokenizer)
+
+
+def larger(policy):
+    config = policy.decoder.config
+    config = replace(config, vocabulary=config.vocabulary + 1)
+    return replace(policy, decoder=replace(policy.decoder, config=config))
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "sentence"),
+    [
+        (other_tokenizer, {}, "it has another tokenizer than the policy"),
+        (larger, {}, r"it does not score the policy's token \d+, the last one: HTTP 400"),
+        (None, {"longest": 129}, r"has 128 tokens, but .* max_response_tokens = 129\)\."),
+        (None, {"model": "m"}, "HTTP 404 at /v1/completions: .*'?m'?"),
+    ],
+)
+def test_a_server_that_does_not_fit_is_refused(address, policy, change, options, sentence):
+    open_once(policy, address, longest=128)  # as long as the model of rl4p.serve
+    start = rf"^No server of teacher.servers can be used: {address} \("
+    with pytest.raises(RunError, match=f"{start}.*{sentence}"):
+        open_once(change(policy) if change else policy, address, **options)
+
+
+def test_a_server_that_cannot_be_reached(policy):
+    message = (
+        r"^No server of teacher.servers could be used for 0.2 seconds \(teacher.patience\): "
+        r"http://127.0.0.1:9 \(it cannot be reached \(.*\)\)\.$"
+    )
+    with pytest.raises(RunError, match=message):
+        open_once(policy, "http://127.0.0.1:9", patience=0.2)
+
+
+NOWHERE = (SERVED, "teacher.servers=[http://127.0.0.1:9]")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("advantage=constant", "update=gkd"), "of given tokens, but the update compares distrib"),
+        (("rollout.temperature=0.7",), "scores at temperature 1 over the whole vocabulary"),
+        (("rollout.top_k=5",), "scores at temperature 1 over the whole vocabulary"),
+        (
+            ("+annealing@rollout.annealing=linear", "rollout.annealing.end=0.5"),
+            "scores at temperature 1 over the whole",
+        ),
+        (("advantage=grpo",), "advantage=grpo does not use a teacher"),
+        (("teacher.protocol=sglang", "teacher.model=m"), "model has no effect with protocol=sg"),
+        (("teacher.servers=[]",), "servers is empty"),
+        (
+            ("rollout=vllm", "rollout.servers=[http://127.0.0.1:9/]"),
+            "http://127.0.0.1:9, which has the policy's weights",
+        ),
+    ],
+)
+def test_what_servers_cannot_score_is_refused(words, sentence):
+    with pytest.raises(InputError, match=sentence):
+        build(compose([*STUDENT, *NOWHERE, *words]))
+
+
+def test_a_plan_asks_no_server():
+    config = compose([*STUDENT, *NOWHERE])
+    run = abstract_run(config, instantiate(config.mesh))
+    assert run.teacher is None
+    assert list(scoring(run)) == []  # the programs

@@ -49,6 +49,7 @@ class Double:
     def __init__(self, policy, params, *, port=0):
         self.policy, self.params, self.label = policy, policy.for_sampling(params), "default"
         self.sums = checksums(policy, self.params, "sha256")
+        self.context = policy.decoder.config.max_positions
         self.has_crc32 = False  # whether it offers CRC-32, as rl4p.serve
         self.fault = lambda path: None
         self.missing = set()  # paths that are not offered
@@ -121,7 +122,8 @@ class Double:
             self.released.wait(30)
             return reset(handler)
         try:
-            status, answer = self.answer(path, url.query, body, fault)
+            answer = self.tokenize if path == "/tokenize" else self.answer
+            status, answer = answer(path, url.query, body, fault)
         except InputError as error:
             status, answer = 400, {"error": str(error)}
         if not self.alive:
@@ -134,6 +136,14 @@ class Double:
         if fault == "slow":
             return self.send_slowly(handler, content)
         return send(handler, status, content)
+
+    def listed(self):
+        return {"id": "the-model", "max_model_len": self.context}
+
+    def tokenize(self, path, query, body, fault):
+        special = body.get("add_special_tokens", True)
+        tokens = self.policy.tokenizer(body["prompt"], add_special_tokens=special)["input_ids"]
+        return 200, {"tokens": tokens, "count": len(tokens), "max_model_len": self.context}
 
     def send_slowly(self, handler, content):
         handler.send_response(200)
@@ -267,7 +277,7 @@ class VLLMDouble(Double):
         if path == "/is_sleeping":
             return 200, {"is_sleeping": self.asleep}
         if path == "/v1/models":
-            return 200, {"data": [{"id": "the-model"}]}
+            return 200, {"data": [self.listed()]}
         if path == "/v1/completions":
             return self.complete(body, fault)
         if path == "/pause":
@@ -336,6 +346,8 @@ class SGLangDouble(Double):
     def answer(self, path, query, body, fault):
         if path == "/health":
             return 200, ""
+        if path == "/v1/models":
+            return 200, {"data": [self.listed()]}
         if path == "/generate":
             return self.generate(body, fault)
         if path == "/pause_generation":

@@ -73,7 +73,7 @@ class Stopping(Exception):
 
 
 class ServerPool:
-    """The servers of a rollout.
+    """The servers of a rollout or of a teacher.
 
     Raises:
       InputError: the environment variable of the key is not set.
@@ -81,7 +81,7 @@ class ServerPool:
 
     def __init__(self, options: PoolOptions, protocol: ServerProtocol) -> None:
         try:
-            key = api_key(options.key_variable, "rollout.key_variable")
+            key = api_key(options.key_variable, f"{options.group}.key_variable")
         except ValueError as error:
             raise InputError(str(error)) from None
         self.options, self.protocol = options, protocol
@@ -114,7 +114,8 @@ class ServerPool:
             server.healthy = False
         errors = await asyncio.gather(*map(self.bring_in, self.servers))
         if first and all(isinstance(x, RefusedError | InvalidResponseError) for x in errors):
-            raise RunError(f"No server of rollout.servers can be used: {self.reasons()}.")
+            group = self.options.group
+            raise RunError(f"No server of {group}.servers can be used: {self.reasons()}.")
         for server, error in zip(self.servers, errors, strict=True):
             if error is not None:
                 announce(server)
@@ -255,7 +256,7 @@ class ServerPool:
         Raises:
           RunError: it has passed.
         """
-        changed = self.changed
+        changed, group = self.changed, self.options.group
         try:
             async with asyncio.timeout(None if deadline is None else deadline.left):
                 await changed.wait()
@@ -265,13 +266,13 @@ class ServerPool:
             return
         if all(server.refusals >= REFUSALS_IN_A_ROW for server in self.servers):
             raise RunError(
-                "No server of rollout.servers can be used, after "
+                f"No server of {group}.servers can be used, after "
                 f"{min(server.refusals for server in self.servers)} attempts: {self.reasons()}."
             )
         if deadline.over:
             raise RunError(
-                f"No server of rollout.servers could be used for {self.options.patience:g} seconds "
-                f"(rollout.patience): {self.reasons()}."
+                f"No server of {group}.servers could be used for {self.options.patience:g} seconds "
+                f"({group}.patience): {self.reasons()}."
             )
 
     def notify(self) -> None:
@@ -316,8 +317,8 @@ class ServerPool:
             if failures >= self.options.attempts:
                 reason = server.client.without_key(str(result))
                 raise RunError(
-                    f"A request has failed {failures} times (rollout.attempts), the last time at "
-                    f"{server.url}: {reason}."
+                    f"A request has failed {failures} times ({self.options.group}.attempts), the "
+                    f"last time at {server.url}: {reason}."
                 )
             await self.sleep(batch, short_pause(failures, min(result.retry_after, LONGEST_PAUSE)))
 
@@ -355,7 +356,8 @@ class ServerPool:
                 return completion
             return RequestError("it aborted the request")
         if isinstance(error, RefusedError):
-            raise RunError(f"{server.url} refuses a request of the rollout: {error}.")
+            group = self.options.group
+            raise RunError(f"{server.url} refuses a request of the {group}: {error}.")
         if not isinstance(error, RequestError):
             raise error
         server.failures += 1

@@ -1,4 +1,4 @@
-"""The servers of a rollout: their options, their state, and the protocol of their kind."""
+"""The servers of a rollout or a teacher: their options, state, and the protocol of their kind."""
 
 import asyncio
 import hashlib
@@ -167,9 +167,10 @@ def number(value: Any) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class PoolOptions:
-    """The servers of a rollout, and how requests are sent to them.
+    """The servers of a rollout or a teacher, and how requests are sent to them.
 
     Attributes:
+      group: the key of these options in the configuration, which errors name.
       servers: the addresses of the servers, such as http://127.0.0.1:8000, without a path.
       concurrency: the requests at a time to each server.
       timeout_seconds: the deadline of a request, from its start to the last byte of the response.
@@ -178,6 +179,8 @@ class PoolOptions:
       health_seconds: the seconds between two checks whether a server is healthy.
       key_variable: the environment variable with the API key of the servers; None sends no key.
     """
+
+    group: ClassVar[str] = "rollout"
 
     servers: tuple[Address, ...]
     concurrency: Positive = 64
@@ -374,7 +377,10 @@ class WeightsProtocol(ServerProtocol):
     async def score(
         self, server: RemoteServer, tokens: Sequence[int], deadline: Deadline
     ) -> list[float | None]:
-        """Returns log p(token t | tokens before t) of tokens 1 to n - 1, at temperature 1."""
+        """Returns log p(token t | tokens before t) of tokens 1 to n - 1, at temperature 1.
+
+        The server draws `least_tokens` of its features behind them, by default 1.
+        """
 
 
 async def check_checksums(

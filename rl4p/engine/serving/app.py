@@ -462,6 +462,7 @@ class App:
             "owned_by": "rl4p",
             "root": server.source,
             "max_model_len": server.positions,
+            "least_tokens": 0,  # of a completion
             "weight_version": server.version,
         }
         return JsonResponse({"object": "list", "data": [model]})

@@ -37,7 +37,7 @@ from rl4p.runs.policy import (
     check_lengths,
     chosen_prompt_tokens,
     most_prompt_tokens,
-    own_teacher,
+    other_teacher,
     refuse_options_of_reference,
 )
 from rl4p.tools.planning.topology import DescribedMesh
@@ -184,7 +184,7 @@ def abstract_run(config: DictConfig, mesh: Mesh) -> AbstractRun:
     refuse_idle_routers(phases, policy)
     whole = policy.merged(params)
     frozen = [policy.frozen]
-    own_scores = own_teacher(config, phases)
+    own_scores = other_teacher(config, phases)
     if own_scores is not None:
         needs |= own_scores.needs
     reference, resettable = reference_of(config, policy, params, needs)

@@ -210,8 +210,8 @@ def scoring(run: AbstractRun) -> Iterator[Program]:
         )
         yield program("scores", traced, live)
     for name, model in (("reference", run.reference), ("teacher", run.teacher)):
-        if f"{name}_logprobs" in needs:
-            assert model is not None
+        # A teacher without a model of its own is the policy, or is behind servers.
+        if f"{name}_logprobs" in needs and model is not None:
             own = replace(options, decoder=model[0])
             traced = score_tokens.trace(own, model[1], trajectories, **temperature)
             yield program(name, traced, live)

@@ -12,7 +12,7 @@ from rl4p.engine.serving.chat import chat_completions
 from rl4p.engine.serving.completions import completions
 from rl4p.tools.browser.beside import render
 from rl4p.tools.serving.sglang import SGLangControl, generate
-from rl4p.tools.serving.vllm import VLLMControl
+from rl4p.tools.serving.vllm import VLLMControl, tokenize
 from rl4p.tools.serving.weight_updates import WeightUpdates
 
 HEALTH_SECONDS = 30.0
@@ -31,6 +31,7 @@ class ServedApp(App):
             ("POST", "/v1/completions"): completions,
             ("POST", "/v1/chat/completions"): chat_completions,
             ("POST", "/generate"): generate,
+            ("POST", "/tokenize"): tokenize,
             ("GET", "/health"): self.health,
             ("GET", "/health_generate"): self.health_generate,
             ("GET", "/version"): self.version,

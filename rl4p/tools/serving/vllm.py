@@ -1,4 +1,4 @@
-"""The endpoints of vLLM's development mode: pauses, weights and versions."""
+"""The endpoints of vLLM's development mode: pauses, weights and versions; and /tokenize."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -62,6 +62,23 @@ class FinishWeightUpdate(Body):
     """The body of /finish_weight_update."""
 
     weight_version: Name | None = None
+
+
+class TokenizeRequest(Body):
+    """The body of /tokenize."""
+
+    model: Name | None = None
+    prompt: str
+    add_special_tokens: bool = True
+
+
+async def tokenize(request: HttpRequest) -> JsonResponse:
+    """Responds with the tokens of a text."""
+    server, body = request.server, await request.body(TokenizeRequest)
+    server.check_model(body.model)
+    tokens = await server.encode(body.prompt, "prompt", special=body.add_special_tokens)
+    sizes = {"count": len(tokens), "max_model_len": server.positions}
+    return JsonResponse({"tokens": tokens} | sizes)
 
 
 @dataclass(frozen=True)

@@ -108,6 +108,7 @@ def test_the_model_is_listed(ask, chatty):
     assert model["root"] == "/path/to/m"
     assert model["max_model_len"] == chatty.decoder.config.max_positions
     assert model["weight_version"] == "7"
+    assert model["least_tokens"] == 0
 
 
 def test_unknown_places_and_methods(ask):

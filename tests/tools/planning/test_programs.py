@@ -181,6 +181,8 @@ def test_scores_are_planned_as_phases_need_them(monkeypatch):
     assert phases() == []
     assert phases("kl=fixed") == ["reference"]
     assert phases("update.minibatches=2") == ["scores"]
+    served = "+teacher=served_teacher", "teacher.servers=[http://127.0.0.1:9]"
+    assert phases("advantage=distill", *served) == []
     assert phases("advantage=gae", "critic=shared", "kl=fixed") == ["scores", "reference"]
 
 

@@ -187,3 +187,13 @@ def test_weights_that_a_sleep_has_dropped_must_be_loaded_as_a_whole(talk, schedu
     assert [status for status, _ in found][:3] == [200, 400, 200]
     assert "load weights first" in found[3][1]["error"]["message"]
     assert "needs all of its tensors" in found[4][1]["message"]
+
+
+def test_a_text_is_encoded_as_by_the_tokenizer(ask, chatty):
+    tokens = chatty.tokenizer("hé<|x", add_special_tokens=False)["input_ids"]
+    answer = ask("/tokenize", {"prompt": "hé<|x", "add_special_tokens": False})
+    longest = chatty.decoder.config.max_positions
+    assert answer == {"tokens": tokens, "count": len(tokens), "max_model_len": longest}
+    error = ask("/tokenize", {"prompt": "a", "model": "other"}, status=404)["error"]
+    assert "other" in error["message"]
+    ask("/tokenize", {"prompt": [1]}, status=400)
