@@ -54,6 +54,7 @@ def test_the_notebook_runs_and_its_run_has_learned(notebook):
     assert json.loads((folder / "summary.json").read_text())["resumed_from"] == 3
 
 
+@pytest.mark.slow
 def test_the_run_is_shown_with_its_results_its_curve_and_its_samples(notebook):
     _, printed = notebook
     (shown, *_) = [line for line in printed.splitlines() if line.startswith("SHOWN")]
@@ -93,6 +94,7 @@ def test_a_run_has_a_folder_of_its_own_by_default(tmp_path):
     assert (folder / ".hydra" / "overrides.yaml").exists()
 
 
+@pytest.mark.slow
 def test_an_error_of_the_run_is_raised(notebook):
     """It comes after the checks, when the checkpoint is read."""
     folder, _ = notebook
