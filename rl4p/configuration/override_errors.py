@@ -113,7 +113,7 @@ def folders_here(group: str, name: str) -> list[Path]:
 
 
 def a_file_as_a_whole(problem: str, file: str) -> InputError:
-    """Returns the error for a YAML file that is given as if it were the configuration."""
+    """Returns the error for a YAML file that stands where KEY=VALUE belongs."""
     path = Path(file)
     folder, group = path.parent.parent, path.parent.name
     if group and (CONF / group).is_dir() and path.suffix == YAML[0]:

@@ -117,7 +117,7 @@ class Scoring:
         return scores
 
     def close(self) -> None:
-        """Ends the connections of a served teacher."""
+        """Closes the connections to the servers of a teacher."""
         if isinstance(self.other_teacher, ServedTeacher):
             self.other_teacher.close()
 

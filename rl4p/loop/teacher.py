@@ -219,7 +219,7 @@ class ServedTeacher(PoolOptions):
             raise
 
     def close(self) -> None:
-        """Ends the connections."""
+        """Closes the connections to the servers, if there are any."""
         servers, self.opened.servers = self.opened.servers, None
         if servers is not None:
             atexit.unregister(servers.close)

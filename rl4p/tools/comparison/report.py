@@ -47,8 +47,8 @@ def document(comparison: Comparison) -> dict[str, Any]:
                 "pairs": each.difference.pairs,
                 "probability_of_improvement": each.difference.probability,
                 "supported": each.supported,
-                "difference_that_the_seeds_show": each.difference.shown,
-                "seeds_that_show_the_difference": each.difference.seeds,
+                "detectable_difference": each.difference.detectable,
+                "seeds_needed": each.difference.seeds_needed,
             }
             for each in comparison.compared
         ],

@@ -31,7 +31,7 @@ ERROR_RATE = 0.04  # the share of supported differences that may be wrong
 FEWEST_SEEDS = 3  # two values have no useful spread: Student's factor is 12.7
 ROUNDING = 2.0**-21  # of the largest value: four units in the last place of float32
 DRAWS = 100_000  # the error of a 95 % quantile's level is 0.07 %
-POWER = 0.8  # the share of sweeps whose seeds rule out zero for a difference that they can show
+POWER = 0.8  # the share of sweeps that detect a detectable difference
 SEEDS = (3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32)  # further ones follow 1 / sqrt(seeds)
 
 Interval = tuple[float, float]
@@ -86,10 +86,10 @@ class Difference:
     p_value: float | None
     pairs: int  # the number of equal seeds that were compared; 0 if the groups are not paired
     probability: float  # the probability of improvement P(a > b), see `probability_of_improvement`
-    shown: float | None  # what such seeds show, see `least_shown`; None without an interval
-    # The seeds of each group that would show a difference as large as `estimate`, at least those
-    # of today; None without an interval, and for an estimate of zero.
-    seeds: int | None
+    detectable: float | None  # see `detectable_difference`; None without an interval
+    # The number of seeds of each group that would detect a difference as large as `estimate`; None
+    # without an interval, and for an estimate of zero.
+    seeds_needed: int | None
 
     def reversed(self) -> "Difference":
         """Returns the difference b - a."""
@@ -120,10 +120,10 @@ def difference(
         estimate = 0.0
     spreads = [_deviation(values, resolution, rounding) for values in terms]
     deviations = [spread for spread in spreads if spread is not None]
-    bounds = p_value = shown = seeds = None
+    bounds = p_value = detectable = seeds_needed = None
     if len(deviations) == len(terms):
-        shown = least_shown(deviations, [len(values) for values in terms])
-        seeds = _seeds_to_show(abs(estimate), deviations) if estimate else None
+        detectable = detectable_difference(deviations, [len(values) for values in terms])
+        seeds_needed = _seeds_needed(abs(estimate), deviations) if estimate else None
         # Sorted: element k, times the scale, is the half-width of the interval at level k / DRAWS.
         scale, halves = deviations[0], _ratios(len(terms[0]))
         if not paired:
@@ -139,39 +139,40 @@ def difference(
         p_value=p_value,
         pairs=len(common) if paired else 0,
         probability=probability_of_improvement(all_a, all_b),
-        shown=shown,
-        seeds=seeds,
+        detectable=detectable,
+        seeds_needed=seeds_needed,
     )
 
 
-def least_shown(deviations: Sequence[float], seeds: Sequence[int]) -> float:
-    """Returns the true difference d whose interval is above zero in `POWER` of sweeps.
+def detectable_difference(deviations: Sequence[float], seeds: Sequence[int]) -> float:
+    """Returns the true difference that so many seeds detect in `POWER` of sweeps.
 
-    For normal values with deviation s and factor c of the interval it is s times the quantile, at
-    `POWER`, of c std(z) - iqm(z). Those of two groups add like the halves of their interval, which
-    is 1 % too large for three seeds. Further groups in the comparison are not considered.
+    They detect it if its interval is above zero. For normal values with deviation s and factor c of
+    the interval, the difference is s times the quantile, at `POWER`, of c std(z) - iqm(z). Those of
+    two groups add like the halves of their interval, which is 1 % too large for three seeds.
+    Further groups in the comparison are not considered.
 
     Args:
       deviations: s, that of the paired differences, or those of both groups.
       seeds: the number of values of each.
     """
-    return math.hypot(*(s * _least_shown(n) for s, n in zip(deviations, seeds, strict=True)))
+    return math.hypot(*(s * _detectable(n) for s, n in zip(deviations, seeds, strict=True)))
 
 
 @cache
-def _least_shown(n: int) -> float:
+def _detectable(n: int) -> float:
     centre, spread = _normal(n)
     factor = _ratios(n)[int((1 - ERROR_RATE) * DRAWS)]
     return float(np.quantile(factor * spread - centre, POWER))
 
 
-def _seeds_to_show(estimate: float, deviations: Sequence[float]) -> int:
-    shown = math.inf
+def _seeds_needed(estimate: float, deviations: Sequence[float]) -> int:
+    detectable = math.inf
     for n in SEEDS:
-        shown = least_shown(deviations, [n] * len(deviations))
-        if shown <= estimate:
+        detectable = detectable_difference(deviations, [n] * len(deviations))
+        if detectable <= estimate:
             return n
-    return math.ceil(SEEDS[-1] * (shown / estimate) ** 2)
+    return math.ceil(SEEDS[-1] * (detectable / estimate) ** 2)
 
 
 def probability_of_improvement(a: Sequence[float] | Array, b: Sequence[float] | Array) -> float:

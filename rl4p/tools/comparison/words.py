@@ -129,17 +129,17 @@ def _of_differences(comparison: Comparison) -> list[str]:
 
 
 def _power(unsupported: Sequence[Compared]) -> list[str]:
-    """Returns what the seeds of these comparisons could have shown, and how many would do."""
-    shown = sorted(x for each in unsupported if (x := each.difference.shown) is not None)
-    if not shown:
+    """Returns which differences the seeds of these comparisons detect, and how many are needed."""
+    detectable = sorted(x for each in unsupported if (x := each.difference.detectable) is not None)
+    if not detectable:
         return []
-    sizes = " to ".join(dict.fromkeys(number(x) for x in (shown[0], shown[-1])))
-    said = f"So many seeds show a difference of {sizes} in {POWER:.0%} of sweeps"
-    needed = [each.difference.seeds for each in unsupported]
+    sizes = " to ".join(dict.fromkeys(number(x) for x in (detectable[0], detectable[-1])))
+    said = f"With so many seeds, {POWER:.0%} of sweeps detect a difference of {sizes}"
+    needed = [each.difference.seeds_needed for each in unsupported]
     if len(needed) > 1 or needed[0] is None:
         return [f"{said}."]
     seeds = "more than 1,000" if needed[0] > 1000 else f"about {needed[0]}"
-    return [f"{said}; {seeds} seeds of each would show the one seen as often."]
+    return [f"{said}; {seeds} seeds of each would detect the one seen as often."]
 
 
 def _measured(compared: Compared) -> str:

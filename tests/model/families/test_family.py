@@ -56,8 +56,8 @@ def test_every_family_is_tested():
 FIRST = {config["model_type"]: case for case, config in reversed(CASES.items())}
 
 
-# One function has the names beside the layers, so that labels need no case of each family. The
-# options of a family are slow.
+# All families take the names of tensors outside the layers from one function, so that a few cases
+# have labels. Further cases of a family, with other options, are slow.
 @pytest.mark.parametrize(
     ("case", "labels"),
     [

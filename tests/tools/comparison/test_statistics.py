@@ -11,10 +11,10 @@ from rl4p.tools.comparison.statistics import (
     DRAWS,
     ERROR_RATE,
     POWER,
+    detectable_difference,
     difference,
     interval,
     iqm,
-    least_shown,
     probability_of_improvement,
     supported,
 )
@@ -436,7 +436,7 @@ def test_another_metric_is_compared_on_request():
 @pytest.mark.parametrize(("seeds", "paired"), [(3, True), (8, True), (3, False), (5, False)])
 def test_a_difference_that_the_seeds_show_is_found_in_most_sweeps(seeds, paired):
     random, deviations = np.random.default_rng(seeds), [0.05] if paired else [0.05, 0.1]
-    shown = least_shown(deviations, [seeds] * len(deviations))
+    shown = detectable_difference(deviations, [seeds] * len(deviations))
     found = []
     for _ in range(SWEEPS):
         a = dict(enumerate(random.normal(0.5 + shown, 0.05, seeds)))
@@ -455,14 +455,17 @@ def test_the_seeds_that_would_show_a_difference_show_it_and_fewer_do_not(largest
     a = {seed: 0.5 + x for seed, x in enumerate((largest, 0.0, largest / 2, -0.03, 0.03))}
     found = difference(a, dict.fromkeys(a, 0.5))
     deviation = np.std(list(a.values()), ddof=1)
-    assert least_shown([deviation], [5]) == pytest.approx(found.shown)
-    assert least_shown([deviation], [found.seeds]) <= 1.01 * found.estimate
-    if found.seeds > 3:
-        assert least_shown([deviation], [math.ceil(found.seeds * 0.7)]) > found.estimate
+    assert detectable_difference([deviation], [5]) == pytest.approx(found.detectable)
+    assert detectable_difference([deviation], [found.seeds_needed]) <= 1.01 * found.estimate
+    if found.seeds_needed > 3:
+        assert (
+            detectable_difference([deviation], [math.ceil(found.seeds_needed * 0.7)])
+            > found.estimate
+        )
 
 
 def test_equal_groups_need_no_number_of_seeds():
     a = {0: 0.4, 1: 0.5, 2: 0.6}
     found = difference(a, {0: 0.5, 1: 0.5, 2: 0.5})
-    assert (found.estimate, found.seeds) == (0, None)
-    assert found.shown > 0
+    assert (found.estimate, found.seeds_needed) == (0, None)
+    assert found.detectable > 0

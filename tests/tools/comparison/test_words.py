@@ -39,8 +39,8 @@ def test_an_unsupported_difference_is_not_claimed():
     assert "The seeds cannot distinguish advantage=b from advantage=a: +0.0" in text
     assert "may be real" in text
     assert re.search(
-        r"So many seeds show a difference of 0\.\d+ in 80% of sweeps; "
-        r"(about \d+|more than 1,000) seeds of each would show the one seen as often\.",
+        r"With so many seeds, 80% of sweeps detect a difference of 0\.\d+; "
+        r"(about \d+|more than 1,000) seeds of each would detect the one seen as often\.",
         text,
     )
 
