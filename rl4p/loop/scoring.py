@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,11 +15,13 @@ from rl4p.learner.logprobs import score_tokens
 from rl4p.learner.preferences import mismatched_log_ratios
 from rl4p.loop.evaluation import final_answer, greedy_answers, judged
 from rl4p.loop.phases import Phases
-from rl4p.loop.teacher import OwnTeacher, ServedTeacher
 from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy
 from rl4p.protocols.collection import Collected
 from rl4p.protocols.traits import RolloutTraits
+
+if TYPE_CHECKING:  # it brings the clients of servers, which few runs need
+    from rl4p.loop.teacher import OwnTeacher, ServedTeacher
 
 # The scores that one forward pass of the policy computes, with their names in `score_tokens`.
 OF_POLICY = {
@@ -40,7 +42,7 @@ class Scoring:
     # A decoder with the vocabulary of the policy, and its parameters; None without one.
     teacher: tuple[Decoder, Params] | None = None
     # In place of a teacher with a decoder of its own. `Scoring.close` ends its connections.
-    other_teacher: OwnTeacher | ServedTeacher | None = None
+    other_teacher: "OwnTeacher | ServedTeacher | None" = None
     tasks: tuple[str, ...] = ()  # the names of the tasks in the training data, sorted
     # The reward term whose grades are `right`, and whose extraction finds `answer_clusters`.
     term: str = "correct"
@@ -75,16 +77,10 @@ class Scoring:
             ),
             "teacher_logprobs": self.teacher,
         }
-        if isinstance(self.other_teacher, ServedTeacher):
-            scores["teacher_logprobs"] = self.other_teacher.logprobs(policy, trajectories)
-            del others["teacher_logprobs"]
-        elif self.other_teacher is not None:
-            average = self.other_teacher.weights == "average"
-            model = (policy.decoder, policy.merged(state.average if average else state.params))
-            if self.other_teacher.weights == "start":
-                model = others["reference_logprobs"]
-            scores["teacher_logprobs"] = self.other_teacher.logprobs(
-                policy, model, options, collected, **temperature
+        if self.other_teacher is not None:
+            reference = others["reference_logprobs"]
+            scores["teacher_logprobs"] = self.other_teacher.scores(
+                policy, state, reference, options, collected, **temperature
             )
             del others["teacher_logprobs"]
         for name in sorted(needs & others.keys()):
@@ -118,7 +114,7 @@ class Scoring:
 
     def close(self) -> None:
         """Closes the connections to the servers of a teacher."""
-        if isinstance(self.other_teacher, ServedTeacher):
+        if self.other_teacher is not None:
             self.other_teacher.close()
 
 

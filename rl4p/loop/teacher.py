@@ -11,7 +11,7 @@ import numpy as np
 
 from rl4p.base.errors import InputError, RunError
 from rl4p.base.http import InvalidResponseError, RefusedError
-from rl4p.base.types import Array, Episode, Finish, Params, Prompt, Trajectories
+from rl4p.base.types import Array, Episode, Finish, Params, Prompt, TrainState, Trajectories
 from rl4p.data.rendering import render
 from rl4p.distributed.processes import to_host
 from rl4p.engine.remote.engine import SharedServers
@@ -88,6 +88,27 @@ class OwnTeacher:
         options = {"add_generation_prompt": True, **policy.template}
         text = render(policy.tokenizer, messages, prompt.tools, **options)
         return policy.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def open(self, policy: Policy, longest: int) -> None:
+        """Does nothing: the run has its model."""
+
+    def close(self) -> None:
+        """Does nothing."""
+
+    def scores(
+        self,
+        policy: Policy,
+        state: TrainState,
+        reference: tuple[Decoder, Params] | None,
+        options: ScoreOptions,
+        collected: Collected,
+        temperature: Array | float | None = None,
+    ) -> Array:
+        """Returns `logprobs` by the weights that `weights` names."""
+        params = state.average if self.weights == "average" else state.params
+        model = reference if self.weights == "start" else (policy.decoder, policy.merged(params))
+        assert model is not None  # `needs` asks for the reference
+        return self.logprobs(policy, model, options, collected, temperature)
 
     def logprobs(
         self,
@@ -224,6 +245,18 @@ class ServedTeacher(PoolOptions):
         if servers is not None:
             atexit.unregister(servers.close)
             servers.close()
+
+    def scores(
+        self,
+        policy: Policy,
+        state: TrainState,
+        reference: tuple[Decoder, Params] | None,
+        options: ScoreOptions,
+        collected: Collected,
+        temperature: Array | float | None = None,
+    ) -> Array:
+        """Returns `logprobs`, which depend on the tokens alone."""
+        return self.logprobs(policy, collected.trajectories)
 
     def logprobs(self, policy: Policy, trajectories: Trajectories) -> Array:
         """Returns the teacher's log-probabilities of the responses: float32 [B, T].

@@ -25,7 +25,6 @@ from rl4p.loop.groups import check_filters
 from rl4p.loop.phases import Phases
 from rl4p.loop.scoring import Scoring
 from rl4p.loop.source import open_source
-from rl4p.loop.teacher import ServedTeacher
 from rl4p.loop.transform import GFPO, Drop, Relabel, Truncate
 from rl4p.model.policy import Policy
 from rl4p.protocols import phases as protocols
@@ -174,7 +173,7 @@ def build(config: DictConfig) -> Experiment:
         chosen = chosen_prompt_tokens(most_prompt_tokens(config, policy), sets)
         OmegaConf.update(config, "max_prompt_tokens", chosen)
         chosen_here["max_prompt_tokens"] = chosen
-    if isinstance(own, ServedTeacher):
+    if own is not None:
         own.open(policy, config.max_prompt_tokens + config.max_response_tokens)
     if phases.estimator is not None:
         init = partial(phases.estimator.init, policy.decoder)

@@ -6,7 +6,7 @@ The positions of the policy limit the tokens of a prompt and a response.
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,6 @@ from rl4p.distributed.partition import narrowed
 from rl4p.distributed.placement import like_of, offloaded
 from rl4p.distributed.processes import agreed, first
 from rl4p.loop.phases import Phases
-from rl4p.loop.teacher import OwnTeacher, ServedTeacher
 from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy, padded_width
 from rl4p.protocols.engine import OpensEngine
@@ -34,6 +33,9 @@ from rl4p.rollout.sampler import without_annealing
 from rl4p.runs.checkpoint import restore_params
 from rl4p.runs.folder import run_folder, saved_config
 from rl4p.runs.saved_steps import Choice, chosen_step
+
+if TYPE_CHECKING:  # imported where it is used: it brings the clients of servers
+    from rl4p.loop.teacher import OwnTeacher, ServedTeacher
 
 MOST_BY_DEFAULT = 4096  # tokens: a few prompts that are far longer would widen all rows
 
@@ -197,13 +199,17 @@ def reference_params(policy: Policy, params: Params) -> Params:
     return policy.frozen or narrowed(params, policy.decoder.dtype)
 
 
-def other_teacher(config: DictConfig, phases: Phases) -> OwnTeacher | ServedTeacher | None:
+def other_teacher(config: DictConfig, phases: Phases) -> "OwnTeacher | ServedTeacher | None":
     """Returns the teacher if the run builds no model for it: the policy itself, or servers.
 
     Raises:
       InputError: it cannot act with the phases, or its weights do not exist.
     """
-    teacher = None if config.teacher is None else instantiate(config.teacher)
+    if config.teacher is None:
+        return None
+    from rl4p.loop.teacher import OwnTeacher, ServedTeacher
+
+    teacher = instantiate(config.teacher)
     if isinstance(teacher, ServedTeacher):
         refuse_what_servers_cannot_score(config, phases, teacher)
         return teacher
@@ -230,7 +236,7 @@ def other_teacher(config: DictConfig, phases: Phases) -> OwnTeacher | ServedTeac
 
 
 def refuse_what_servers_cannot_score(
-    config: DictConfig, phases: Phases, teacher: ServedTeacher
+    config: DictConfig, phases: Phases, teacher: "ServedTeacher"
 ) -> None:
     """Refuses phases that need more of a teacher than log-probabilities at temperature 1."""
     if isinstance(phases.update, Distils):
