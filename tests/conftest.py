@@ -10,6 +10,7 @@ import random
 import resource
 import sys
 import threading
+from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import version
 from pathlib import Path
@@ -91,7 +92,16 @@ LONG = [
 ]
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is slow
 def pytest_collection_modifyitems(items):
+    cases = Counter()
+    for item in items:
+        if mark := item.get_closest_marker("quick"):
+            name = item.nodeid.partition("[")[0]
+            case = cases[name] if isinstance(mark.args[0], int) else item.callspec.id
+            cases[name] += 1
+            if not (case < mark.args[0] if isinstance(case, int) else case in mark.args):
+                item.add_marker("slow")
     items.sort(key=lambda item: item.path not in LONG)
 
 

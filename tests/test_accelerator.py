@@ -96,6 +96,7 @@ def test_a_part_that_is_done_is_skipped_and_one_that_failed_runs_again(parts, ou
         assert "failing: failed" in capfd.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_part_past_its_deadline_is_killed_with_its_processes_and_keeps_its_rows(parts, out):
     late = Part(**vars(parts["hanging"]) | {"seconds": 10})
     assert not run_parts([late], out, seconds=120, tiny=True)

@@ -120,6 +120,7 @@ COMMANDS = [
 ]
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize(("path", "words"), COMMANDS)
 def test_a_command_is_accepted_as_it_stands(path, words, tmp_path, monkeypatch):
     if program(words) is None:
@@ -157,6 +158,7 @@ QUOTED = [
 ]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("text", QUOTED)
 def test_an_error_is_quoted_as_it_is_printed(text, capsys):
     line, _, printed = text.removeprefix("$ ").partition("\n")

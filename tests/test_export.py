@@ -67,6 +67,7 @@ def test_what_is_exported_is_read_bit_for_bit(made, tmp_path, capsys):
     assert [path.name for path in out.parent.iterdir()] == ["out"]
 
 
+@pytest.mark.slow
 def test_the_files_can_be_of_another_dtype(made, tmp_path):
     run, _, params = made
     assert main([f"run={run}", f"out={tmp_path / 'out'}", "dtype=bfloat16"]) == 0
@@ -128,6 +129,7 @@ def test_adapters_are_merged_or_written_alone(run, tmp_path, capsys):
     assert "has no adapter, as it trained all parameters" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_critic_beside_the_policy_is_left_behind(tmp_path):
     config = compose((*SMALL, "advantage=gae", "critic=separate"))
     run = tmp_path / "run"
@@ -254,6 +256,7 @@ def test_a_checkpoint_of_another_model_is_refused(run, tmp_path, capsys):
     assert "embedding is ((264, 32), 'float32') in it" in capsys.readouterr().err
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("word", ["-h", "--help"])
 def test_help_says_the_keys(word, capsys):
     assert main([word]) == 0

@@ -81,6 +81,7 @@ def exit_code_of(line: str) -> int:
     return exit.value.code
 
 
+@pytest.mark.quick(1)
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(("line", "sentence"), MISTAKES.items(), ids=MISTAKES)
 def test_a_mistake_gets_one_sentence_with_its_remedy(line, sentence, capsys):
@@ -91,6 +92,7 @@ def test_a_mistake_gets_one_sentence_with_its_remedy(line, sentence, capsys):
     assert "Traceback" not in output
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("folder")
 def test_the_address_of_a_variable_needs_a_scheme(monkeypatch, capsys):
     monkeypatch.setenv(mlflow.URI, "localhost:5000")

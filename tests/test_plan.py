@@ -3,11 +3,14 @@
 import subprocess
 import sys
 
+import pytest
+
 import rl4p.command
 import rl4p.plan
 import rl4p.tools.planning.report
 
 
+@pytest.mark.slow
 def test_the_help_imports_no_jax():
     script = (
         "import sys; sys.argv = ['plan', '--help']\n"

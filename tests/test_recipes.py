@@ -205,6 +205,7 @@ def mean_rewards(*, steps: int, negated: bool) -> list[float]:
     return [info.metrics["reward/mean"] for info in train(loop, run.state)]
 
 
+@pytest.mark.slow
 def test_the_reward_of_the_default_recipe_rises():
     rewards = mean_rewards(steps=8, negated=False)
     assert np.mean(rewards[-3:]) > np.mean(rewards[:3]) + 0.1

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import pytest
+
 from rl4p.runs.tracker.view import ALL_RUNS, page, where_to_look
 from rl4p.send import main
 from tests.support import trackers as tracker
@@ -11,6 +13,7 @@ template, store, record, dead = tracker.template, tracker.store, tracker.record,
 impatient, run = tracker._impatient, tracker.ended
 
 
+@pytest.mark.slow
 def test_a_run_is_sent_once_however_often_one_asks(run, store, capsys):
     set_tracker(run, MLFLOW | dataclasses.asdict(store))
     assert main([str(run.folder)]) == main([str(run.folder)]) == 0

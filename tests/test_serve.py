@@ -140,6 +140,7 @@ def http(served):
         yield http
 
 
+@pytest.mark.slow
 def test_the_server_says_what_it_serves(served, client, http, folder):
     assert served.printed.startswith(f"{NAME}, weight version 0, is served at http://127.0.0.1:")
     assert http.get("/health").status_code == 200
@@ -157,6 +158,7 @@ def greedy(made, tokens, count):
     return found
 
 
+@pytest.mark.slow
 def test_greedy_answers_are_those_of_the_in_process_sampler(made, http):
     tokenizer = made[0].tokenizer
     for text in ("hello", "a longer prompt"):
@@ -243,6 +245,7 @@ def test_a_stop_string_ends_the_same_text_streamed_or_not(client):
     assert "".join(part.choices[0].text for part in parts) == expected
 
 
+@pytest.mark.slow
 def test_the_logprobs_of_a_prompt_are_those_of_its_tokens_when_drawn(made, http):
     found = greedy(made, [1, 2, 3], 10)
     tokens = [1, 2, 3, *found.tokens.tolist()]

@@ -443,6 +443,7 @@ def test_the_table_has_only_options_that_exist():
         assert all(TABLE[file].get("stands", {}).values()), f"{file} needs its reasons"
 
 
+@pytest.mark.slow
 def test_a_run_that_is_repeated_has_the_same_digits():
     words = words_of("update/ppo")
     digits, _ = baseline("trained", tuple(words))
@@ -450,12 +451,14 @@ def test_a_run_that_is_repeated_has_the_same_digits():
     assert {name for name in digits_of("trained", words) if not timed(name)} == set(digits)
 
 
+@pytest.mark.slow
 @pytest.mark.mixed_dtypes
 @pytest.mark.parametrize("key", ["clip_high", "old_policy"])
 def test_an_option_of_a_loss_acts(key):
     assert effect("update/ppo", key) == "differs"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", QUICK)
 def test_each_option_of_questions_and_grades_acts_or_is_refused(file):
     check(file)

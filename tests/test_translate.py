@@ -15,6 +15,7 @@ from rl4p.tools.translation import TranslateOptions
 TRL = {"num_generations": 4, "per_device_train_batch_size": 4, "beta": 0.04, "tf32": True}
 
 
+@pytest.mark.slow
 def test_it_runs_without_jax(tmp_path):
     (tmp_path / "grpo.json").write_text(json.dumps(TRL))
     script = (

@@ -1,5 +1,6 @@
 import jax
 import numpy as np
+import pytest
 
 from rl4p.advantage.dapo_mix import DAPOMix
 
@@ -15,6 +16,7 @@ def test_by_hand(make_trajectories, make_rewards, per_sample):
     np.testing.assert_allclose(per_sample(trajectories, advantages), expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_an_equal_group_gets_no_global_part_either(make_trajectories, make_rewards, per_sample):
     trajectories = make_trajectories((1, 8, 2, 3), group_ids=(1, 1, 0, 0))
     advantages = per_sample(trajectories, DAPOMix()(trajectories, make_rewards((5, 5, 0, 1))))

@@ -38,6 +38,7 @@ def test_by_hand_over_two_turns(batch):
     np.testing.assert_allclose(advantages, on_tokens(-0.1875, -0.75, 3), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_critics_targets_have_a_lambda_of_their_own(batch):
     """Targets are discounted returns (0.5, 1, 2) at lambda 1, and r + gamma V at lambda 0."""
     sums = GAE(gamma=0.5, lambda_policy=0.3).returns(*batch)
@@ -88,6 +89,7 @@ def test_the_length_changes_the_advantages_and_not_the_critics_targets(batch):
     assert GAE.needs == {"values"}
 
 
+@pytest.mark.slow
 def test_nothing_comes_after_a_response_that_fills_its_row(make_trajectories, make_rewards):
     """Two tokens fill the last two columns: values 1 and 3, reward 2, deltas 3 - 1 and 2 - 3."""
     trajectories = make_trajectories((2,), width=2, limit=2)
@@ -97,6 +99,7 @@ def test_nothing_comes_after_a_response_that_fills_its_row(make_trajectories, ma
     np.testing.assert_allclose(advantages, [[0, 0, 2, -1]], rtol=1e-6)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize(("turn_gamma", "turn_lambda"), [(0.5, 0.25), (None, 0.25), (0.5, None)])
 def test_turns_have_a_discount_and_a_decay_of_their_own(make_turns, seed, turn_gamma, turn_lambda):

@@ -23,6 +23,7 @@ def test_by_hand(make_trajectories, make_rewards, ddof, deviations):
     np.testing.assert_allclose(advantages, expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_epsilon_is_added_to_the_deviation(make_trajectories, make_rewards):
     trajectories, rewards = make_trajectories((1, 1), group_ids=(0, 0)), make_rewards((0, 2))
     advantages = GRPO(ddof=0, epsilon=1.0)(trajectories, rewards)

@@ -114,6 +114,7 @@ def graded(name, values, valid):
     return np.where(valid, values, 0)
 
 
+@pytest.mark.quick(1)
 @each
 @settings(max_examples=10)  # for each advantage
 @given(
@@ -153,6 +154,7 @@ def test_columns_that_the_policy_did_not_choose_change_nothing(make_batch, name)
     np.testing.assert_allclose(wide, np.insert(plain, columns, 0, axis=1), rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.quick(5)
 @each
 def test_the_compiled_phase_is_the_one_that_is_written(make_batch, name):
     batch = make_batch((1, 0, 0, 0, 1, 2, 0, 3), (1, 1, 1, 1, 0, 1, 1, 1), tokens=True)
@@ -256,6 +258,7 @@ def test_a_group_sums_to_nothing(make_trajectories, make_batch, name):
     assert np.abs(advantages).sum() > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["global_norm", "reinforce_pp"])
 @pytest.mark.parametrize("value", [0.1, 0.9, 1 / 3, 1e8])
 def test_a_batch_of_equal_rewards_is_exactly_zero(make_batch, name, value):

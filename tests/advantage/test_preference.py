@@ -1,5 +1,6 @@
 import jax
 import numpy as np
+import pytest
 
 from rl4p.advantage.preference import Preference
 
@@ -12,6 +13,7 @@ def test_by_hand(make_trajectories, make_rewards, per_sample):
     np.testing.assert_array_equal(per_sample(trajectories, advantages), [-1, 0, 1, 1, 0, -1])
 
 
+@pytest.mark.slow
 def test_the_first_of_equally_good_rows_is_taken(make_trajectories, make_rewards, per_sample):
     """The first row has the reward 0, like the worst, but is invalid."""
     trajectories = make_trajectories((1, 8, 2, 3, 4, 5), group_ids=(5,) * 6)

@@ -61,6 +61,7 @@ def heard():
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.usefixtures("heard")
 @pytest.mark.parametrize("package", ["hydra", "jax", "rl4p.runs.run"])
 def test_an_interrupt_during_imports_is_not_lost(tmp_path, package):
@@ -114,6 +115,7 @@ def test_the_garbage_collector_pauses_and_is_as_before_afterwards(on):
         gc.enable()
 
 
+@pytest.mark.slow
 def test_a_run_imports_nothing_that_only_its_pictures_or_few_evaluations_need():
     found = "import sys, rl4p.runs.run; print(*sys.modules.keys() & {'matplotlib', 'scipy'})"
     done = subprocess.run([sys.executable, "-c", found], capture_output=True, text=True, check=True)

@@ -161,6 +161,7 @@ def bits(value):
     return type(value), value
 
 
+@pytest.mark.slow
 def test_a_thousand_drawn_batches_survive_json_in_every_bit():
     kinds = set()
     for seed in range(1000):

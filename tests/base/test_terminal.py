@@ -84,6 +84,7 @@ def test_a_stream_outlives_the_one_that_it_writes_to():
     stream.close()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "words", [["--cfg", "job"], ["--help"], ["--info", "defaults"], ["-sc", "query=bash"]]
 )

@@ -54,6 +54,7 @@ def test_help_marks_options_whose_head_says_that_they_are_experimental(toy_folde
     path.unlink()
 
 
+@pytest.mark.slow
 def test_printing_a_configuration_imports_nothing_heavy(tmp_path):
     command = [sys.executable, "-X", "importtime", "-m", "rl4p.train"]
     shown = process(*command, "--cfg", "job", "--resolve", "advantage=rloo", cwd=tmp_path)
@@ -68,6 +69,7 @@ def test_printing_a_configuration_imports_nothing_heavy(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -116,6 +118,7 @@ command.main("entry", job, conf=Path(sys.argv.pop(1)))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -187,6 +190,7 @@ def ends_with(error: BaseException):
     return job
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("error", "exit_code", "shown"),
     [
@@ -207,6 +211,7 @@ def test_the_end_of_a_job_is_an_exit_code_and_a_message(toy, capfd, error, exit_
     assert type(error).__name__ in (toy.folder / "outputs/runs/one/toy.log").read_text()
 
 
+@pytest.mark.slow
 def test_hydra_full_error_shows_the_traceback(toy, capsys, monkeypatch):
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     assert toy.run("seed=7", job=ends_with(InputError("No."))) == 2
@@ -244,6 +249,7 @@ def test_the_other_jobs_of_a_sweep_run_when_one_fails(toy, capsys):
     assert "One is wrong." in (toy.folder / "outputs/sweeps/one/1/toy.log").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("error", "exit_code"),
     [
@@ -267,6 +273,7 @@ def test_a_sweep_ends_with_the_exit_code_of_a_job_that_failed(toy):
     assert toy.run("sweep=seeds", job=ends_with(InputError("No."))) == 2
 
 
+@pytest.mark.slow
 def test_a_sweep_checks_the_arguments_of_every_job(toy, capsys):
     assert toy.run("-m", "rollout.size=1,two") == 2
     assert "rollout.size must be a valid integer, not 'two'." in capsys.readouterr().err
@@ -375,6 +382,7 @@ def test_nothing_is_made_before_all_is_checked(toy, capsys, argv, sentence):
 # An entry point that reads a run, such as rl4p.plan.
 
 
+@pytest.mark.slow
 def test_a_command_that_reads_a_run_has_its_configuration_and_leaves_its_folder_alone(toy):
     """A plan for other devices must not change what a resumed run does."""
     folder = toy.folder / "a run"
@@ -389,6 +397,7 @@ def test_a_command_that_reads_a_run_has_its_configuration_and_leaves_its_folder_
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.slow
 def test_a_sweep_may_read_a_run(toy):
     folder = toy.folder / "first"
     assert toy.run("seed=7", f"hydra.run.dir={folder}") == 0
@@ -427,6 +436,7 @@ def test_nothing_is_written_over_a_run(toy, capsys, argv, made, sentence):
     assert [path.name for path in toy.folder.rglob("*") if path.is_file()] == ["metrics.jsonl"]
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_is_not_resumed_beside_it(toy, capsys):
     assert toy.run() == 0
     run = toy.folder / "outputs/runs/one"

@@ -135,6 +135,7 @@ def test_a_flag_is_refused_with_the_word(name):
     assert "no flag; options have no dashes: write run=a" in refusal(name, "--resume=a")
 
 
+@pytest.mark.slow
 def test_training_continues_a_run_by_a_word_of_its_own(nothing):
     assert "write resume=" in refusal("train", "run=a")
     assert "write hydra.run.dir=a" in refusal("train", "out=a")
@@ -412,6 +413,7 @@ def test_streams_that_have_no_encoding_stay(monkeypatch):
         assert sys.stdout is stream
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252", "shift_jis", "utf-8"])
 def test_commands_show_what_a_terminal_lacks(streams, tmp_path, encoding):
     path, out = tmp_path / "rows.jsonl", tmp_path / "graded.jsonl"

@@ -73,6 +73,7 @@ def offered(tmp_path, monkeypatch, capsys):
     return words
 
 
+@pytest.mark.slow
 def test_groups_options_and_keys_are_completed(tab, offered):
     for press in (tab, offered):
         assert press("rl4p-train advantage=gr") == ["advantage=grpo"]
@@ -134,6 +135,7 @@ def test_runs_to_resume_are_completed(tab, tmp_path):
     assert tab("rl4p-train resume=o") == ["resume=outputs/runs/2026-11-23/10-00-00-1"]
 
 
+@pytest.mark.slow
 def test_the_words_of_a_command_are_completed(tab, offered, tmp_path):
     (tmp_path / "a.jsonl").touch()
     assert set(tab("rl4p-samples r", script="rl4p-samples")) == {"run=", "right="}
@@ -153,6 +155,7 @@ def test_the_words_of_a_command_are_beside_the_keys_of_the_configuration(offered
     assert offered("rl4p-generate --con") == ["--config-dir"]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

@@ -52,6 +52,7 @@ def test_a_run_is_evaluated_as_it_was_configured(run, tmp_path):
     assert "hydra" not in config
 
 
+@pytest.mark.slow
 def test_a_part_may_be_changed_and_the_others_stay(run):
     folder = run(*TRAINED)
     words = ["rollout.temperature=0.5", "evaluation.samples=4", "max_response_tokens=21"]
@@ -70,6 +71,7 @@ def test_a_part_may_be_changed_and_the_others_stay(run):
     assert list(config.reward.terms) == ["correct"]
 
 
+@pytest.mark.slow
 def test_a_part_keeps_what_only_the_folder_knows(run):
     """The defaults of the package may have changed since the run."""
     folder = run(*TRAINED)
@@ -84,6 +86,7 @@ def test_a_part_keeps_what_only_the_folder_knows(run):
     assert "reward.terms.format.weight was 0.25 and is 0.5" in said
 
 
+@pytest.mark.slow
 def test_a_run_of_several_processes_is_evaluated_by_one(run):
     words = ("mesh.processes=2", "mesh.process=0", "mesh.coordinator=a:2000", "mesh.tp=1")
     folder = run(*TRAINED, *words)
@@ -114,6 +117,7 @@ def test_a_model_is_evaluated_with_a_composed_configuration():
     assert config.evaluation.held_out is False
 
 
+@pytest.mark.slow
 def test_a_suite_is_one_file(run, tmp_path):
     folder = tmp_path / "conf" / "suite"
     folder.mkdir(parents=True)

@@ -33,6 +33,7 @@ def fails(seen, *seeds):
 ONE_AT_A_TIME = pytest.param(["hydra.sweeper.max_batch_size=1"], marks=pytest.mark.slow)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ONE_AT_A_TIME])
 def test_a_failed_job_neither_stops_nor_hides_the_others(toy, capsys, options):
     seen, folder = [], toy.folder / "outputs/sweeps/one"
@@ -114,6 +115,7 @@ class Killed(BaseException):
     """What no handler catches."""
 
 
+@pytest.mark.slow
 def test_a_kill_leaves_no_half_of_a_configuration(toy, monkeypatch):
     assert toy.run("seed=3") == 0
     config = toy.folder / "outputs/runs/one/.hydra/config.yaml"
@@ -278,6 +280,7 @@ def test_a_run_whose_part_fails_has_its_traceback_in_its_log(toy, own, capsys):
     assert "in deeper\n    return {}[what]" in log.read_text()
 
 
+@pytest.mark.slow
 def test_a_job_that_exits_with_0_has_failed(toy, own, capsys):
     def job(config):
         configuration.instantiate(config.reward).terms["b"]()

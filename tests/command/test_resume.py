@@ -56,6 +56,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("absolute", [True, False])
 def test_a_run_goes_on_as_it_was_in_its_own_folder(toy, started, absolute):
     given = started if absolute else started.relative_to(toy.folder)
@@ -67,6 +68,7 @@ def test_a_run_goes_on_as_it_was_in_its_own_folder(toy, started, absolute):
     assert list(started.parent.iterdir()) == [started]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("word", ["resume={}", "resume=auto hydra.run.dir={}"])
 def test_a_finished_run_has_nothing_left_to_do_and_stays_as_it_is(toy, started, capsys, word):
     steps = OmegaConf.load(started / ".hydra/config.yaml").steps
@@ -80,6 +82,7 @@ def test_a_finished_run_has_nothing_left_to_do_and_stays_as_it_is(toy, started, 
     assert len(toy.jobs) == 1
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("rule", ["target", "patience"])
 def test_a_run_that_a_rule_ended_has_nothing_left_to_do_until_it_changes(
     toy, started, capsys, rule
@@ -96,6 +99,7 @@ NAMES = ["a b", "a,b=c", "été ünïcode", "it's", 'say "so"', "both ' and \"",
 QUICK = ("a,b=c", "été ünïcode", "both ' and \"")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in NAMES],
@@ -109,6 +113,7 @@ def test_a_folder_of_any_name_is_pasted_back_from_the_printed_command(toy, start
     assert toy.run(f"resume={folder.parent.name}/latest") == 2  # no run of this name
 
 
+@pytest.mark.slow
 def test_the_latest_run_is_the_one_that_started_last(toy, started, capsys):
     (started / "metrics.jsonl").write_text("")
     shutil.copytree(started, started.parent / "DATE/old")
@@ -156,6 +161,7 @@ def test_resume_null_starts_a_run(toy):
     assert toy.jobs[-1].resume is None
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("change", "difference"),
     [
@@ -239,6 +245,7 @@ def test_a_run_folder_says_nothing_about_trust(toy, started, capsys):
     assert "rollout.inner._target_=os.system is not trusted" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_folder_with_any_name_is_resumed(toy):
     folder = toy.folder / "a=1,b 'c'"
     assert toy.run("hydra.run.dir=\"a=1,b 'c'\"") == 0
@@ -257,6 +264,7 @@ CHANGES = (
 )
 
 
+@pytest.mark.slow
 def test_what_changes_no_number_may_change(toy, started):
     assert toy.run(f"resume={started}", *CHANGES) == 0
     (config,) = toy.jobs
@@ -291,6 +299,7 @@ CHANGED_DEFAULTS = [  # an option, its value in the run, and its default today
 ]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("key", "then", "today"), CHANGED_DEFAULTS)
 def test_a_changed_default_is_named_with_the_word_that_keeps_the_value(
     toy, capsys, key, then, today
@@ -311,6 +320,7 @@ def test_a_changed_default_is_named_with_the_word_that_keeps_the_value(
     assert toy.jobs[-1].advantage[key] == then
 
 
+@pytest.mark.slow
 def test_an_option_that_the_run_did_not_have_leaves_its_weights(toy, capsys):
     own = toy.folder / "yaml/advantage/own.yaml"
     own.parent.mkdir(parents=True)
@@ -381,6 +391,7 @@ def test_an_option_that_is_replaced_takes_its_values_along(toy, started):
     assert toy.jobs[-1].mesh == {"_target_": "toy.Term", "weight": 1.0}
 
 
+@pytest.mark.slow
 def test_what_goes_on_is_kept_as_the_runs_own(toy, started):
     assert toy.run(f"resume={started}", "steps=9") == 0
     kept = yaml.safe_load((started / ".hydra/overrides.yaml").read_text())
@@ -455,6 +466,7 @@ def test_a_job_that_reads_a_run_gets_the_parts_that_it_uses(read, started):
     assert files(started) == before
 
 
+@pytest.mark.slow
 def test_a_part_that_is_not_changed_is_as_the_folder_has_it(read, started):
     change(started, "model.rate", 0.75)
     assert read(started, "rollout.size=2", "seed=4").model.rate == 0.75
@@ -522,6 +534,7 @@ def test_an_option_of_a_group_replaces_only_what_has_its_place(toy):
     assert then("+data@evaluation.tasks.new=plain")[:-1] == lines
 
 
+@pytest.mark.slow
 def test_a_teacher_that_is_named_again_leaves_the_model_as_it_was(toy):
     assert toy.run("model.size=3", "+model@teacher=plain") == 0
     assert toy.run("resume=outputs/runs/one", "+model@teacher=plain", "steps=9") == 0
@@ -553,6 +566,7 @@ def test_a_run_with_a_config_dir_names_it_if_it_is_left_out(tmp_path):
     assert with_config_dir(error, own, Composer()) is error
 
 
+@pytest.mark.slow
 def test_auto_starts_a_run_and_then_resumes_it(toy):
     words = ("resume=auto", "hydra.run.dir=outputs/job", "steps=7")
     assert toy.run(*words) == 0
@@ -567,6 +581,7 @@ def test_auto_starts_a_run_and_then_resumes_it(toy):
     assert toy.jobs[-1].steps == 9
 
 
+@pytest.mark.slow
 def test_auto_keeps_what_a_run_has_recorded_if_its_command_line_names_the_group_again(toy):
     words = ("resume=auto", "hydra.run.dir=outputs/job", "model=plain")
     assert toy.run(*words, "model.rate=0.75") == 0  # as a run records `model.date`
@@ -583,6 +598,7 @@ def test_auto_needs_a_folder_that_is_the_same_for_each_start(toy, capsys):
     assert "resume=auto needs the folder of the run: add hydra.run.dir=" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_is_a_word_beside_resume_only(toy, started, capsys):
     assert toy.run(f"resume={started}", "checkpoint=best") == 0
     assert toy.jobs[-1].checkpoint.restore == "best"
@@ -675,6 +691,7 @@ def test_what_is_no_run_is_refused(mirrored, tmp_path):
     assert (tmp_path / "thesis" / "thesis.tex").exists()
 
 
+@pytest.mark.slow
 def test_only_the_command_line_gives_an_address(tmp_path, url, capsys):
     recipe = tmp_path / "conf" / "experiment" / "mine.yaml"
     recipe.parent.mkdir(parents=True)

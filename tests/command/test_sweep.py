@@ -31,6 +31,7 @@ def test_jobs_are_those_of_hydra_and_named_by_what_differs(toy):
     assert found[2].overrides == ("seed=1", "steps=3", "rollout=plain")
 
 
+@pytest.mark.slow
 def test_a_folder_may_have_a_name_of_the_users_own(toy):
     found = jobs(toy, "seed=3,4", "hydra.sweep.subdir='s${seed}-${hydra.job.num}'")
     assert [job.folder for job in found] == ["s3-0", "s4-1"]

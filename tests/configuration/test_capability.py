@@ -222,6 +222,7 @@ def read(folder: Path, *words: str) -> Any:
     return compose_of_run(words, run=str(folder), parts=("reward", "model"))
 
 
+@pytest.mark.slow
 def test_a_run_of_this_user_needs_no_word_again(own_run, tmp_path):
     assert read(own_run).reward.terms.x.url == ADDRESS
     elsewhere = shutil.copytree(own_run, tmp_path / "moved")
@@ -234,12 +235,14 @@ def resumed(folder, *words):
     return ended.value.code  # 1: the job began
 
 
+@pytest.mark.slow
 def test_it_is_resumed_as_often_as_one_likes(own_run, tmp_path, capsys):
     folder = shutil.copytree(own_run, tmp_path / "again")
     for steps in (90, 91, 92):
         assert resumed(folder, f"steps={steps}") == 1, capsys.readouterr().err
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("file", ["config.yaml", "overrides.yaml"])
 def test_a_run_that_was_edited_needs_the_word(own_run, tmp_path, capsys, file):
     folder = shutil.copytree(own_run, tmp_path / "edited")
@@ -264,6 +267,7 @@ def test_an_export_reads_no_path_of_a_run_of_others(own_run, tmp_path):
     assert allowed.reward.terms.x.url == ADDRESS
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
@@ -332,6 +336,7 @@ def test_the_environment_of_the_user_allows_too(own_run, tmp_path, monkeypatch):
     assert read(folder).reward.terms.x.url == ADDRESS
 
 
+@pytest.mark.slow
 def test_what_was_allowed_is_remembered_with_the_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "c/experiment").mkdir(parents=True)
@@ -345,6 +350,7 @@ def test_what_was_allowed_is_remembered_with_the_run(tmp_path, monkeypatch, caps
     assert resumed("run", "--config-dir=c", "steps=92") == 1, capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_command_line_may_read_the_environment(monkeypatch):
     monkeypatch.setenv(VARIABLE, "a prompt")
     config = configuration.compose([f"data.system_prompt=${{oc.env:{VARIABLE}}}"])

@@ -4,6 +4,7 @@ from rl4p.base.errors import InputError
 from rl4p.configuration.composition import Composer, sweep_jobs
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [
@@ -42,6 +43,7 @@ def test_hydras_refusals_become_sentences(toy, override, sentence):
     assert sentence in toy.refusal(override)
 
 
+@pytest.mark.slow
 def test_the_wrong_override_is_found_among_right_ones(toy):
     right = ["seed=1", "+reward.terms.new._target_=toy.Term", "reward.terms.new._target_=toy.Part"]
     sentence = toy.refusal(*right, "advantage.ratee=1", "advantage=other", "steps=2")

@@ -135,6 +135,7 @@ def rounds():
     return [*together, *([option] for option in alone)]
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("options", rounds(), ids=" ".join)
 def test_every_option_fits(options):
     configuration.compose([override for option in options for override in choices(option)])

@@ -3,6 +3,7 @@
 import ast
 from pathlib import Path
 
+import pytest
 from hydra.core import utils
 
 from rl4p.command import launcher
@@ -19,6 +20,7 @@ def imports(path: Path) -> set[str]:
     return modules | names
 
 
+@pytest.mark.slow
 def test_no_other_file_imports_the_internals_of_hydra():
     files = [
         path for path in PACKAGE.rglob("*.py") if any("hydra._internal" in x for x in imports(path))

@@ -36,6 +36,7 @@ def low_limit(monkeypatch):
     monkeypatch.setattr(yaml_file, "MOST_CHARACTERS", 2**16)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("low_limit")
 @pytest.mark.parametrize("bomb", cases(*BOMBS))
 @pytest.mark.parametrize("place", cases("config-dir", "config", "hydra"))
@@ -54,6 +55,7 @@ def test_a_bomb_of_interpolations_is_refused(toy, attack, bomb, place):
     assert "expand to more" in attack("--config-dir", yaml, "experiment=evil")
 
 
+@pytest.mark.slow
 @pytest.mark.hostile
 @pytest.mark.usefixtures("low_limit")
 @pytest.mark.parametrize("bomb", cases("lists", "strings"))
@@ -64,6 +66,7 @@ def test_a_bomb_in_a_part_of_a_run_is_refused(toy, bomb):
         config_of_run(Composer(toy.conf), str(folder), [], ["rollout", "advantage"])
 
 
+@pytest.mark.slow
 @pytest.mark.hostile
 @pytest.mark.usefixtures("low_limit")
 def test_a_part_of_a_run_that_is_a_bomb_is_refused(toy, capsys):

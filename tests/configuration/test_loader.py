@@ -10,6 +10,7 @@ from rl4p.configuration.composition import CONFIG, Composer
 from tests.support.hostile_files import cases, recorded, write
 
 
+@pytest.mark.slow
 def test_the_canary_sings(toy, canary):
     """The attacks below do nothing wrong but to lack the trust of the command line."""
     yaml = write(toy.folder / "c", experiment__evil="rollout: {inner: {_target_: hostile.call}}")
@@ -18,6 +19,7 @@ def test_the_canary_sings(toy, canary):
     assert canary.exists()
 
 
+@pytest.mark.slow
 def test_a_file_is_read_anew_once_it_has_changed(toy):
     for size in (2, 3):
         folder = write(toy.folder / "c", experiment__own=f"rollout: {{size: {size}}}")
@@ -38,6 +40,7 @@ def test_the_options_of_a_group_are_listed_with_the_folders_that_overrides_add(t
     assert "hydra" in loader.get_group_options("", ObjectType.GROUP)
 
 
+@pytest.mark.slow
 def test_a_composition_changes_none_that_follows(toy):
     changes = ["seed=9", "rollout.size=9", "evaluation.every=9"]
     for words, seed in ((["experiment=good"], 7), ([], 0)):
@@ -67,6 +70,7 @@ def test_a_yaml_file_gives_no_trust(toy, attack, trusts):
     )
 
 
+@pytest.mark.slow
 def test_a_sweep_in_a_yaml_file_gives_no_trust(toy, attack):
     params = "{trusted_targets: '[hostile]', rollout.inner: '{_target_: hostile.call}'}"
     text = f"hydra: {{mode: MULTIRUN, sweeper: {{params: {params}}}}}"
@@ -95,6 +99,7 @@ def test_a_resumed_run_names_no_code(toy, attack, override):
     assert "hostile.call is not trusted" in attack(f"resume={folder}")
 
 
+@pytest.mark.slow
 def test_overrides_of_hydra_are_not_taken_over(toy, canary):
     lines = ["hydra.job.env_set={A_TEST: '1'}", "hydra.callbacks.x._target_=hostile.call"]
     folder = recorded(toy, *lines, "hydra.searchpath=[pkg://hostile]", "hydra.run.dir=other")

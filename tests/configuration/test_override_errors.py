@@ -63,6 +63,7 @@ def test_a_right_key_is_not_refused(composer):
         assert wrong_key(composer.loader, override, config) is None
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("line", "end"),
     [
@@ -84,6 +85,7 @@ def test_a_wrong_key_names_a_right_one(composer, line, end):
     assert end in str(wrong_key(composer.loader, override, composer.load([])))
 
 
+@pytest.mark.slow
 def test_many_places_are_not_listed(composer):
     config = composer.load([])
     assert len(same_key_elsewhere("remat", config)) == 1

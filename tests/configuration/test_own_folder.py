@@ -69,6 +69,7 @@ def local(folder: Path) -> list[str]:
     return ["rows.jsonl", "./data/rows.csv", "../beside.jsonl", str(folder / "rows.jsonl")]
 
 
+@pytest.mark.slow
 def test_local_data_and_models_need_no_word(own):
     for path in local(own.folder):
         own.write(JSONL % f"'{path}'\n")
@@ -79,6 +80,7 @@ def test_local_data_and_models_need_no_word(own):
     assert own.compose().model.path == "./model"
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "path", ["secret", ".hidden/rows.jsonl", "~/.ssh", "link.jsonl", ".env", "keys", "~/.x.json"]
 )
@@ -94,6 +96,7 @@ def test_what_is_no_data_by_its_name_is_asked_for(own, path):
     own.compose()
 
 
+@pytest.mark.slow
 def test_local_places_need_no_word_in_a_folder_that_is_known(own):
     (own.folder / "secret").write_text("secret")
     own.write("seed: 1")
@@ -107,6 +110,7 @@ def test_local_places_need_no_word_in_a_folder_that_is_known(own):
 QUICK = {"an address", "a server more", "an object store", "a program", "a variable"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", [pytest.param(x, marks=() if x in QUICK else pytest.mark.slow) for x in ASKED]
 )
@@ -130,6 +134,7 @@ def test_what_leaves_the_machine_is_asked_for_once_and_again_when_it_changes(own
     own.compose()
 
 
+@pytest.mark.slow
 def test_a_value_at_another_key_is_asked_for(own):
     own.write(f"reward: {{terms: {{x: {{{SCORER}, key_variable: A_KEY}}}}}}")
     own.compose("trust=true")
@@ -138,6 +143,7 @@ def test_a_value_at_another_key_is_asked_for(own):
         own.compose()
 
 
+@pytest.mark.slow
 def test_another_folder_with_the_same_recipe_is_not_trusted(own):
     own.write(ASKED["an address"][0])
     own.compose("trust=true")
@@ -146,6 +152,7 @@ def test_another_folder_with_the_same_recipe_is_not_trusted(own):
         own.compose(folder="theirs")
 
 
+@pytest.mark.slow
 def test_no_file_gives_the_word(own):
     own.write("trust: true\n" + ASKED["an address"][0])
     with pytest.raises(InputError, match="trust=true comes from a file"):
@@ -155,6 +162,7 @@ def test_no_file_gives_the_word(own):
         own.compose()
 
 
+@pytest.mark.slow
 def test_a_line_of_somebody_without_the_key_counts_for_nothing(own, tmp_path, monkeypatch):
     recipe = ASKED["an address"][0]
     own.write(recipe)
@@ -169,6 +177,7 @@ def test_a_line_of_somebody_without_the_key_counts_for_nothing(own, tmp_path, mo
         own.compose()
 
 
+@pytest.mark.slow
 def test_without_a_key_the_word_holds_for_one_start(own, monkeypatch, tmp_path, capsys):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
@@ -187,6 +196,7 @@ def test_the_word_needs_a_folder_of_its_own(own, words, folder):
         configuration.compose(["trust=true", *words], config_dir=folder)
 
 
+@pytest.mark.slow
 def test_a_run_folder_of_others_gains_nothing_from_a_folder_that_is_known(own):
     own.write("seed: 1")
     own.compose("trust=true")
@@ -203,6 +213,7 @@ def test_a_run_folder_of_others_gains_nothing_from_a_folder_that_is_known(own):
         compose_of_run(["trust=true"], run="run", parts=parts, config_dir="conf")
 
 
+@pytest.mark.slow
 def test_a_run_of_ones_own_recipe_is_resumed_without_the_word(own, capsys):
     own.write(ASKED["a tracker"][0])
     words = ["--config-dir=conf", "experiment=x", "hydra/job_logging=disabled", "hydra.run.dir=run"]

@@ -18,6 +18,7 @@ from rl4p.configuration.trust import CONF
 from rl4p.distributed.mesh import Mesh
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("name", "axes"),
     [
@@ -39,6 +40,7 @@ def test_a_slice_is_a_mesh_of_its_chips(name, axes):
     assert config.mesh.initialization_timeout == 120  # as in the other options of the group
 
 
+@pytest.mark.slow
 def test_an_axis_of_a_slice_may_be_changed():
     mesh = instantiate(compose(["mesh=v5e_16", "mesh.fsdp=16", "mesh.tp=1"]).mesh)
     assert (mesh.fsdp, mesh.tp, mesh.topology) == (16, 1, "v5e:4x4")
@@ -90,6 +92,7 @@ def test_other_names_are_no_slices(name):
     assert unknown_slice(name) is None
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("key", ["mesh.dp", "mesh.fsdp", "mesh.tp"])
 def test_a_size_beside_a_shape_is_refused_unless_a_preset_has_it(key):
     sentence = (

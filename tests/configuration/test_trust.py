@@ -12,6 +12,7 @@ from rl4p.configuration.trust import check_hydra
 from tests.support.hostile_files import cases, write
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("hydra", "word"),
     cases(
@@ -28,6 +29,7 @@ def test_only_the_command_line_changes_the_environment(toy, attack, hydra, word)
     assert "comes from a file" in sentence
 
 
+@pytest.mark.slow
 def test_the_command_line_may_change_the_environment(toy):
     seen = []
     job = lambda config: seen.append(os.environ["A_TEST"])  # noqa: E731

@@ -182,6 +182,7 @@ EACH = [
 ]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("line", "correction"), EACH)
 def test_the_message_of_a_mistake_ends_with_what_to_write(
     line, correction, with_a_run, monkeypatch
@@ -215,6 +216,7 @@ def test_there_are_at_least_twenty():
     assert len(MISTAKES) >= 20
 
 
+@pytest.mark.slow
 def test_a_single_trusted_name_needs_no_brackets(tmp_path, monkeypatch):
     (tmp_path / "my_terms.py").write_text(
         "from dataclasses import dataclass\n@dataclass\nclass Tidy:\n    weight: float = 1.0\n"

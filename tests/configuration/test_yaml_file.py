@@ -62,6 +62,7 @@ def test_levels_are_counted():
         check_size("[" * (MOST_LEVELS + 1) + "]" * (MOST_LEVELS + 1), Path("a.yaml"))
 
 
+@pytest.mark.slow
 def test_values_are_those_of_omegaconf(tmp_path):
     numbers = tmp_path / "numbers.yaml"
     numbers.write_text("{a: 1e-4, c: .5, d: 2020-01-01, g: '${a}'}")
@@ -115,6 +116,7 @@ def test_hydra_may_have_imported_its_reader_of_files_anew(toy, attack, monkeypat
     assert "describes too much" in attack("--config-dir", yaml, "experiment=evil")
 
 
+@pytest.mark.slow
 def test_a_few_aliases_are_read(toy):
     yaml = write(toy.folder / "c", experiment__fine="rollout: &a {size: 3}\nadvantage: *a")
     assert toy.run("--config-dir", yaml, "experiment=fine") == 0

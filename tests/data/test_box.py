@@ -85,6 +85,7 @@ def test_a_marker_and_a_box_with_different_numbers():
     assert same_answer(extract("#### 12\n\\boxed{13}", ("boxed", "hashes")), "13")
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     "piece",
     [

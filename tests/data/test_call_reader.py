@@ -145,6 +145,7 @@ def test_the_functions_of_tools_have_their_names():
     assert functions_of(None) is None
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "piece", ["<tool_call>", "<tool_call>{", "`a` ", "<think>", "<", "</think>", "[TOOL_CALLS]"]
 )

@@ -86,6 +86,7 @@ def test_random_expressions_agree_with_python():
         assert value == (expected if len(text) <= 200 else None)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     "options",
     [

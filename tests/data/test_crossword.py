@@ -68,6 +68,7 @@ def test_the_canonical_form(text, letters):
     assert canonical(text) == letters
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(1, 0xD7FF).map(chr), max_size=20).map("".join))
 def test_the_canonical_form_has_letters_only_and_is_its_own(text):
     letters = canonical(text)
@@ -102,6 +103,7 @@ def test_an_accent_does_not_divide_a_word():
     assert not contains("a naïve answer", "VE")
 
 
+@pytest.mark.slow
 def test_a_long_text_is_searched_in_linear_time():
     """Words that begin and end as the answer does, but nowhere in whole words."""
     assert not contains("AAAA" * 250_000, "AAAA")

@@ -114,6 +114,7 @@ def test_an_error_names_the_set():
         Mixture(sets={"a": rows("x"), "b": rows("")}).train()
 
 
+@pytest.mark.slow
 def test_weights_of_unknown_sets_and_no_sets_are_refused():
     with pytest.raises(ValueError, match=r"weights\.c names no data set: the sets are a"):
         Mixture(sets={"a": rows("x")}, weights={"c": 2.0})

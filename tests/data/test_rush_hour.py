@@ -102,6 +102,7 @@ def test_the_range_of_moves_is_kept():
     assert {row.metadata["moves"] for row in [*data.train(), *data.held_out()]} == {4}
 
 
+@pytest.mark.slow
 def test_more_boards_than_there_are_is_refused():
     data = RushHour(size=3, least_moves=2, most_moves=9, train_size=5000, held_out_size=2)
     with pytest.raises(InputError, match=r"Only \d+ of data.held_out_size \+ data.train_size = 5"):

@@ -36,6 +36,7 @@ def cells(moves):
     }
 
 
+@pytest.mark.slow
 @given(MOVES)
 def test_merging_again_changes_nothing_and_no_way_is_lost(moves):
     once = merged(moves)
@@ -106,6 +107,7 @@ def test_what_is_no_list_of_moves_is_none(text):
     assert tolerant_moves(text) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["A ", "A>", "A>1 ", "1. ", "A" * 3, "9" * 50, "A:-"])
 def test_a_long_text_is_read_in_linear_time(part):
     """The time of a quadratic search would be minutes, which nobody would overlook."""
@@ -210,6 +212,7 @@ def test_a_solution_solves_its_board_at_its_last_move(text):
         assert merged(solution) == solution
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(texts())
 def test_the_moves_of_a_board_are_those_that_a_shift_of_letters_allows(text):
@@ -236,6 +239,7 @@ def test_the_distances_of_all_states_are_their_minima(text):
         assert len(solution) == moves
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("text", "moves", "states"),
     [  # the hardest boards of 6 x 6, with a wall and without, by an exhaustive enumeration

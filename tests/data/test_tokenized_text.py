@@ -80,6 +80,7 @@ def outcome(function, *arguments):
         return InputError
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_are_those_of_conversations_tokenized_one_by_one(kind):
     tokenizer, end_ids = KINDS[kind]()
@@ -112,6 +113,7 @@ def test_a_conversation_of_many_turns_is_tokenized_twice_at_most(kind, monkeypat
     assert sum(map(len, tokenized)) < 2 * max(map(len, tokenized))
 
 
+@pytest.mark.slow
 def test_the_tokens_before_each_place_are_those_of_the_beginning():
     for kind in ("qwen2_5", "llama3", "gemma3", "mistral", "strips right", "strips left"):
         tokenizer, _ = KINDS[kind]()

@@ -209,6 +209,7 @@ def run(on_devices, script, *arguments):
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+@pytest.mark.slow
 def test_devices_exchange_columns_for_heads(on_devices):
     run(on_devices, DIVIDED)
 
@@ -396,6 +397,7 @@ for shape in shapes:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "shapes"),
     [

@@ -53,6 +53,7 @@ def test_all_come_in_any_order_and_hear_what_the_first_says(port):
         assert call.failure is None
 
 
+@pytest.mark.slow
 def test_who_does_not_come_is_named_to_those_who_did(port):
     first, third = gathered(port, Connections(0, 4), Connections(2, 4), timeout=1.0)
     assert str(first).startswith("Process 1, 3 of 4 (from 0) did not connect within 1 s")
@@ -339,6 +340,7 @@ def test_processes_that_count_otherwise_are_refused(port):
     first.peers[1].close()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("hello", [b"[]\n", b'{"process": "1"}\n', b"{\n", b'{"run": 1}\n'])
 def test_a_hello_that_is_none_is_passed_over(port, hello):
     first, answers = Connections(0, 2), []

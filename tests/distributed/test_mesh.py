@@ -313,6 +313,7 @@ except InputError as error:
 """
 
 
+@pytest.mark.slow
 def test_a_cpu_is_divided_into_a_device_for_each_core_once():
     done = subprocess.run([sys.executable, "-c", CORES], capture_output=True, text=True)
     assert done.stderr.startswith("mesh.cpu_devices=")
@@ -399,6 +400,7 @@ else:
 """
 
 
+@pytest.mark.slow
 def test_several_devices_split_rows(on_devices):
     done = subprocess.run(
         [sys.executable, "-c", SEVERAL], env=on_devices(8), capture_output=True, text=True
@@ -453,6 +455,7 @@ def test_tp_of_sampling_divides_all_but_the_heads():
         mesh.check_divides_sampling({"vocabulary": 12})
 
 
+@pytest.mark.slow
 def test_a_platform_that_the_machine_lacks_is_named():
     code = "from rl4p.distributed.mesh import Mesh; Mesh(dp=1).devices"
     run = subprocess.run(

@@ -152,6 +152,7 @@ def test_what_an_optimizer_keeps_of_a_parameter_lies_beside_it(optimizer):
     assert beside or isinstance(optimizer, Adafactor)
 
 
+@pytest.mark.slow
 def test_the_scales_of_blocks_are_sharded_along_the_rows_of_their_parameter():
     params = shapes(width=64, head_width=32, feed_forward_width=96)
     state = jax.eval_shape(AdamW8Bit().transform().init, params)
@@ -231,6 +232,7 @@ def test_a_gradient_is_whole_without_a_mesh():
     assert not partition.gathered_axes()
 
 
+@pytest.mark.slow
 def test_a_sampler_is_given_matrices_as_they_are_multiplied():
     """Norms stay in float32, which they compute in. The results are equal bit for bit."""
     policy, params = Scratch(width=32, layers=2, heads=4, dtype="bfloat16").build(
@@ -252,6 +254,7 @@ def test_a_sampler_is_given_matrices_as_they_are_multiplied():
     np.testing.assert_array_equal(*(np.asarray(x, np.float32) for x in hidden))
 
 
+@pytest.mark.slow
 def test_a_sampler_is_given_layers_one_by_one_and_no_critic():
     """Other parameters are not copied."""
     policy, params = Scratch(width=32, layers=2, heads=4).build(Mesh(dp=1), jax.random.key(0))

@@ -72,6 +72,7 @@ def assert_equal(one, other):
         assert np.linalg.norm(a - b) <= 1e-5 * np.linalg.norm(a)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("on_a_cpu")
 @pytest.mark.parametrize(
     "words",
@@ -95,6 +96,7 @@ def test_an_update_is_the_same_with_the_moments_in_the_host(words, monkeypatch):
         assert one["update/grad_norm"] == pytest.approx(other["update/grad_norm"], rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("on_a_cpu")
 def test_no_gradient_stays_until_the_next_one(monkeypatch):
     former = []
@@ -110,6 +112,7 @@ def test_no_gradient_stays_until_the_next_one(monkeypatch):
     assert len(former) > 3
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("on_a_cpu")
 def test_a_gradient_that_is_not_finite_leaves_the_moments():
     experiment, state, _ = trained(*OFFLOADED)
@@ -125,6 +128,7 @@ def test_a_gradient_that_is_not_finite_leaves_the_moments():
     )
 
 
+@pytest.mark.quick(1)
 @pytest.mark.usefixtures("on_a_cpu")
 @pytest.mark.parametrize("reset", [0, 2])
 def test_scores_are_the_same_with_the_reference_in_the_host(reset):
@@ -239,6 +243,7 @@ for on in (mesh, Mesh(dp=1, fsdp=2, tp=2, rollout_devices=4)):
 """
 
 
+@pytest.mark.slow
 def test_several_devices_divide_parameters(on_devices):
     done = subprocess.run(
         [sys.executable, "-c", SEVERAL], env=on_devices(8), capture_output=True, text=True

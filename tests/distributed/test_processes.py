@@ -40,6 +40,7 @@ def test_a_process_is_alone_by_default(slurm):
         assert not processes.anywhere(False)
 
 
+@pytest.mark.slow
 def test_one_process_needs_no_others(slurm):
     slurm(0, 1)
     with processes.join_processes(compose([*ALONE, "mesh.processes=auto"])) as first:
@@ -55,6 +56,7 @@ def test_a_cluster_says_who_is_who(slurm):
     assert settings == ("node07:61441", 2, 1, [0])
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("keys", "sentence"),
     [
@@ -78,6 +80,7 @@ def test_half_an_address_is_refused(keys, sentence):
     assert str(error.value).startswith(sentence)
 
 
+@pytest.mark.slow
 def test_processes_may_differ_in_their_number_alone():
     one, other, seed = (
         processes.digest(compose(list(overrides)))

@@ -49,6 +49,7 @@ def finished(batch, params, new=(), most=100, steps=8):
     raise AssertionError("It does not end.")
 
 
+@pytest.mark.slow
 def test_slots_and_columns_grow_and_shrink(make_batch, sampled):
     batch = make_batch(4, 16, patience=2)
     first = sequence(max_tokens=70)
@@ -118,6 +119,7 @@ def test_other_sequences_compile_nothing(make_batch, sampled):
     assert compilation().since(before).programs == 0
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("begin", [0, 32])
 def test_a_sequence_depends_on_no_slot_neighbour_or_column(make_batch, sampled, begin):
     """Contexts that begin in column 0 and contexts that end in one column give the same tokens."""

@@ -180,6 +180,7 @@ def test_rows_leave_their_devices_only_on_a_cpu(on_devices):
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+@pytest.mark.slow
 def test_scores_do_not_depend_on_the_padding(policy, params, sampled):
     tokens = [5, 9, 2, 7, 1, 3, 8]
     scores = np.asarray(scored_tokens(policy.decoder, sampled, tokens, policy.mesh))[

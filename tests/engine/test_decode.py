@@ -98,6 +98,7 @@ def call(policy, params):
     return call
 
 
+@pytest.mark.slow
 def test_a_call_ends_by_its_steps_by_its_sequences_or_with_its_cache(call):
     whole = call(64, 0)
     assert (whole.steps, whole.drawn_n.tolist()) == (8, [2, 4, 6, 8])

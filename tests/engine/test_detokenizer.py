@@ -67,6 +67,7 @@ def test_parts_joined_are_the_text_of_all_tokens(texts, size, skip_special):
         assert "".join(streamed(texts, tokens, size, skip_special)) == whole
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
 def test_parts_joined_are_any_text_with_a_fallback_to_bytes(fallback, size):
     random = np.random.default_rng(size)

@@ -76,6 +76,7 @@ def test_each_completion_is_its_requests_own(engine, requests, ending):
     assert len({tuple(x.tokens) for x in together[2:5]}) == 3  # of one context, by three keys
 
 
+@pytest.mark.slow
 def test_both_samplers_answer_alike(ending, params, requests):
     found = []
     for kind in KINDS:
@@ -108,6 +109,7 @@ def test_a_call_counts_its_sequences_and_tokens(engine, requests, counts):
         assert (count.done, count.tokens) == (8, sum(len(x.tokens) for x in completions))
 
 
+@pytest.mark.slow
 def test_a_partial_response_goes_on_as_if_it_had_not_stopped(engine, ending, requests):
     (whole,) = engine.complete(requests[:1])
     assert len(whole.tokens) > 8
@@ -215,6 +217,7 @@ def test_a_call_keeps_the_weights_that_it_began_with(ending, params, requests):
     assert engine.version == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slots", [None, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_kept_sequence_is_continued_from_its_cache(ending, params, requests, slots):
     """Only the last drawn token and the new ones are computed, wherever contexts begin."""
@@ -242,6 +245,7 @@ def test_a_kept_sequence_is_continued_from_its_cache(ending, params, requests, s
     assert counts == [sum(len(x.tokens) for x in requests), *[4 * len(later)] * 2, whole]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", QUICK)
 def test_the_temperature_is_that_of_the_weight_version(kind, ending, params, requests):
     annealed = kind(max_response_tokens=R, annealing=Linear(end=0.4, steps=4)).open(ending)

@@ -130,6 +130,7 @@ LONG = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "dtype"), [*QUICK, *LONG])
 def test_shared_prompts_change_no_token(ending, shared, kind, dtype):
     """In 6 slots, prompts come and go; with all, slots and prompts are given up as rows end."""
@@ -158,6 +159,7 @@ def test_drafts_are_read_behind_shared_prompts(ending, shared, monkeypatch, dtyp
     assert None not in shared
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plain", pytest.param("states", marks=pytest.mark.slow)])
 def test_a_kept_sequence_has_its_prompt(ending, shared, kind):
     """The next turn, whose context is no group's, goes on from the row of prompt and response."""
@@ -183,6 +185,7 @@ def test_long_prompts_of_groups_are_shared(monkeypatch):
     assert not shares_prompts(256, prompts=4, sequences=32, slots=1)
 
 
+@pytest.mark.slow
 def test_the_numbers_of_places_are_few():
     assert [few(n) for n in range(1, 14)] == [1, 2, 3, 4, 6, 6, 8, 8, 12, 12, 12, 12, 16]
 

@@ -213,6 +213,7 @@ def test_sequences_with_a_penalty_are_drawn_without_drafts(sample, monkeypatch):
     assert calls
 
 
+@pytest.mark.slow
 def test_least_tokens_end_drafts_as_long_as_they_act(sample, monkeypatch):
     calls = drafts_of_calls(monkeypatch)
     options = {"max_response_tokens": R, "temperature": LOW, "least_tokens": 30}
@@ -256,6 +257,7 @@ def call(policy, params):
     return call
 
 
+@pytest.mark.slow
 def test_a_step_gives_the_right_part_of_a_draft_and_the_next_token(call):
     whole = call(3, text=NOTHING, limit=13)
     assert [len(tokens) for tokens in whole.tokens] == [13, 13]
@@ -268,6 +270,7 @@ def test_a_step_gives_the_right_part_of_a_draft_and_the_next_token(call):
     assert again.steps == 2
 
 
+@pytest.mark.slow
 def test_a_limit_and_a_full_cache_end_a_draft(call):
     whole = call(3, text=NOTHING, limit=30)
     known = [
@@ -284,6 +287,7 @@ def test_a_limit_and_a_full_cache_end_a_draft(call):
     assert full.steps == 3
 
 
+@pytest.mark.slow
 def test_a_tpu_writes_all_rows_by_kernels(policy, params):
     """A column of the keys and values of two layers each; it makes no loop over rows."""
     sampled, slots, mesh = policy.for_sampling(params), Slots(4), MeshOf(dp=1, name="tpu")
@@ -363,6 +367,7 @@ def keys(*seeds):
     return np.stack([jax.random.key_data(jax.random.key(seed)) for seed in seeds])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slots", [2, pytest.param(None, marks=pytest.mark.slow)])
 def test_a_kept_sequence_continues_as_if_nothing_had_been_rejected(ending, params, slots):
     """The cache of an ended sequence has the keys and values of rejected drafts behind its end."""
@@ -396,6 +401,7 @@ def test_a_kept_sequence_continues_as_if_nothing_had_been_rejected(ending, param
         np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_stream_has_no_drafts(policy, params, monkeypatch):
     """Requests come at any time, and the digits of a response may not depend on it."""
     calls = drafts_of_calls(monkeypatch)

@@ -88,6 +88,7 @@ def test_a_sequence_is_continued_from_its_state(stateful, params, requests):
     assert engine.prefilled_tokens - before == 4 * len(later)
 
 
+@pytest.mark.slow
 def test_the_sampler_is_the_trainer(sample, stateful, params, monkeypatch):
     """Rows are padded on both sides, and so are the prompts that the rows of a group share."""
     trajectories, _ = sample(

@@ -59,6 +59,7 @@ def holder(policy, params, monkeypatch):
     return hold
 
 
+@pytest.mark.slow
 def test_contexts_that_continue_are_prefilled_together(held):
     together, counts = held(MOST)
     parts = -(-MOST // 8)
@@ -66,6 +67,7 @@ def test_contexts_that_continue_are_prefilled_together(held):
     assert {number: held(number + 1)[0][number] for number in (0, 5)}.items() <= together.items()
 
 
+@pytest.mark.slow
 def test_one_context_that_continues_is_prefilled_alone_in_the_same_digits(wide, monkeypatch):
     held, tokens = holder(*wide, monkeypatch), {}
     for name in ("prefill", "continued"):
@@ -84,6 +86,7 @@ def test_one_context_that_continues_is_prefilled_alone_in_the_same_digits(wide, 
     assert alone[0] == together[0]
 
 
+@pytest.mark.slow
 def test_fewer_conversations_compile_nothing(held):
     """Neither the number of slots nor that of columns depends on how many come at a time."""
     resized = [held(20, most=20)[1].get("resized", 0) for _ in range(2)]

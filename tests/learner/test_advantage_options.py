@@ -6,6 +6,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
@@ -78,6 +79,7 @@ def test_the_first_and_the_last_token_of_each_turn():
     assert np.argwhere(turn_ends(MASK)).tolist() == [[0, 2], [0, 4], [0, 7], [1, 0]]
 
 
+@pytest.mark.slow
 def test_the_value_at_the_start_of_a_turn_is_copied():
     values = jnp.arange(1, 17, dtype=jnp.float32).reshape(2, 8).at[0, 3].set(jnp.nan)
     expected = [[0, 2, 2, 0, 5, 0, 7, 7], [9, 0, 0, 0, 0, 0, 0, 0]]
@@ -90,6 +92,7 @@ def test_recurrences_run_both_ways():
     np.testing.assert_array_equal(recurrence(factor, addend, reverse=False), [[4, 4, 3]])
 
 
+@pytest.mark.slow
 def test_the_returns_of_turns(make_trajectories, make_rewards):
     """Turns of 2, 1 and 2 tokens with the rewards 1 (0.5 of each token), -1 and the rest, 2."""
     trajectories = replace(make_trajectories((8, 8), limit=8, width=0), response_mask_BT=MASK)

@@ -173,6 +173,7 @@ def test_weights_of_tokens_have_no_gradient_either():
     np.testing.assert_array_equal(slope, 0)
 
 
+@pytest.mark.slow
 def test_bad_tokens_of_sequences_that_the_policy_has_left_are_dropped(make_batch):
     """The formula of DeepSeek-V3.2, token by token in float64."""
     random = np.random.default_rng(3)
@@ -227,6 +228,7 @@ def test_only_bad_tokens_and_only_beyond_the_threshold_are_dropped(
     np.testing.assert_array_equal(weights, [[kept, kept]])
 
 
+@pytest.mark.slow
 def test_a_product_multiplies_the_weights_of_its_parts(weigh):
     log_w = jnp.asarray(np.random.default_rng(1).normal(0, 0.3, (40, 5)), jnp.float32)
     mask = jnp.asarray(np.arange(5) < np.arange(40)[:, None] % 6)

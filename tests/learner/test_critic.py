@@ -100,6 +100,7 @@ def test_a_value_is_read_from_the_activations_of_the_token_before(policy, params
     np.testing.assert_array_equal(values_BT[:, 0], 0)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("detach", [False, True])
 def test_its_loss_trains_the_trunk_unless_it_is_detached(policy, params, read, with_head, detach):
     critic = Shared(detach=detach)
@@ -114,6 +115,7 @@ def test_its_loss_trains_the_trunk_unless_it_is_detached(policy, params, read, w
     assert any(x.any() for x in jax.tree.leaves(trunk)) == (not detach)
 
 
+@pytest.mark.slow
 def test_it_begins_as_a_copy_of_the_policys_trunk(policy, params, read):
     """The arrays must be distinct, because an update donates each of them once."""
     critic = Separate()
@@ -137,6 +139,7 @@ def test_while_the_trunks_are_the_same_it_reads_what_a_shared_critic_reads(
     np.testing.assert_allclose(separate, shared, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_neither_disturbs_the_other(policy, params, read, with_head):
     """The value has a zero gradient for the policy's parameters, and a gradient for its own."""
     of_critic = with_head(Separate().init(policy.decoder, params))

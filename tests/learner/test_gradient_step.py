@@ -145,6 +145,7 @@ def assert_same_update(ours, wanted):
     assert metrics == pytest.approx(expected_metrics, rel=1e-5, abs=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rows",
     [
@@ -273,6 +274,7 @@ def in_numpy(numpy_logits, config, params, batch):
     return losses / count, {name: np.asarray(x) for name, x in columns.items()}
 
 
+@pytest.mark.slow
 def test_loss_metrics_and_gradient_are_those_of_numpy_in_float64(
     policy, params, batch, whole, numpy_logits
 ):
@@ -354,6 +356,7 @@ def test_minibatches_are_drawn_anew_in_every_step_and_the_same_in_the_same(step,
     assert not np.allclose(moved(10), moved(11), rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(step, batch, params):
     bad = dataclasses.replace(batch, advantages_BT=batch.advantages_BT.at[0, 8].set(jnp.inf))
     state, metrics = step(bad, number=10)
@@ -363,6 +366,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(step, batc
     assert not any(leaf.any() for leaf in jax.tree.leaves(state.optimizer_state["sum"]))
 
 
+@pytest.mark.slow
 def test_the_other_minibatches_are_not_lost_to_a_bad_one(step, full, params):
     bad = dataclasses.replace(full, advantages_BT=full.advantages_BT.at[0, 8].set(jnp.nan))
     state, metrics = step(bad, SEVERAL, number=10)
@@ -461,6 +465,7 @@ def test_logits_of_all_tokens_are_never_in_memory_at_once(make_objective):
     assert program.memory_analysis().temp_size_in_bytes < 5 * rows * columns * words * 4 / 8
 
 
+@pytest.mark.slow
 @pytest.mark.mixed_dtypes
 def test_a_gradient_is_once_in_memory_and_no_moment_twice(make_objective):
     """Microbatches of few tokens add to one gradient in place, layer by layer."""
@@ -472,6 +477,7 @@ def test_a_gradient_is_once_in_memory_and_no_moment_twice(make_objective):
     assert program.memory_analysis().temp_size_in_bytes < 1.4 * size
 
 
+@pytest.mark.slow
 @pytest.mark.mixed_dtypes
 def test_the_gradient_of_unrolled_layers_is_not_copied_for_each_of_them(make_objective):
     layers, objective = 8, make_objective(PPO(tokens_per_microbatch=16, microbatch_widths=1))
@@ -504,6 +510,7 @@ class Bounded(PPO):
         return loss_BT + jnp.where(batch.advantages_BT > 50, jnp.inf, 0.0), extras
 
 
+@pytest.mark.slow
 def test_the_length_that_divides_is_the_updates_and_a_loss_must_be_finite_too(
     step, batch, whole, params
 ):
@@ -526,6 +533,7 @@ def test_the_length_that_divides_is_the_updates_and_a_loss_must_be_finite_too(
     jax.tree.map(np.testing.assert_array_equal, state.params, params)
 
 
+@pytest.mark.slow
 def test_a_norm_that_overflows_is_not_finite_though_the_loss_is(step, batch, params):
     """The squares of 1e25 do not fit into a float32."""
     bad = dataclasses.replace(batch, advantages_BT=batch.advantages_BT * 1e25)
@@ -640,6 +648,7 @@ class FailsOnTheDevice(PPO):
         return loss_BT + jax.pure_callback(fail, shape, batch.advantages_BT), extras
 
 
+@pytest.mark.slow
 @pytest.mark.mixed_dtypes  # optax promotes
 def test_a_failed_update_takes_the_state_and_a_failed_gradient_does_not(
     pair, batch, make_objective
@@ -767,6 +776,7 @@ def test_sums_of_no_tokens_are_finite():
     assert metrics["update/explained_variance"] == 1
 
 
+@pytest.mark.quick(1)
 @pytest.mark.mixed_dtypes
 @pytest.mark.parametrize("rows", [8, 2])
 def test_a_microbatch_has_as_many_tokens_as_fit(make_objective, rows):

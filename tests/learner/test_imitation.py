@@ -72,6 +72,7 @@ def gradient(policy, params, make_objective, make_state):
     return gradient
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "tokens",
     [64, pytest.param(2048, marks=pytest.mark.slow)],
@@ -118,6 +119,7 @@ def test_a_sample_is_right_by_the_grade_of_the_deciding_term():
         judged(rewards, "exact")
 
 
+@pytest.mark.slow
 def test_what_has_no_effect_is_refused():
     with pytest.raises(InputError, match="has no environment that answers"):
         build_phases(compose(["update.observation_loss=0.05"]))

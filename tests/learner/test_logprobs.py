@@ -20,6 +20,7 @@ def trajectories(make_trajectories):
     return make_trajectories()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("temperature", [0.5, 1.5])
 def test_scores_are_aligned_with_their_tokens(
     policy, params, trajectories, numpy_logits, score_all, temperature
@@ -47,6 +48,7 @@ def test_scores_are_aligned_with_their_tokens(
         np.testing.assert_allclose(collision[row, real[1:]], squares, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_logits_a_few_tokens_at_a_time_change_nothing(policy, params, trajectories, monkeypatch):
     """15 columns, seven at a time."""
 
@@ -141,6 +143,7 @@ def test_a_kernel_has_large_blocks(policy, columns, before, block):
     assert max(map(max, blocks)) == block
 
 
+@pytest.mark.slow
 def test_the_last_token_predicts_none(policy, params, trajectories):
     """Its activations are 0 with a kernel; no score changes."""
     hidden_BTD = trunk(policy.decoder, params, trajectories)
@@ -170,6 +173,7 @@ def test_a_microbatch_has_at_most_eight_chunks(B, T, V, platform, chunks):
     assert -(-T // columns) == chunks
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("columns", [3, 7])
 def test_chunks_that_hold_no_scored_token_are_left_out(
     policy, params, make_trajectories, monkeypatch, columns
@@ -210,6 +214,7 @@ def test_the_entropy_is_that_of_the_support(policy, params, trajectories, numpy_
         np.testing.assert_allclose(found.collision_BT[at], np.sum(np.exp(2 * scores)), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_scores_are_those_that_were_asked_for(policy, params, trajectories):
     """A critic's function sees the parameters, the activations and the rows of a microbatch."""
 
@@ -231,6 +236,7 @@ def test_scores_are_those_that_were_asked_for(policy, params, trajectories):
     np.testing.assert_allclose(found["values"][real], expected[real], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_scoring_in_microbatches_is_scoring_at_once(policy, params, trajectories, score_all):
     sampling = Sampling(temperature=1.5, top_k=40, top_p=0.9)
     whole = score_all(policy.decoder, params, trajectories, sampling)
@@ -247,6 +253,7 @@ def test_scoring_in_microbatches_is_scoring_at_once(policy, params, trajectories
         np.testing.assert_allclose(ours, expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_token_outside_the_support_has_a_finite_score_and_gradient(policy, params, trajectories):
     """Random tokens are hardly ever among the two most probable."""
 
@@ -320,6 +327,7 @@ def test_a_divergence_is_that_of_whole_distributions(
         assert expected.max() > 1e-2
 
 
+@pytest.mark.slow
 def test_a_divergence_a_few_tokens_at_a_time_is_the_same(params, teacher, distilled, monkeypatch):
     found = []
     for columns in (7, 15):
@@ -336,6 +344,7 @@ def test_a_divergence_a_few_tokens_at_a_time_is_the_same(params, teacher, distil
     np.testing.assert_array_equal(of_teacher, 0)
 
 
+@pytest.mark.slow
 def test_both_models_share_the_logits_of_a_chunk(policy, params, teacher, distilled, monkeypatch):
     seen = []
     monkeypatch.setattr(logprobs, "columns_per_chunk", lambda *x: seen.append(x[2]) or 15)

@@ -73,6 +73,7 @@ def visit():
 QUICK = {(1, 1), (100, 3), (200, 2), (1000, 1), (10_000, 3)}  # the other cases are slow tests
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("tokens", "together"),
     [

@@ -75,6 +75,7 @@ def joined(policy, params, batch, make_objective, score_all):
     return joined, numbers
 
 
+@pytest.mark.slow
 def test_a_divergence_reaches_the_tokens_that_lose_their_policy_gradient(joined):
     """What no policy sampled has no importance weight: neither of the loss nor of the penalty."""
     run, x = joined
@@ -126,6 +127,7 @@ def test_a_bonus_is_not_corrected_and_a_divergence_in_the_reward_is_not_in_the_l
     assert "kl" not in metrics
 
 
+@pytest.mark.slow
 def test_a_critics_loss_is_added_and_what_explains_its_variance_is_summed(
     joined, policy, params, batch
 ):
@@ -156,6 +158,7 @@ class Reporting(PPO):
         return logprobs_BT, {"logprobs": logprobs_BT, "proximal": proximal_BT}
 
 
+@pytest.mark.slow
 def test_a_loss_reads_zeros_where_there_is_none(policy, params, batch, make_objective):
     """Whatever the padding holds: -inf is a token outside the support."""
     mask = batch.loss_mask_BT

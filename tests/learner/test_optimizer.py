@@ -150,6 +150,7 @@ def test_every_parameter_of_the_decoder_is_told_apart(params):
         assert leaf_axes == stacked
 
 
+@pytest.mark.slow
 @pytest.mark.mixed_dtypes
 def test_a_transform_sees_one_block_at_a_time():
     """Each block is clipped to the norm 1, which gives 1 / sqrt(block size) everywhere."""
@@ -202,6 +203,7 @@ def first_update(optimizer, gradient):
     )(gradient)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.mixed_dtypes
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_decay_touches_matrices_only(optimizer):
@@ -217,6 +219,7 @@ def test_decay_touches_matrices_only(optimizer):
     }
 
 
+@pytest.mark.quick(1)
 @pytest.mark.mixed_dtypes
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize(("limit", "scale"), [(0.0, 1.0), (100.0, 1.0), (2.0, 0.5)])
@@ -233,6 +236,7 @@ def test_a_long_gradient_is_scaled_down_to_the_limit(optimizer, limit, scale):
     assert any(leaf.size > 1 for leaf in jax.tree.leaves(state))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.mixed_dtypes
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_the_learning_rate_is_the_schedule_and_not_in_the_update(optimizer):
@@ -246,6 +250,7 @@ def test_the_learning_rate_is_the_schedule_and_not_in_the_update(optimizer):
     jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
+@pytest.mark.slow
 @pytest.mark.mixed_dtypes
 @pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -515,6 +520,7 @@ def test_a_layer_without_a_gradient_stays():
     assert np.isfinite(update["layers"]["query"]["lora_a"]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.mixed_dtypes
 def test_the_rest_is_as_by_adamw():
     gradient = {
@@ -623,6 +629,7 @@ def test_the_direction_is_clipped_in_each_block():
     np.testing.assert_allclose(direction(update), np.ones((2, 2, 2)), rtol=1e-5)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.mixed_dtypes
 @pytest.mark.parametrize("size", [1, 128], ids=["factored", "whole"])
 @pytest.mark.parametrize(
@@ -673,6 +680,7 @@ def test_a_parameter_of_zero_moves_as_one_of_a_thousandth():
     np.testing.assert_allclose(direction(update), 1e-3 * np.sign(gradient), rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.mixed_dtypes
 def test_a_direction_is_scaled_down_to_the_limit_of_its_root_mean_square():
     """A direction of signs has the root mean square 1."""

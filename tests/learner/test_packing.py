@@ -66,12 +66,14 @@ def test_every_sequence_is_moved_whole_into_the_first_row_with_room(trajectories
     assert (np.asarray(moved.positions_BT) >= 0).all()
 
 
+@pytest.mark.slow
 def test_values_of_rows_stay_as_they_are():
     segments_BT = jnp.ones((2, 3), jnp.int32)
     values_B, _ = packed(jnp.arange(2), segments_BT)
     assert values_B.tolist() == [0, 1]
 
 
+@pytest.mark.slow
 def test_no_sequence_sees_its_neighbours(policy, params, trajectories, pack):
     """Log-probabilities of packed tokens are those of each sequence alone."""
     options = ScoreOptions(
@@ -126,6 +128,7 @@ def gradient(policy, params, make_state, make_objective, trajectories):
     return gradient
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "aggregation", ["token_mean", pytest.param("sequence_mean_token_mean", marks=pytest.mark.slow)]
 )
@@ -163,6 +166,7 @@ def used_of(packing):
     return used_B
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_the_sequences_of_a_group_share_its_rows_without_overlap(seed):
     random = np.random.default_rng(seed)
@@ -178,6 +182,7 @@ def test_the_sequences_of_a_group_share_its_rows_without_overlap(seed):
     assert (used_of(packing) > 0).sum() < (lengths > 0).sum()
 
 
+@pytest.mark.slow
 def test_later_segments_have_ids_below_0(make_trajectories):
     """So they do not see the prompt before the first; all ids differ between sequences."""
     trajectories = make_trajectories((8, 3, 5, 4), (8, 8, 8, 8))
@@ -211,6 +216,7 @@ def test_what_is_packed_is_unpacked():
     np.testing.assert_allclose(packing.unpack(moved), np.where(inside, x_BT, 0), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_rows_of_a_microbatch_have_the_sequences_of_their_groups():
     """Group 0 has sequences 0 to 3 in rows 0 and 1; group 1 has 4 to 7 in rows 4 and 5."""
     lengths = np.array([9, 4, 0, 3, 16, 5, 1, 8])
@@ -232,11 +238,13 @@ def test_the_rows_of_a_microbatch_have_the_sequences_of_their_groups():
     np.testing.assert_array_equal(np.where(here, own.take(x_BT, 16), 0), expected)
 
 
+@pytest.mark.slow
 def test_responses_of_one_length_have_rows_of_their_own():
     packing, _ = of_groups([100] * 8, 4, 100, 1000)
     np.testing.assert_array_equal(packing.rows_B, np.arange(8))
 
 
+@pytest.mark.slow
 def test_a_row_has_a_few_sequences():
     """So that the loss, which has a row for each that may be there, stays small."""
     packing, _ = of_groups([3] * 24, 24, 100, 100)
@@ -245,6 +253,7 @@ def test_a_row_has_a_few_sequences():
     assert packing.numbers_B.tolist() == [*range(MOST_SEQUENCES)] * 3
 
 
+@pytest.mark.slow
 def test_rows_are_short_where_attention_costs_much():
     """One response of 500 tokens and seven of 54, in a row of 378 or in shorter ones."""
     lengths = [500, 54, 54, 54, 54, 54, 54, 54]

@@ -1,8 +1,10 @@
 import numpy as np
+import pytest
 
 from rl4p.learner.preferences import GroupPairs
 
 
+@pytest.mark.slow
 def test_good_rows_are_beside_bad_rows_of_their_group(make_batch):
     """Group 0 has one good row and two bad ones; the fourth row is alone, the fifth has A = 0."""
     advantages = np.array([[1.0], [-2.0], [-1.0], [1.0], [0.0]])

@@ -88,6 +88,7 @@ def test_the_losses_with_a_ratio_have_the_option():
     assert {name.split("-")[0] for name in WITH_RATIO} == names
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", WITH_RATIO)
 def test_the_old_policy_is_the_proximal_one_or_the_one_that_sampled(make_batch, name):
     def slope(old_policy, proximal, behaviour, version=0):

@@ -97,6 +97,7 @@ KINDS = {
 }
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("samples", [1, 8])
 @pytest.mark.parametrize(
     "prompts", [2, 5, 29, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 8, 12, 20))]

@@ -74,6 +74,7 @@ def first_state(params, make_state):
     return lambda loop: make_state(params, loop.optimizer)
 
 
+@pytest.mark.slow
 def test_batches_with_updates_are_the_loop(make_loop, first_state):
     infos = list(train(loop := make_loop(), first_state(loop)))
     loop = make_loop()
@@ -92,6 +93,7 @@ def test_batches_with_updates_are_the_loop(make_loop, first_state):
     jax.tree.map(np.testing.assert_array_equal, state.params, infos[-1].state.params)
 
 
+@pytest.mark.slow
 def test_batches_without_updates_go_on_with_the_same_weights(make_loop, first_state):
     loop = make_loop(steps=1)  # not a limit here
     state = first_state(loop)
@@ -128,6 +130,7 @@ def test_a_donated_state_is_refused_before_anything_is_sampled(
     checkpoints.close()
 
 
+@pytest.mark.slow
 def test_transforms_change_the_loss_and_not_the_samples(make_loop, first_state):
     """The answers to the second question all have reward 0: their group is dropped."""
     transforms = {"short": Truncate(most=3), "same": Drop(filters={"differ": Deviation()})}

@@ -126,6 +126,7 @@ def test_phases_that_read_the_sampler_are_refused(kl, needs, sentence):
         SuccessCache().open(phases)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("collector", ["dynamic_sampling", "asynchronous"])
 @pytest.mark.parametrize(
     "rollout",

@@ -58,6 +58,7 @@ def evaluate(policy, params, make_prompt, make_state, make_phases):
     return run
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("rows", [2, 8])
 def test_questions_count_once_whatever_is_sampled_at_a_time(evaluate, rows):
     found = evaluate(["a", "a", "b", "a", "b"], rows=rows, right=("0", "4"))
@@ -102,6 +103,7 @@ def test_a_term_that_the_reward_lacks_is_named(evaluate):
         evaluate(["a"], rows=2, term="luck", right=())
 
 
+@pytest.mark.slow
 def test_an_answer_is_right_from_a_grade_of_one_on(evaluate):
     """A term may give partial credit. Only full credit counts as correct, and so does more."""
 
@@ -157,6 +159,7 @@ def state(params, make_state):
     return replace(make_state(params, AdamW(), step=3, memory={"reward": 7}), average=average)
 
 
+@pytest.mark.slow
 def test_each_chunk_is_sampled_greedily_in_full_and_graded_in_part(
     policy, asked, state, make_phases, watched
 ):
@@ -268,6 +271,7 @@ def of_each(seen):
     return {name: sorted(responses) for name, responses in found.items()}
 
 
+@pytest.mark.slow
 def test_samples_do_not_depend_on_what_is_sampled_with_them(sampled):
     """Chunks of 4 rows hold two samples of two prompts, chunks of 6 all six of one."""
     _, alone, _ = sampled([("a", 3)], rows=6, samples=6)
@@ -285,6 +289,7 @@ def test_samplers_draw_the_same_samples(sampled):
     assert one == other
 
 
+@pytest.mark.slow
 def test_another_seed_draws_other_samples_and_the_same_greedy_responses(sampled):
     _, one, _ = sampled([("a", 4)], rows=4, samples=4)
     _, other, _ = sampled([("a", 4)], rows=4, samples=4, seed=1)
@@ -336,6 +341,7 @@ def test_the_last_chunk_may_be_left_to_a_later_start(sampled, state):
     assert later == whole[2:]
 
 
+@pytest.mark.slow
 def test_a_key_is_that_of_its_task_prompt_and_sample(sampled, monkeypatch):
     drawn = []
     complete = InProcess.complete

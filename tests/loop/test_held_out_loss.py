@@ -27,6 +27,7 @@ def logprob(numpy_logits, policy, params):
     return logprob
 
 
+@pytest.mark.slow
 def test_a_loss_is_over_the_tokens_of_each_task(policy, params, make_prompt, make_phases, logprob):
     end = policy.end_ids[0]
     answers = [((65, 66), "ab", "x"), ((67,), "abcd", "x"), ((68,), "a", "y")]
@@ -54,6 +55,7 @@ def test_a_loss_is_over_the_tokens_of_each_task(policy, params, make_prompt, mak
         assert replace(loss, rows=rows)(params) == pytest.approx(metrics, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_loss_of_pairs_is_the_updates(policy, params, make_prompt, make_phases, logprob):
     end = policy.end_ids[0]
     pairs = [((65, 66), (70, end), (71, 72, end)), ((67,), (80, 81, end), (end,))]

@@ -142,6 +142,7 @@ def test_a_sampler_with_other_weights_ends_the_run_in_that_step(
     assert infos[-1].metrics["rollout/logprob_gap_mean"] > 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("needs", [False, True])
 def test_the_temperature_of_a_step_is_that_of_its_sampler(
     make_loop, params, prompts, make_state, needs
@@ -211,6 +212,7 @@ def test_memory_that_a_phase_leaves_alone_outlives_the_update(
     assert infos[-1].state.memory["reward"] == 7
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("update", "calls"), [(PPO(), 0), (PPO(minibatches=2), 2)])
 def test_no_forward_runs_that_nobody_needs(
     make_loop, params, prompts, make_state, monkeypatch, update, calls
@@ -228,6 +230,7 @@ def test_no_forward_runs_that_nobody_needs(
     assert max(info.metrics["rollout/logprob_gap_max"] for info in infos) < 1e-4
 
 
+@pytest.mark.slow
 def test_a_critic_learns_beside_the_policy(make_loop, policy, params, prompts, make_state):
     critic = Shared()
     loop = make_loop(advantage=GAE(), critic=critic)
@@ -266,6 +269,7 @@ def test_the_weight_of_an_adaptive_penalty_moves_and_is_remembered(
     assert seen[-1] > 1e-3
 
 
+@pytest.mark.slow
 def test_a_reference_is_reset_to_the_policy_every_n_steps(make_loop, params, prompts, make_state):
     """After a reset the next step measures no divergence; without one, each step measures some."""
     loop = replace(make_loop(kl=Fixed(beta=0.1), steps=5), reset_reference_every=2)
@@ -362,6 +366,7 @@ class BrokenEverySecondStep(Reinforce):
         return jnp.where((version_BT > 0) & (version_BT % 2 == 1), jnp.nan, loss_BT), extras
 
 
+@pytest.mark.slow
 def test_only_skipped_steps_in_a_row_are_counted(make_loop, params, prompts, make_state):
     loop = replace(make_loop(steps=6, update=BrokenEverySecondStep()), max_skipped=1)
     infos = run(loop, params, prompts, make_state)
@@ -405,6 +410,7 @@ class Half:
         return [np.nan if b % 2 else 1.0 for b in range(len(episodes))]
 
 
+@pytest.mark.slow
 def test_samples_without_a_grade_are_not_in_the_loss(make_loop, params, prompts, make_state):
     loop = make_loop(steps=1, reward=Weighted(terms={"half": Half()}), update=SFT())
     (info,) = run(loop, params, prompts, make_state)
@@ -424,6 +430,7 @@ class Note:
         return {self.name: float(len(info.metrics))}
 
 
+@pytest.mark.slow
 def test_hooks_have_their_turn_and_hand_metrics_on():
     info = StepInfo(
         step=4, state=None, trajectories=None, episodes=None, rewards=None, metrics={"a": 0.0}

@@ -64,6 +64,7 @@ def scores():
     return {"reference_logprobs": jnp.asarray(reference), "entropy": jnp.zeros((4, 4))}
 
 
+@pytest.mark.slow
 def test_samples_that_were_cut_are_left_out_and_advantages_are_clipped(
     make_trajectories, make_rewards
 ):
@@ -84,6 +85,7 @@ def test_samples_that_were_cut_are_left_out_and_advantages_are_clipped(
     np.testing.assert_array_equal(found.loss_mask_BT, mask)
 
 
+@pytest.mark.slow
 def test_the_divergence_is_taken_from_the_reward_token_by_token(rows, scores):
     """The divergence is (1, 0.5) in the first row and -0.5 in the second, times 0.5."""
     phase = Noting()
@@ -126,6 +128,7 @@ def test_an_advantage_is_given_what_it_asked_for_and_no_more(rows, scores):
     assert asked["scores"].keys() == {"entropy"}
 
 
+@pytest.mark.slow
 def test_memory_goes_in_and_comes_out(rows):
     """Task 1 has the baseline 0.25 and task 0 is new; the clip changes the first sample only."""
     phase = RunningBaseline(decay=0.5, max_tasks=2, clip=0.5)
@@ -137,6 +140,7 @@ def test_memory_goes_in_and_comes_out(rows):
     assert after["seen"].all()
 
 
+@pytest.mark.slow
 def test_a_critic_is_taught_the_return_after_the_divergence(rows, scores):
     """Undiscounted returns: 1 - 0.5 - 0.25 and 1 - 0.25; 0.25; and 0 elsewhere.
 

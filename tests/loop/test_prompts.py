@@ -156,6 +156,7 @@ def replayed(policy, params, make_prompts, make_phases, make_state):
     return replayed
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", COLLECTORS)
 @pytest.mark.parametrize("share", [pytest.param(0.5, marks=pytest.mark.slow), 0.3])
 def test_a_step_repeats_at_most_its_share(replayed, stream, name, share):
@@ -165,6 +166,7 @@ def test_a_step_repeats_at_most_its_share(replayed, stream, name, share):
     assert sum(numbers) >= 4
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "around",
     [
@@ -181,6 +183,7 @@ def test_a_source_around_a_replay_keeps_to_the_share(replayed, stream, around):
     assert sum(numbers) >= 2
 
 
+@pytest.mark.slow
 def test_a_share_is_right_on_average_over_the_rounds_of_a_step(make_prompts, stream, credit):
     prompts = make_prompts()
     source = Replay(source=stream, share=0.3, least=1).open(prompts, seed=0)
@@ -195,6 +198,7 @@ def test_a_share_is_right_on_average_over_the_rounds_of_a_step(make_prompts, str
     assert 1.1 < sum(numbers) / 600 < 1.3
 
 
+@pytest.mark.slow
 def test_rewards_are_grouped_by_prompt_without_invalid_samples(make_prompt):
     a, b = make_prompt(id="a"), make_prompt(id="b")
     episodes = [Episode(prompt=prompt, response="") for prompt in (b, a, b, a)]

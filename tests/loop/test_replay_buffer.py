@@ -133,6 +133,7 @@ def test_the_deviation_prefers_prompts_that_differ(prompt):
     assert {entry.id for entry in buffer.entries.values()} == {"open", "half"}
 
 
+@pytest.mark.slow
 def test_the_regret_of_upper_confidence_bounds_is_below_that_of_uniform_draws(prompt):
     """Tests 20 arms with chances of success from 0 to 0.95, over 2,000 draws and five seeds."""
     chances = np.arange(20) / 20

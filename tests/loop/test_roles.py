@@ -46,6 +46,7 @@ def ending(policy):
     return replace(policy, end_ids=ENDS, tokenizer=tokenizer)
 
 
+@pytest.mark.slow
 def test_each_role_reads_what_it_is_told_and_nothing_else(sample, ending, params):
     trajectories, episodes = sample(duel(), group_size=4)
     check_trajectories(trajectories)
@@ -74,6 +75,7 @@ def test_both_samplers_hold_the_same_conversations(sample):
     assert sample(duel())[1] == sample(duel(engine=NaiveSampler))[1]
 
 
+@pytest.mark.slow
 def test_the_rewards_of_the_end_go_to_the_last_message_of_each_role(sample):
     _, episodes = sample(duel(), group_size=8)
     ended = [episode for episode in episodes if episode.finish is Finish.STOP]
@@ -124,6 +126,7 @@ def test_a_world_that_names_no_role_makes_its_episode_invalid(sample, factory, s
     assert sentence in {episode.failure for episode in episodes} <= {sentence, None}
 
 
+@pytest.mark.slow
 def test_a_world_with_one_agent_may_have_these_fields_for_itself(sample):
     _, episodes = sample(duel(Unknown, roles=()))
     assert {episode.failure for episode in episodes} == {None}
@@ -214,6 +217,7 @@ def test_terms_of_the_whole_episode_count_for_every_role():
             np.testing.assert_allclose(chosen[place], own - np.mean(paid[turn.role]), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_baseline_of_roles_needs_roles():
     options = [word for word in (*SMALL, *GAME, *BY_ROLE) if "roles=[" not in word]
     with pytest.raises(InputError, match="advantage=running_baseline has a baseline for each role"):

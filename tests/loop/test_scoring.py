@@ -147,6 +147,7 @@ def assert_scores(ours, wanted, collected):
     np.testing.assert_allclose(np.asarray(ours)[mask], np.asarray(wanted)[mask], rtol=2e-5)
 
 
+@pytest.mark.slow
 def test_one_forward_of_the_policy_gives_all_that_is_asked_of_it(
     policy, trained, ask, score, score_all, sampler, collected, forwards
 ):
@@ -162,6 +163,7 @@ def test_one_forward_of_the_policy_gives_all_that_is_asked_of_it(
     assert_scores(ours["values"], values(trained["critic"], hidden_BTD), collected)
 
 
+@pytest.mark.slow
 def test_the_reference_is_what_the_run_began_with(
     policy, params, ask, score, score_all, sampler, collected, forwards
 ):
@@ -179,6 +181,7 @@ def test_the_reference_outlives_the_parameters_that_the_update_takes(policy, par
     jax.tree.map(np.testing.assert_array_equal, reference, params)
 
 
+@pytest.mark.slow
 def test_the_reference_of_adapters_is_their_base(
     policy, params, ask, score, score_all, sampler, collected
 ):
@@ -207,6 +210,7 @@ def test_the_reference_of_adapters_that_were_read_has_them(policy, params):
     jax.tree.map(np.testing.assert_array_equal, reference, merge_trees(params, trained))
 
 
+@pytest.mark.slow
 def test_a_teacher_is_another_decoder(ask, score, score_all, teacher, sampler, collected, forwards):
     ours = score(ask("teacher_logprobs"))
     assert forwards == [teacher[0]]
@@ -257,6 +261,7 @@ def test_each_prompt_is_answered_once_by_the_most_probable_tokens(
     np.testing.assert_array_equal(ours, np.float32(wanted))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("need", ["proximal_logprobs", "reference_logprobs", "teacher_logprobs"])
 def test_the_sizes_of_microbatches_are_those_of_the_update(ask, score, monkeypatch, need):
     """The sampling distribution is also the rollout's."""

@@ -246,6 +246,7 @@ def test_both_kinds_of_prompts_must_exist(make_prompts, stream, easy, message):
         options.open(make_prompts(), seed=0)
 
 
+@pytest.mark.slow
 def test_all_prompts_of_a_step_have_one_coin_and_shares_are_right_on_average(make_prompts, stream):
     options = EasyPool(source=stream, easy={"level": 0}, probability=[[0, 0.5]], share=0.3)
     source = options.open(make_prompts(), seed=0)

@@ -50,6 +50,7 @@ def scored():
     return experiment, prompts, jax.device_get(trajectories), scores["teacher_logprobs"]
 
 
+@pytest.mark.slow
 def test_the_scores_are_those_of_the_response_behind_the_context(scored, numpy_logits):
     experiment, prompts, t, scores_BT = scored
     policy, params = experiment.loop.policy, jax.device_get(experiment.state.params)
@@ -71,6 +72,7 @@ def test_the_scores_are_those_of_the_response_behind_the_context(scored, numpy_l
     assert not np.asarray(scores_BT)[~mask_BT].any()
 
 
+@pytest.mark.slow
 @pytest.mark.mixed_dtypes  # of optax
 @pytest.mark.parametrize(
     "words",
@@ -85,6 +87,7 @@ def test_a_run_with_former_weights(words):
     assert all(x["update/grad_norm"] > 1e-4 for x in metrics)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

@@ -128,6 +128,7 @@ def test_rewards_states_and_versions_are_on_the_tokens_of_their_turns(played, or
     assert [row["versions"] for row in rows] == [[n + 1] for n in range(len(order))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS)
 def test_returns_go_back_in_time(played, order):
     """With a reward of 1 at the end, turn k of n gets gamma^(n-k), and 1 without a discount."""
@@ -141,6 +142,7 @@ def test_returns_go_back_in_time(played, order):
     assert not found[~np.asarray(trajectories.response_mask_BT)].any()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(
     "advantage",

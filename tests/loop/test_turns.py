@@ -61,6 +61,7 @@ def synchronous():
     return trained("advantage=gigpo")
 
 
+@pytest.mark.slow
 def test_turns_have_advantages_of_their_own(synchronous):
     _, infos = synchronous
     several = 0
@@ -95,6 +96,7 @@ def test_a_step_without_work_ahead_is_synchronous(synchronous):
     assert_same(ours, synchronous[1])
 
 
+@pytest.mark.slow
 def test_episodes_are_sampled_during_updates():
     _, infos = trained("collector=asynchronous", "steps=4")
     assert max(info.metrics["staleness/max"] for info in infos) > 0
@@ -107,6 +109,7 @@ def test_episodes_are_not_interrupted():
         build(compose(options))
 
 
+@pytest.mark.slow
 def test_groups_without_a_gradient_are_replaced(synchronous):
     _, ours = trained("collector=dynamic_sampling", "advantage=gigpo")
     assert_same(ours, synchronous[1])  # every group has a gradient

@@ -19,6 +19,7 @@ def logits(policy, params):
     return np.asarray(decoder.logits(whole, hidden))
 
 
+@pytest.mark.slow
 def test_an_export_is_read_back_merged(exported_adapter, tmp_path):
     folder, _ = exported_adapter
     policy, params = build(folder / "adapter")

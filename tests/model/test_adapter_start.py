@@ -106,6 +106,7 @@ def test_other_adapters_are_answered_with_those_of_the_file(exported_adapter, lo
     assert "leave model.lora out, which merges it" in str(error.value)
 
 
+@pytest.mark.slow
 def test_rank_stable_adapters_are_trained_with_the_alpha_in_the_message(adapter_folder):
     edit(adapter_folder, use_rslora=True)
     with pytest.raises(InputError) as error:
@@ -154,6 +155,7 @@ def test_a_fitting_adapter_of_another_width_is_refused_when_it_is_trained_on(ada
         build(adapter_folder, lora=OWN)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "targets", ["query|value|down|gate|up", "key|output|up", "query|key|value"]
 )

@@ -84,6 +84,7 @@ def long_packed_rows():
     return arrays, AttentionInputs(angle, angle, mask, own, keys)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "softcap"),
     [
@@ -137,6 +138,7 @@ def test_cudnn_is_asked_for_the_same_attention(rows, monkeypatch):
     assert asked == ["cudnn", "cudnn"]
 
 
+@pytest.mark.slow
 def test_splash_lowers_for_a_tpu_in_every_layer(policy, params, make_trajectories):
     """Tests the forward and the backward of `Decoder.hidden`."""
     decoder, made = dataclasses.replace(policy.decoder, attention="splash"), make_trajectories()
@@ -348,6 +350,7 @@ def random_rows(T, before):
     return arrays, AttentionInputs(angle, angle, mask, keys[:, before:], keys)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("T", "before", "softcap", "in_order"),
     [

@@ -85,6 +85,7 @@ def test_keys_and_values_are_rounded_by_the_largest_of_their_token_and_head():
     assert {x.dtype.name for x in found[:2]} == {"int8"}
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_a_rounded_scale_adds_no_error(dtype):
     """An error is at most half a scale; a largest number above 127 scales is cut to it."""

@@ -118,6 +118,7 @@ def test_a_file_has_a_template(base, tmp_path):
         chat_template("lama3")
 
 
+@pytest.mark.slow
 def test_a_template_of_a_file_that_never_ends_is_refused(base, tmp_path):
     path = tmp_path / "own.jinja"
     path.write_text(
@@ -150,6 +151,7 @@ def rendered(tokenizer, template, date=DATE):
     return tokenizer.apply_chat_template(USER, tokenize=False)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     "form",
     [
@@ -163,6 +165,7 @@ def test_a_format_gives_what_the_date_has(tokenizer, form, date):
     assert rendered(tokenizer, f"{{{{ strftime_now('{form}') }}}}", date) == expected
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     "template",
     [
@@ -179,6 +182,7 @@ def test_the_rest_of_a_template_stays_as_it_is(tokenizer, template):
     assert rendered(tokenizer, template) == expected
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("template", "text"),
     [

@@ -76,6 +76,7 @@ def test_a_future_token_changes_nothing_before_it(decoder, params):
     assert np.all(np.max(np.abs(before[6:] - after[6:]), axis=1) > 1e-3)
 
 
+@pytest.mark.slow
 def test_prefill_and_decoding_with_a_cache_are_the_full_forward(decoder, params):
     """Two rows, padded left, are prefilled; then three more tokens are decoded one by one."""
     rows = [layout((16 - n, tokens)) for n, tokens in zip(LENGTHS[::2], TOKENS[::2], strict=True)]
@@ -93,6 +94,7 @@ def test_prefill_and_decoding_with_a_cache_are_the_full_forward(decoder, params)
     np.testing.assert_array_equal(cache.segment_ids_BS, np.pad(segments, ((0, 0), (0, 2))))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("sliding", [(), (True, False)])
 def test_what_follows_a_beginning_is_the_end_of_the_whole_row(decoder, params, sliding):
     """Four tokens run first and give their keys and values; the other six follow.
@@ -111,6 +113,7 @@ def test_what_follows_a_beginning_is_the_end_of_the_whole_row(decoder, params, s
     np.testing.assert_allclose(behind, whole[:, 4:], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_each_row_may_be_extended_at_a_slot_of_its_own(decoder, params):
     """One more token for two rows, of which one has seven tokens and the other three."""
     rows = [layout((0, tokens)) for tokens in TOKENS[:2]]
@@ -182,6 +185,7 @@ def test_a_cpu_does_not_convert_the_cache_to_write_a_token(decoder, params):
     assert cache.layers[0][0].dtype == jnp.float32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "option",
     [
@@ -202,6 +206,7 @@ def test_neither_recomputing_nor_unrolling_changes_a_gradient(decoder, params, o
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), one, other)
 
 
+@pytest.mark.slow
 def test_what_is_recomputed_is_not_kept(decoder, params):
     """Counts the bytes that a forward keeps for its backward, and the products of both."""
     kept, products = [], []
@@ -218,6 +223,7 @@ def test_what_is_recomputed_is_not_kept(decoder, params):
     assert products[0] + 1 == products[1] < products[2]  # the scores of attention
 
 
+@pytest.mark.slow
 def test_scores_of_attention_are_not_kept(decoder, params):
     """They have a key for each query: of 200 tokens, more numbers than all else in a layer."""
     tokens_BT = jnp.ones((1, 200), jnp.int32)
@@ -250,6 +256,7 @@ def test_unrolled_layers_recompute_nothing_and_say_so(decoder, remat):
         dataclasses.replace(decoder, remat=remat, unroll=True)
 
 
+@pytest.mark.slow
 def test_fresh_parameters(decoder):
     params = jax.jit(decoder.init)(jax.random.key(0))
     layers = params["layers"]

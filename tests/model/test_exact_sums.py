@@ -114,6 +114,7 @@ def test_scores_of_a_server_have_the_digits_of_the_trainer(policy, params, promp
     np.testing.assert_array_equal(shifted[responses[1:]], drawn[1:][responses[1:]])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not OF_TESTS, reason="starts itself")
 @pytest.mark.parametrize("kind", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
 def test_digits_with_the_compiler_of_users(kind):

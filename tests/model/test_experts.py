@@ -224,6 +224,7 @@ LAX = jax.lax.ragged_dot
 ragged_dot.defvjp(forward_pass, backward_pass)
 
 
+@pytest.mark.slow
 def test_the_parts_of_all_devices_add_up(experts, monkeypatch):
     """Two devices have three experts each; rows of the other experts are nan on a device."""
     params, x_BTD = experts
@@ -341,6 +342,7 @@ def test_the_logits_of_a_decoder_are_the_same(decoders):
     np.testing.assert_allclose(forward.logits(grouped, params, *rows), expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_gradient_of_a_decoder_is_the_same_with_recomputed_layers(decoders):
     dense, grouped, params = decoders
     tokens = np.int32(sequences()[-1])[None]
@@ -351,6 +353,7 @@ def test_the_gradient_of_a_decoder_is_the_same_with_recomputed_layers(decoders):
     )
 
 
+@pytest.mark.slow
 def test_greedy_tokens_from_a_cache_are_the_same(decoders):
     dense, grouped, params = decoders
     prompt = np.int32(sequences()[1])
@@ -359,6 +362,7 @@ def test_greedy_tokens_from_a_cache_are_the_same(decoders):
     assert forward.greedy(grouped, params, prompt, 16) == expected
 
 
+@pytest.mark.slow
 def test_a_model_without_experts_passes_over_the_choice(policy, params):
     row = forward.rows([np.arange(5)], 16)
     grouped = dataclasses.replace(policy.decoder, experts="grouped")

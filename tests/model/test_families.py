@@ -45,6 +45,7 @@ def plain(case):
     return [row[: len(tokens)] for row, tokens in zip(logits, ROWS, strict=True)]
 
 
+@pytest.mark.quick("llama", "gemma3", "gpt_oss", "qwen3_5", "deepseek_v3", "nemotron_h")
 def test_logits_are_those_of_transformers(case, plain):
     np.testing.assert_allclose(np.concatenate(plain), case[2]["logits"], atol=1e-4)
 
@@ -67,6 +68,7 @@ def ways_of_decoding():
         known.add(way)
 
 
+@pytest.mark.quick("llama", "gemma3", "gpt_oss", "qwen3_5", "deepseek_v3", "nemotron_h")
 @pytest.mark.parametrize("case", [*ways_of_decoding()], indirect=True)
 def test_greedy_tokens_are_those_of_transformers(case):
     decoder, params, golden = case

@@ -102,6 +102,7 @@ def test_a_divided_folder_is_read(folder, policy, params):
     assert_equal(read(folder), params)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_the_dtype_of_the_files_can_be_kept(folder, policy, params, dtype):
     write_model(folder, policy.decoder, params, ENDS, dtype=dtype)
@@ -207,6 +208,7 @@ for spec in (PartitionSpec("a"), PartitionSpec(None, "b"), PartitionSpec(None, "
 """
 
 
+@pytest.mark.slow
 def test_parameters_go_to_the_devices_that_hold_them(folder, on_devices):
     command = [sys.executable, "-c", FOUR_DEVICES, str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, env=on_devices(4))
@@ -363,6 +365,7 @@ def test_an_export_does_not_write_over_a_folder_that_holds_something(tmp_path, p
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine"]
 
 
+@pytest.mark.slow
 def test_a_constant_is_float32_in_memory_and_in_files(tmp_path):
     """A correction of the choice of experts; its difference to another decides."""
     config = decoder_config("solar_open")

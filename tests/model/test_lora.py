@@ -68,6 +68,7 @@ def test_shapes_and_first_values(adapted, params):
     jax.tree.map(np.testing.assert_array_equal, policy.frozen, params)
 
 
+@pytest.mark.slow
 def test_it_begins_as_its_base(adapted, policy, params, make_trajectories):
     trajectories = make_trajectories()
     np.testing.assert_array_equal(
@@ -132,6 +133,7 @@ def test_the_key_is_that_of_fresh_adapters(adapted, folder, params):
     assert not np.array_equal(first["up"]["lora_a"], second["up"]["lora_a"])
 
 
+@pytest.mark.slow
 def test_the_targets_are_a_pattern(folder):
     for targets in ("query|value", ("query", "value"), ("q_proj", "v_proj"), "(q|v)_proj|value"):
         names = {"query", "value"} if targets != "(q|v)_proj|value" else {"value"}
@@ -179,6 +181,7 @@ def test_modules_of_other_mixers_have_their_own_names(case, targets, expected):
     assert paths == expected
 
 
+@pytest.mark.slow
 @pytest.mark.mixed_dtypes
 def test_adapters_are_trained_and_their_base_is_not(
     adapted, make_trajectories, make_state, make_objective

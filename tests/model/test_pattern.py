@@ -75,6 +75,7 @@ def test_a_period_has_the_parameters_of_its_layers(config):
     assert numbers == [dict(own) for own in at]
 
 
+@pytest.mark.slow
 def test_layers_are_run_in_their_order(config):
     """A decoder with a period equals the same layers, each in a period of its own."""
     decoder = Decoder(config=config)
@@ -93,6 +94,7 @@ def test_layers_are_run_in_their_order(config):
     assert np.std(together) > 0.1
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("remat", ["none", "elementwise", "layer"])
 def test_a_backward_pass_keeps_no_copy_of_the_parameters_of_a_period(config, remat):
     """A layer's slice of them is a copy: all slices together are once more the parameters."""

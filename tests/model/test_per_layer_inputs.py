@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import pytest
 
 from rl4p.model.decoder import Decoder
 from rl4p.model.per_layer_inputs import fresh_inputs, per_layer_inputs
@@ -31,6 +32,7 @@ def test_the_formula():
         np.testing.assert_allclose(ours[layer], expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_decoder_has_them_if_it_has_a_width_for_them():
     fresh = {
         case: Decoder(config=decoder_config(case)).init for case in ("gemma4", "gemma4_shared")

@@ -43,6 +43,7 @@ def test_a_policy_comes_back_whole(folder, policy, params):
     jax.tree.map(np.testing.assert_array_equal, read_params, params)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("name", "keys"),
     [
@@ -169,6 +170,7 @@ def test_end_tokens_of_the_tokenizer_and_of_the_configs(folder, generation, conf
     assert build(folder)[0].end_ids == ends
 
 
+@pytest.mark.slow
 def test_a_policy_stops_at_every_end_token(folder):
     """All 264 tokens but one are end tokens: a response ends at its first token or continues."""
     ends = sorted(set(range(264)) - {5})

@@ -99,6 +99,7 @@ def test_the_values_are_quantiles_of_the_normal_distribution():
     np.testing.assert_allclose(NF4_VALUES, expected / expected.max(), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_kernel_of_4_bits_takes_little_memory(folder):
     policy, adapters = build(folder)
     projections = [
@@ -227,6 +228,7 @@ def logprobs(policy, params, trajectories):
     return score_tokens(options, params, trajectories)["logprobs"]
 
 
+@pytest.mark.slow
 def test_a_product_is_that_of_the_kernel_in_full(folder, make_trajectories):
     policy, adapters = build(folder)
     random = np.random.default_rng(1)
@@ -237,6 +239,7 @@ def test_a_product_is_that_of_the_kernel_in_full(folder, make_trajectories):
     np.testing.assert_allclose(logprobs(policy, packed, trajectories), expected, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.mixed_dtypes
 def test_adapters_are_trained_as_on_the_kernel_in_full(
     folder, make_trajectories, make_state, make_objective
@@ -262,6 +265,7 @@ def test_adapters_are_trained_as_on_the_kernel_in_full(
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-4), packed, whole)
 
 
+@pytest.mark.slow
 def test_the_sampler_draws_from_the_policy_that_is_trained(folder):
     policy, adapters = build(folder, dtype="bfloat16")
     adapters = jax.tree.map(lambda x: x + 0.05, adapters)
@@ -446,6 +450,7 @@ def test_a_folder_of_8_bits_is_read_and_exported_in_full(eight_bits, case):
     assert kernel is None or kernel.dtype == jnp.bfloat16
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     "more",
     [

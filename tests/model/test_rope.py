@@ -139,6 +139,7 @@ def test_a_part_of_a_head_is_turned_and_neighbours_may_be_pairs():
     np.testing.assert_array_equal(neighbours, [-2, 1, 3, 4, 5, 6])
 
 
+@pytest.mark.slow
 def test_proportional_scaling_leaves_the_lowest_frequencies_out():
     scaled = ProportionalScaling(part=0.5, factor=2.0)(np.array([1.0, 0.5, 0.25, 0.125]))
     np.testing.assert_array_equal(scaled, [0.5, 0.25, 0, 0])

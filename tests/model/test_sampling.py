@@ -164,6 +164,7 @@ MIXED = [
 ]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "samplings", [MIXED, MIXED[:1] * 5, MIXED[1:2] * 5, MIXED[:2] * 2 + MIXED[:1]]
 )
@@ -240,6 +241,7 @@ def test_a_large_vocabulary_is_drawn_from_by_its_probabilities():
     assert abs(per_half - 0.5) < 0.03
 
 
+@pytest.mark.slow
 def test_no_token_outside_the_support_is_drawn_from_a_large_vocabulary():
     logits = np.random.default_rng(0).normal(0, 1, (500, LARGE)).astype(np.float32)
     keys = jax.random.split(jax.random.key(1), 500)
@@ -254,6 +256,7 @@ def test_no_token_outside_the_support_is_drawn_from_a_large_vocabulary():
     np.testing.assert_allclose(logprobs, expected[:, 0], rtol=1e-6)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("greedy", [False, True])
 def test_log_probabilities_of_a_large_vocabulary_need_no_normalised_logits(greedy):
     logits = 100 + 5 * np.random.default_rng(3).normal(size=(64, LARGE)).astype(np.float32)
@@ -265,6 +268,7 @@ def test_log_probabilities_of_a_large_vocabulary_need_no_normalised_logits(greed
     np.testing.assert_allclose(logprobs, expected, rtol=3e-6)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("V", [100, TWO_STAGES])
 def test_a_greedy_token_is_that_of_the_largest_logit_whatever_the_other_rows_are(V):
     """Two logits that differ in their last bit have the same log-probability."""
@@ -279,6 +283,7 @@ def test_a_greedy_token_is_that_of_the_largest_logit_whatever_the_other_rows_are
     assert draw(logits, Sampling(), keys, t, jnp.bool_(True))[0].tolist() == [20, 20]
 
 
+@pytest.mark.slow
 def test_rows_of_a_large_vocabulary_are_drawn_by_their_own_keys_and_greedily():
     logits = jnp.asarray(np.random.default_rng(2).normal(0, 2, (4, LARGE)), jnp.float32)
     logits = logits.at[3].set(jnp.nan)
@@ -330,6 +335,7 @@ assert jnp.allclose(logprobs, others, rtol=1e-6)
 """
 
 
+@pytest.mark.slow
 def test_devices_that_share_a_vocabulary_exchange_sums_and_no_logits(on_devices):
     done = subprocess.run(
         [sys.executable, "-c", SHARDED], capture_output=True, text=True, env=on_devices(4)

@@ -52,6 +52,7 @@ def test_without_biases_it_is_a_llama(bias, family):
     assert ("bias" in params["layers"]["query"]) is bias
 
 
+@pytest.mark.slow
 def test_it_may_have_the_shape_of_qwen_3_5(tmp_path):
     """Its folder is one of that family."""
     policy, params = Scratch(
@@ -89,6 +90,7 @@ def test_a_head_may_be_tied(tied):
     assert ("head" in params) is not tied
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_parameters_have_a_dtype_of_their_own(dtype):
     model = Scratch(width=24, heads=3, layers=1, param_dtype=dtype)

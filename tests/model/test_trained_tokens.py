@@ -136,6 +136,7 @@ def test_what_was_said_before_is_not_trained(tmp_path, demonstrate, pad):
     assert demonstrate(made, [history])[0] == [(f"{golden} = 3 <|end|>", "= 3 <|end|>")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "program",
     [

@@ -59,6 +59,7 @@ def some(names):
     return [n if n in FIRST else pytest.param(n, marks=pytest.mark.slow) for n in names]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", some([*TEMPLATES, *TOKENIZERS]))
 def test_what_takes_any_time_or_memory_is_refused(folder, name):
     if name in TEMPLATES:
@@ -80,6 +81,7 @@ def test_the_first_conversation_is_tried_before_it_is_rendered(folder):
         encode_prompts(rows, tokenizer, system_prompt=None, max_prompt_tokens=99)
 
 
+@pytest.mark.slow
 def test_the_same_files_are_tried_once(folder, monkeypatch):
     calls, run = [], subprocess.run
     monkeypatch.setattr(trial.subprocess, "run", lambda *a, **b: calls.append(1) or run(*a, **b))
@@ -98,6 +100,7 @@ def test_the_model_of_the_package_is_not_tried(monkeypatch):
     load_tokenizer(trial.Path(trial.__file__).with_name("tiny"))
 
 
+@pytest.mark.slow
 def test_a_template_may_refuse_a_conversation(folder):
     refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}"
     (folder / "chat_template.jinja").write_text(refusing + CHAT_TEMPLATE)

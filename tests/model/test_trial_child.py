@@ -19,6 +19,7 @@ def tried(folder, texts=(), seconds=5):
     return done.returncode, done.stdout.strip()
 
 
+@pytest.mark.slow
 def test_a_good_tokenizer_is_tried(tmp_path):
     byte_tokenizer().save_pretrained(tmp_path)
     assert tried(tmp_path, ["a" * 1000]) == (0, "tried")

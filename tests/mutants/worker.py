@@ -18,7 +18,9 @@ import optax  # noqa: F401
 import orbax.checkpoint  # noqa: F401
 import pytest
 
-QUIET = ("-x", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=no")
+# A slow test may be the one that notices a fault.
+ALL = "not parity and not real and not vllm and not tpu_plan and not gpu_plan"
+QUIET = ("-m", ALL, "-x", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=no")
 BROKEN, LATE = 99, 124
 
 

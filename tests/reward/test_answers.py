@@ -79,6 +79,7 @@ def test_places_are_named_once(rules):
         Correct(extract=rules)
 
 
+@pytest.mark.slow
 def test_places_are_named_on_the_command_line():
     def extract(*words):
         return build_phases(compose(list(words))).reward.terms["correct"].extract
@@ -113,6 +114,7 @@ def test_5000_rewritten_answers_are_right_and_5000_near_misses_are_wrong(variant
     assert [pair for pair, found in zip(pairs, grades, strict=True) if found != grade] == []
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("variants", "grade"), [(gsm8k_answers.reformatted, 1.0), (gsm8k_answers.near_misses, 0.0)]
 )
@@ -146,6 +148,7 @@ def graded(make_episodes, make_prompt):
     return graded
 
 
+@pytest.mark.slow
 def test_each_response_is_compared_with_its_own_answer(term, make_episodes, make_prompt):
     prompts = [make_prompt(answer=answer) for answer in ("0.5", r"\sqrt{8}", "1,000", "7")]
     responses = [
@@ -163,6 +166,7 @@ def test_the_place_of_the_answer_is_an_option(graded):
         assert graded(Math(extract=extract, workers=1), response, answer=answer) == [1.0]
 
 
+@pytest.mark.slow
 def test_a_response_over_the_deadline_is_invalid_and_its_neighbours_are_not(graded, caplog):
     term = Math(response_seconds=3.0).open()
     assert graded(term, r"\boxed{0.5}") == [1.0]

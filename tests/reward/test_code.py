@@ -133,6 +133,7 @@ CHEATS = {
 }
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("cheat", CHEATS.values(), ids=CHEATS.keys())
 def test_code_cannot_write_its_grade(graded, cheat):
     response = f"```python\n{cheat}\n```"
@@ -142,6 +143,7 @@ def test_code_cannot_write_its_grade(graded, cheat):
     assert graded(response, {"tests": SUMS[:1]}, **options) == [0.0]
 
 
+@pytest.mark.quick(1)
 def test_code_that_hangs_costs_its_neighbours_nothing(graded, kind):
     hangs = "```\nwhile True: pass\n```"
     options = {"sandbox": kind, "response_seconds": 3.0}
@@ -215,6 +217,7 @@ def test_outputs_are_equal_up_to_white_space_at_ends():
     assert not same_output("1\n\n2", "1\n2")
 
 
+@pytest.mark.slow
 def test_without_a_sandbox_the_run_is_refused_when_it_is_built(monkeypatch):
     problem.cache_clear()
     monkeypatch.setattr(sandbox.shutil, "which", lambda program: None)
@@ -227,6 +230,7 @@ def test_without_a_sandbox_the_run_is_refused_when_it_is_built(monkeypatch):
     problem.cache_clear()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.skipif(sys.platform != "linux", reason="the system does not say")
 def test_no_process_is_left(graded, kind):
     def children():

@@ -60,6 +60,7 @@ def test_an_answer_that_cannot_be_used_is_asked_for_again(serve):
     assert endpoint(asked.url).send([{}], read) == [NoAnswer(reason="bad at 0")]
 
 
+@pytest.mark.slow
 def test_a_server_that_never_answers_costs_its_deadline(serve):
     over = threading.Event()
 

@@ -117,6 +117,7 @@ for call in (lambda: time.sleep(10**6), in_a_thread, spins):
 """
 
 
+@pytest.mark.slow
 def test_a_call_without_end_does_not_keep_the_process_alive():
     done = subprocess.run(
         [sys.executable, "-c", HANGS], capture_output=True, text=True, timeout=120, check=True

@@ -57,6 +57,7 @@ def test_scores_are_those_of_the_library(graded):
         assert grades == [expected]
 
 
+@pytest.mark.slow
 @needs_bubblewrap
 def test_an_answer_that_is_run_as_code_reaches_nothing(graded, tmp_path, caplog):
     """This generator scores an answer by ``"".join(eval(answer))``."""
@@ -139,6 +140,7 @@ def test_a_result_that_is_no_score_makes_its_answer_invalid(
     assert all(math.isnan(grade) for grade in grades[3:])
 
 
+@pytest.mark.slow
 @needs_bubblewrap
 def test_an_answer_to_another_question_is_invalid(make_episodes, make_prompt, caplog):
     pytest.importorskip("reasoning_gym")

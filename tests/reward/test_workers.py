@@ -133,6 +133,7 @@ def test_results_come_in_the_order_of_the_items(workers):
     assert workers.restarts == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("item", "reason", "restarts"),
     [
@@ -171,6 +172,7 @@ def test_what_a_function_prints_is_no_reply(workers):
     assert workers.map([["print", '{"result": 7}']] * 3) == ['{"result": 7}'] * 3
 
 
+@pytest.mark.slow
 def test_a_large_item_does_not_wait_for_a_stuck_worker(workers):
     large = ["value", "x" * 900_000]
     results = workers.map([["sleep", 60], large, large, ["sleep", 60], large])
@@ -231,6 +233,7 @@ def test_workers_end_with_their_pool(functions):
     assert ends(pid)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("busy", [False, True])
 def test_workers_end_when_their_parent_is_killed(functions, busy, kind):
@@ -288,6 +291,7 @@ def test_a_forged_reply_costs_its_item_alone(sandboxed, reply):
     assert (others, pool.restarts) == ([1, 2], 1)
 
 
+@pytest.mark.slow
 @needs_bubblewrap
 def test_in_a_sandbox_a_function_reaches_nothing_of_this_machine(functions, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", "/home/of/somebody")

@@ -60,6 +60,7 @@ def recorded(trajectories, requests):
     return parts
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("template", [TEMPLATE, REWRITES])
 def test_a_conversation_is_trained_exactly_as_it_was_sampled(
     sample, ending, params, requests, template, monkeypatch
@@ -132,6 +133,7 @@ def test_texts_and_tokens_and_streams_are_recorded(sample, requests):
     assert len(recorded(trajectories, requests)) == len(requests) == 5 * len(episodes)
 
 
+@pytest.mark.slow
 def test_functions_that_block_do_not_hold_up_others(sample):
     def blocks(episode, greeting):
         with OpenAI(base_url=episode.base_url, api_key=episode.api_key) as openai:
@@ -248,6 +250,7 @@ async def hangs(episode):
     await asyncio.sleep(60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("agent", "sentence"),
     [
@@ -265,6 +268,7 @@ def test_what_makes_an_episode_invalid(sample, agent, sentence):
     assert {episode.failure for episode in episodes} == {sentence}
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("path", "body", "sentence"),
     [
@@ -300,6 +304,7 @@ async def raises_after_a_refusal(episode):
     await fails(episode)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("agent", "graded"),
     [
@@ -359,6 +364,7 @@ async def greedy(episode):
         return len(await asyncio.gather(ask(max_tokens=160), ask(max_completion_tokens=160)))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("votes", [both, choices, streamed, texts, interfaces, greedy])
 def test_calls_at_a_time_need_no_limit_of_their_own(sample, requests, votes):
 
@@ -478,6 +484,7 @@ WHOLE, STREAMED = (partial(uses_responses, stream=stream) for stream in (False, 
 ITEMS, PREVIOUS = (partial(refers, previous=previous) for previous in (False, True))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("agent", [WHOLE, STREAMED, ITEMS, PREVIOUS, uses_messages])
 def test_other_interfaces_record_the_same(sample, ending, requests, monkeypatch, agent):
     monkeypatch.setattr(ending.tokenizer, "chat_template", CALLS)

@@ -2,6 +2,7 @@ import json
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from rl4p.base.types import Finish
 from rl4p.loop.checks import check_trajectories
@@ -100,6 +101,7 @@ def test_tokens_of_a_prompt_may_be_chosen_too(policy, make_prompt, make_completi
     assert (made.group_size, made.prompt_columns) == (2, 0)  # no prompt is shared
 
 
+@pytest.mark.slow
 def test_each_turn_has_what_was_read_and_chosen(policy, make_prompt):
     one = [segment([1, 2], (3,), [4, 5], (6, 7), [8]), segment([1, 9], (4,))]
     episodes = [

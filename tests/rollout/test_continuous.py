@@ -150,6 +150,7 @@ def test_few_programs_serve_all_lengths(sample):
     assert decode._cache_size() - before <= 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slots", [None, pytest.param(8, marks=pytest.mark.slow)])
 def test_each_prompt_is_prefilled_once_for_its_group(sample, prompts, monkeypatch, slots):
     """Four rows of 16 columns go in and come out, however many samples each prompt has.
@@ -328,6 +329,7 @@ def test_drafts_are_refused_where_a_penalty_ends_them(name):
     Continuous(max_response_tokens=R, **{name: 1.5})
 
 
+@pytest.mark.slow
 def test_the_metrics_of_drafts_are_those_of_the_last_call(sample, monkeypatch):
     assert Continuous(max_response_tokens=R).metrics() == {}
     none = {"rollout/tokens_per_decode_step": 1.0, "rollout/drafted": 0.0}
@@ -341,6 +343,7 @@ def test_the_metrics_of_drafts_are_those_of_the_last_call(sample, monkeypatch):
         assert sampler.metrics()["rollout/tokens_per_decode_step"] >= 1
 
 
+@pytest.mark.slow
 def test_a_rollout_leaves_only_its_trajectories_in_memory(sample):
     """The update needs the memory of the cache, before any collection of garbage."""
     sampler = Continuous(max_response_tokens=R)

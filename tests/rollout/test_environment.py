@@ -83,6 +83,7 @@ def rollout(environment, engine=Continuous, **options):
     )
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("template", [TEMPLATE, REWRITES])
 def test_trained_tokens_are_those_sampled_after_the_context_that_was_read(
     sample, ending, params, requests, template, monkeypatch
@@ -261,6 +262,7 @@ def test_a_bound_of_simultaneous_episodes(sample):
     assert (Crowd.most, Crowd.now) == (3, 0)
 
 
+@pytest.mark.slow
 def test_the_cache_of_an_episode_is_released_when_it_ends(sample):
     held = []
 
@@ -415,6 +417,7 @@ class WonLater(Won):
         return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "reward"), [(Won, 1.0), (WonLater, 1.0), (object, None)])
 @pytest.mark.parametrize("limits", LIMITS[:3], ids=str)
 def test_tools_of_a_cut_episode_give_its_reward(sample, kind, reward, limits):

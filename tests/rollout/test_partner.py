@@ -32,6 +32,7 @@ def says(text):
     return {"choices": [{"message": {"role": "assistant", "content": text}}]}
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("frozen", ["a", "b"])
 def test_the_tokens_of_a_frozen_role_are_not_in_the_row(sample, serve, ending, frozen):
     asked = serve(lambda *_: time.sleep(0.02) or says("a very long answer indeed"))

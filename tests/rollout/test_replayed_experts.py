@@ -84,6 +84,7 @@ def chosen_by_the_decoder(policy, params, trajectories):
     return np.asarray(jax.jit(read)(policy.for_sampling(params), *rows))
 
 
+@pytest.mark.slow
 def test_the_record_has_the_experts_of_each_token_but_the_last(mixture, sampled):
     policy, params = mixture
     trajectories, _ = sampled
@@ -102,6 +103,7 @@ def test_the_record_has_the_experts_of_each_token_but_the_last(mixture, sampled)
     assert set(np.unique(experts)) == set(range(E + 1))
 
 
+@pytest.mark.slow
 def test_the_record_has_the_prompt_that_slots_share(mixture, prompts, sampled, monkeypatch):
     policy, params = mixture
     monkeypatch.setattr(layout, "SHARED_COLUMNS", 64)
@@ -148,6 +150,7 @@ def test_the_trainer_uses_the_record_in_each_form_of_its_rows(sampled, score):
     )
 
 
+@pytest.mark.slow
 def test_the_gap_in_bfloat16_is_what_rounding_alone_leaves(mixture, prompts):
     """Among 64 experts, the fourth and the fifth are often equal up to rounding."""
     policy, _ = mixture
@@ -171,6 +174,7 @@ def test_the_gap_in_bfloat16_is_what_rounding_alone_leaves(mixture, prompts):
     assert np.max(gaps["replayed"]) < 0.6 * np.max(gaps["chosen again"])
 
 
+@pytest.mark.slow
 def test_a_completion_that_is_stopped_has_the_experts_of_its_tokens(mixture, prompts):
     policy, params = mixture
     policy = dataclasses.replace(policy, end_ids=())

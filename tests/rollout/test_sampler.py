@@ -35,6 +35,7 @@ def test_samplers_have_the_same_options(kind):
     assert issubclass(kind, Sampler)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("option", "kept"),
     [

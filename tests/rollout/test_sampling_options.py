@@ -113,6 +113,7 @@ def served(policy, params, sampler, asked):
     return answers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", CASES, ids=str)
 def test_samplers_and_server_draw_the_same_tokens(ending, params, prompts, completed, options):
     theirs, ours = (completed(kind, options) for kind in (NaiveSampler, Continuous))
@@ -160,6 +161,7 @@ def expected_logprobs(policy, params, request, tokens, own, end_ids):
     return np.stack(logprobs)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("options", [x for x in CASES if x.get("temperature") != 0], ids=str)
 def test_behaviour_logprobs_are_those_of_the_distribution_that_was_drawn_from(
     ending, params, prompts, completed, options
@@ -176,6 +178,7 @@ def test_behaviour_logprobs_are_those_of_the_distribution_that_was_drawn_from(
             np.testing.assert_allclose(completion.logprobs, expected, atol=1e-3)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", [NaiveSampler, Continuous])
 def test_tokens_follow_their_distribution(ending, params, prompts, completed, kind):
     """Chi-square over the second tokens of one context, which the first ones penalize."""
@@ -199,6 +202,7 @@ def test_tokens_follow_their_distribution(ending, params, prompts, completed, ki
     assert chisquare(observed, wanted).pvalue > 1e-3
 
 
+@pytest.mark.slow
 def test_a_response_ends_with_the_token_that_completes_its_first_stop_string(ending, completed):
     options = CASES[4]
     texts = set()
@@ -237,6 +241,7 @@ def test_a_partial_response_goes_on_as_if_it_had_not_stopped(completed, prompts,
         assert rest.finish == whole.finish
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", [NaiveSampler, Continuous])
 def test_a_task_has_options_of_its_own(completed, prompts, kind):
     renamed = [dataclasses.replace(x, task="b" if i % 2 else "a") for i, x in enumerate(prompts)]

@@ -18,6 +18,7 @@ def opened(policy, params, tmp_path):
     return open_engine
 
 
+@pytest.mark.slow
 def test_requests_leave_nothing_to_the_defaults_of_the_server(opened, policy, params):
     with opened(temperature=0.5) as (engine, (double,)):
         engine.publish(of_step(params, 1), 1)
@@ -41,6 +42,7 @@ def test_a_support_smaller_than_the_vocabulary_is_refused(options):
         SGLang(servers=("http://a:1",), max_response_tokens=8, **options)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("fault", ["no_success", "late_no_success"])
 def test_an_update_that_does_not_succeed_is_an_error(opened, params, fault):
     with opened(patience=5.0) as (engine, (double,)):
@@ -49,6 +51,7 @@ def test_an_update_that_does_not_succeed_is_an_error(opened, params, fault):
             engine.publish(of_step(params, 1), 1)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
@@ -64,6 +67,7 @@ def test_an_answer_to_something_else_is_not_used(opened, params, fault, words):
             engine.complete(requests_of(PROMPTS[:1], 1, 0))
 
 
+@pytest.mark.slow
 def test_the_temperature_changes_with_the_weights(opened, params):
     with opened(annealing=Linear(end=0.5, steps=4)) as (engine, (double,)):
         for version in (1, 2):
@@ -84,6 +88,7 @@ def test_a_cache_in_use_is_emptied_later(opened, params):
     assert double.asked.count("/flush_cache") == 3
 
 
+@pytest.mark.slow
 def test_older_servers_tell_their_version_elsewhere(opened, params):
     with opened() as (engine, (double,)):
         double.missing |= {"/model_info", "/weights_checker"}

@@ -28,6 +28,7 @@ def bodies(double, path):
     return [body for asked, body in double.bodies if asked == path]
 
 
+@pytest.mark.slow
 def test_requests_leave_nothing_to_the_defaults_of_the_server(opened, policy, params):
     with opened(top_k=5, top_p=0.9, temperature=0.5) as (engine, (double,)):
         engine.publish(of_step(params, 1), 1)
@@ -47,6 +48,7 @@ def test_requests_leave_nothing_to_the_defaults_of_the_server(opened, policy, pa
     assert [(x["temperature"], x["top_k"], x["top_p"]) for x in greedy] == [(0, -1, 1)] * 2
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("options", [{"top_k": 5}, {"top_p": 0.9}, {"temperature": 0.5}])
 def test_a_server_without_processed_logprobs_is_refused(opened, params, options):
     with opened(**options) as (engine, (double,)):
@@ -65,6 +67,7 @@ def test_a_server_that_is_not_in_development_mode_is_refused(opened, params):
             engine.publish(of_step(params, 1), 1)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("missing", [True, False])
 def test_a_server_without_transfer_from_disk_reloads_its_weights(opened, policy, params, missing):
     with opened() as (engine, (double,)):
@@ -83,6 +86,7 @@ def test_a_server_without_transfer_from_disk_reloads_its_weights(opened, policy,
     assert "/update_weights" not in double.asked
 
 
+@pytest.mark.slow
 def test_endpoints_that_are_not_offered_are_left_out(opened, policy, params):
     with opened() as (engine, (double,)):
         double.missing |= {"/weight_info", "/weight_checker", "/reset_prefix_cache"}
@@ -119,6 +123,7 @@ def test_an_answer_to_another_prompt_is_not_used(opened, params):
             engine.complete(requests_of(PROMPTS[:1], 1, 0))
 
 
+@pytest.mark.slow
 def test_the_temperature_changes_with_the_weights(opened, params):
     with opened(annealing=Linear(end=0.5, steps=4)) as (engine, (double,)):
         for version in (1, 2):

@@ -55,6 +55,7 @@ def saved(tmp_path, prompts, params, make_state):
     return run
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("values", "mode", "left"),
     [
@@ -70,6 +71,7 @@ def test_the_best_is_kept_beside_the_newest(saved, tmp_path, values, mode, left)
     assert chosen_step(tmp_path / "checkpoints") == left[-1]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_knows_its_best_and_deletes_it_for_a_better_one_only(saved):
     assert saved([0.1, 0.5, 0.3]) == [2, 3]
     assert saved([0.4, 0.2], begin=4) == [2, 5]
@@ -82,6 +84,7 @@ def test_the_evaluation_before_the_first_step_does_not_count():
     assert (best.step(), best.since()) == (1, 1)
 
 
+@pytest.mark.slow
 def test_a_run_without_a_best_checkpoint_says_so(tmp_path):
     save_config(compose([]), "config.yaml", tmp_path / ".hydra")
     with pytest.raises(InputError, match="has no best checkpoint, because its"):

@@ -21,6 +21,7 @@ def refusal(*overrides: str, small: tuple[str, ...] = SMALL) -> str:
     return str(caught.value)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [
@@ -52,6 +53,7 @@ def test_what_does_not_fit_is_named(override, sentence):
         assert sentence in refusal(*override.split())
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
@@ -72,12 +74,14 @@ def test_a_data_file_is_refused_with_its_line(tmp_path, content, sentence):
     assert sentence in refusal(f"data.path={path}", small=small)
 
 
+@pytest.mark.slow
 def test_an_evaluation_may_have_a_sampler_of_its_own():
     run = build(compose([*SMALL, "+rollout@evaluation.rollout=naive_sampler"]))
     assert isinstance(run.evaluation.phases.rollout, NaiveSampler)
     assert isinstance(run.loop.phases.rollout, Continuous)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("overrides", "of_average"),
     [((), False), (("ema.decay=0.5",), True), (("ema.decay=0.5", "ema.use_for_eval=false"), False)],
@@ -86,12 +90,14 @@ def test_the_average_is_evaluated_where_there_is_one_unless_told(overrides, of_a
     assert build(compose([*SMALL, *overrides])).evaluation.of_average is of_average
 
 
+@pytest.mark.slow
 def test_a_sequence_may_be_as_long_as_the_model_has_positions():
     words = [*SMALL, "model.max_positions=64", "max_prompt_tokens=24"]
     build(compose([*words, "max_response_tokens=40"]))
     assert "= 65 is more than the 64 positions" in refusal(*words, "max_response_tokens=41")
 
 
+@pytest.mark.slow
 def test_minibatches_may_not_divide_groups_that_stay_together():
     """Four groups of two rows: eight minibatches of one row each would split them."""
     words = (*SMALL, "update.minibatches=8")
@@ -101,6 +107,7 @@ def test_minibatches_may_not_divide_groups_that_stay_together():
     )
 
 
+@pytest.mark.slow
 def test_a_system_prompt_stands_before_every_question(tmp_path):
     path = tmp_path / "rows.jsonl"
     rows = [{"question": f"{n}+1?", "answer": f"#### {n + 1}"} for n in range(12)]
@@ -141,6 +148,7 @@ class WithoutRestore:
 """
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("key", "name", "sentence"),
     [

@@ -114,6 +114,7 @@ def fresh(params, make_state):
     )
 
 
+@pytest.mark.slow
 def test_state_and_stream_come_back_bit_for_bit(opened, save, trained, fresh, prompts):
     """Optax's named tuples and the kind of the random key come from the resumed run."""
     save(trained, taken=7)
@@ -181,6 +182,7 @@ def test_the_hook_saves_the_step_it_is_shown(opened, trained, fresh):
         assert_equal(checkpoints.restore(fresh), trained)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("attempt", range(5))
 def test_a_save_is_of_its_step_though_the_next_update_is_given_the_arrays(tmp_path, attempt):
     """Saving continues in the background while the donated arrays are overwritten."""
@@ -205,6 +207,7 @@ def make_plain_state(params):
     )
 
 
+@pytest.mark.slow
 def test_the_newest_is_restored_and_the_oldest_goes(opened, save, at, tmp_path):
     save(at(1), at(2), at(3), keep=2)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["2", "3"]
@@ -212,6 +215,7 @@ def test_the_newest_is_restored_and_the_oldest_goes(opened, save, at, tmp_path):
         assert int(checkpoints.restore(at()).step) == 3
 
 
+@pytest.mark.slow
 def test_parameters_alone_are_read_without_a_trace(tmp_path, params, save, at):
     """They are not cast to another dtype."""
     save(at(1), at(2, jax.tree.map(lambda x: x + 1, params)))
@@ -399,6 +403,7 @@ def test_a_checkpoint_that_was_not_finished_is_none(tmp_path, params, opened, sa
         assert checkpoints.manager.latest_step() == 1
 
 
+@pytest.mark.slow
 def test_an_older_step_with_broken_metadata_does_not_keep_a_run_from_going_on(
     tmp_path, opened, save, at
 ):

@@ -85,6 +85,7 @@ def test_the_table_names_pairs_that_exist():
     assert all(len(sentence) < 250 and sentence.endswith(".") for sentence in TABLE.values())
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
@@ -145,6 +146,7 @@ def test_what_nothing_reads_is_refused(overrides, sentence):
         build_phases(compose(overrides))
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -168,6 +170,7 @@ def test_what_acts_is_not(overrides):
     build_phases(compose(overrides))
 
 
+@pytest.mark.slow
 def test_a_phase_of_the_users_own_is_an_ordinary_one(config):
     """A class without declarations reads rewards, and errors call it by its class name."""
 
@@ -207,6 +210,7 @@ def test_a_limit_of_the_gap_is_refused_where_no_token_is_compared(options, name)
         refuse_a_gap_that_is_never_measured(limited, options)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("rollout", ["vllm", "sglang"])
 def test_servers_and_the_asynchronous_collector_go_together_with_their_defaults(rollout):
     words = [f"rollout={rollout}", "rollout.servers=[http://a:1]", "collector=asynchronous"]
@@ -250,6 +254,7 @@ CLIP = "update.clip_high=0.28"
 RATIO = f"{CLIP} has no effect, because a step has one update"
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("words", "sentences"),
     [
@@ -278,6 +283,7 @@ def test_an_option_that_the_phases_do_not_read_is_named(words, sentences):
         assert ours.startswith(wanted)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("group", "words"),
     [

@@ -166,6 +166,7 @@ def test_a_run_that_was_saved_goes_on_bit_for_bit(trained, small, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, *pair)
 
 
+@pytest.mark.slow
 def test_a_conversation_that_cannot_be_trained_ends_the_run_before_it_begins(small, tmp_path):
     path = tmp_path / "chats.jsonl"
     rows = [{"messages": [{"role": "user", "content": text}]} for text in ("1+1", "2+2")]

@@ -21,6 +21,7 @@ SMALL = (
 )
 
 
+@pytest.mark.slow
 def test_the_sizes_of_a_run_are_those_of_its_parts():
     experiment = build(compose([*SMALL, "max_response_tokens=40", "update.epochs=2"]))
     width = padded_width(max(len(prompt.tokens) for prompt in experiment.prompts)) + 40

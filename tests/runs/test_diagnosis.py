@@ -71,6 +71,7 @@ def test_the_remedy_for_failing_episodes_names_the_limit_of_the_rollout(config):
     assert found.remedy == "rollout.max_failed=0.02, to stop the run with the reason"
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", SYMPTOMS)
 def test_a_symptom_is_found_alone_and_its_remedy_is_an_override(name, config):
     rows = rows_of(40, **SYMPTOMS[name])
@@ -156,6 +157,7 @@ def test_what_is_by_design_is_no_finding(overrides, changes):
     assert names(rows_of(60, **changes), config_of(overrides)) == []
 
 
+@pytest.mark.slow
 def test_stale_samples_differ_and_a_correction_is_for_them():
     rows = rows_of(20, staleness_mean=1.5)
     (found,) = diagnose(rows, config_of())

@@ -30,6 +30,7 @@ def refusal(*overrides):
     return str(caught.value)
 
 
+@pytest.mark.slow
 def test_the_held_out_questions_of_the_data_come_first_and_keep_their_task():
     evaluation = built("+data@evaluation.tasks.long=arithmetic", "evaluation.tasks.long.digits=4")
     assert [len(prompts) for prompts in evaluation.sets] == [4, 256]
@@ -40,6 +41,7 @@ def test_the_held_out_questions_of_the_data_come_first_and_keep_their_task():
     assert len(evaluation.prompts) == 260
 
 
+@pytest.mark.slow
 def test_a_suite_may_leave_the_data_out_and_prompts_limits_each_task():
     evaluation = built("suite=sums", "evaluation.prompts=3")
     assert [[prompt.task for prompt in prompts] for prompts in evaluation.sets] == [
@@ -49,6 +51,7 @@ def test_a_suite_may_leave_the_data_out_and_prompts_limits_each_task():
     ]
 
 
+@pytest.mark.slow
 def test_prompts_limits_each_task_of_a_mixture():
     words = [f"+data@data.sets.{name}=arithmetic" for name in ("long", "short")]
     words += [f"data.sets.{name}.train_size=20" for name in ("long", "short")]
@@ -92,6 +95,7 @@ def test_the_values_of_k_are_given_or_the_powers_of_two(words, found):
     assert pass_at_k(compose(words.split()).evaluation) == found
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -132,6 +136,7 @@ def rewards_of(*tasks):
     return ["reward=router", *(f"+reward@reward.tasks.{task}=weighted" for task in tasks)]
 
 
+@pytest.mark.slow
 def test_every_task_of_the_data_needs_a_reward_and_its_term(four_tasks):
     all_tasks = rewards_of("task0", "task1", "task2", "task3")
     assert len(built(*all_tasks).prompts) == 4
@@ -148,6 +153,7 @@ def test_every_task_of_the_data_needs_a_reward_and_its_term(four_tasks):
     assert "has the tasks long, but reward.tasks has only" in refusal(*all_tasks, more)
 
 
+@pytest.mark.slow
 def test_rows_are_divided_by_the_devices(monkeypatch):
     from rl4p.distributed.mesh import Mesh
 
@@ -156,6 +162,7 @@ def test_rows_are_divided_by_the_devices(monkeypatch):
     built("evaluation.rows=12")
 
 
+@pytest.mark.slow
 def test_prompts_of_one_id_cannot_be_counted(make_prompt):
     config, sampler = compose([*SMALL, "evaluation.samples=2"]), built().phases.rollout
     prompts = [make_prompt(id="1", task="a"), make_prompt(id="1", task="b")]
@@ -164,6 +171,7 @@ def test_prompts_of_one_id_cannot_be_counted(make_prompt):
         refuse_samples_that_cannot_be(config, sampler, [[*prompts, make_prompt(id="1", task="b")]])
 
 
+@pytest.mark.slow
 def test_samples_need_ids_that_differ(monkeypatch):
     questions = Arithmetic.questions.func
 
@@ -186,6 +194,7 @@ WITHOUT = ("boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_
 FEW = ("data=reasoning_gym", "data.train_size=4", "data.held_out_size=2", "max_prompt_tokens=4096")
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", WITHOUT)
 @pytest.mark.parametrize("reward", ["weighted", "math", "crossword", "gsm8k"])
 def test_a_reward_that_compares_needs_references(name, reward):
@@ -197,6 +206,7 @@ def test_a_reward_that_compares_needs_references(name, reward):
     )
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", WITHOUT)
 def test_a_reward_that_does_not_compare_needs_none(name):
     pytest.importorskip("reasoning_gym")

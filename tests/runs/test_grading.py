@@ -161,6 +161,7 @@ def lines(info, count, tokenizer):
     return [sample.to_dict() for sample in samples_of(info, count, tokenizer)]
 
 
+@pytest.mark.slow
 @pytest.mark.mixed_dtypes
 def test_the_hook_writes_the_first_samples_and_mirrors_the_file(trained, tmp_path):
     tokenizer, info = trained
@@ -273,6 +274,7 @@ def test_a_loop_of_ones_own_need_not_pass_advantages_on(trained):
     assert "mask" not in row["tokens"]
 
 
+@pytest.mark.slow
 @pytest.mark.mixed_dtypes
 def test_the_file_stays_small(trained):
     """About 25 bytes for each token: its id, its text, its log-probability and its mask."""

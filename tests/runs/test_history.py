@@ -10,12 +10,14 @@ def history(steps, *overrides, **changes):
     return History(rows_of(steps, **changes), config_of(*overrides))
 
 
+@pytest.mark.slow
 def test_only_steps_that_trained_count():
     assert [row["step"] for row in history(3).steps] == [1, 2, 3]
     assert history(3).values("update/loss") == [1e-9] * 3
     assert history(3).values("absent") == []
 
 
+@pytest.mark.slow
 def test_early_and_late_are_medians_of_a_window():
     found = history(30, reward_std=lambda step: float(step))
     assert found.early("reward/std") == pytest.approx((WINDOW + 1) / 2)

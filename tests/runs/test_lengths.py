@@ -38,6 +38,7 @@ def test_the_longest_prompt_is_rounded_up_and_capped(most, lengths, chosen):
     assert chosen_prompt_tokens(most, sets) == chosen
 
 
+@pytest.mark.slow
 def test_the_data_choose_it_and_the_run_says_so():
     experiment = build(compose([*SMALL]))
     assert experiment.config["max_prompt_tokens"] == experiment.recorded["max_prompt_tokens"] == 16
@@ -61,6 +62,7 @@ def test_a_response_leaves_room_for_a_prompt():
         build(compose([*SMALL, "max_response_tokens=100000"]))
 
 
+@pytest.mark.slow
 @pytest.mark.mixed_dtypes
 def test_the_value_is_recorded_with_the_run(tmp_path):
     folder = tmp_path / "run"

@@ -74,6 +74,7 @@ def test_a_text_is_neither_a_formula_nor_a_control_character():
     assert plain("$a$ \x1b") == r"\$a\$ <U+001B>"
 
 
+@pytest.mark.slow
 def test_equal_figures_are_equal_files():
     def drawn():
         with in_print():
@@ -155,6 +156,7 @@ def test_shares_fill_their_axis_and_the_picture_is_transparent(draw):
     assert low < -1.5 < 0.75 < high
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     "task", ["a$b$", "$x^{2", "$$", r"\$5 to $6", "a_b^c", "x % y", "#", "数学"]
 )

@@ -63,6 +63,7 @@ def test_the_policy_of_a_run(saved):
         load_policy(config, folder, step=5)
 
 
+@pytest.mark.slow
 def test_the_sampler_of_a_supervised_run_is_that_of_its_evaluation():
     assert run_sampler(compose(["rollout.top_k=3"])).top_k == 3
     found = run_sampler(compose(["experiment=arithmetic_sft", "evaluation.rollout.top_k=5"]))
@@ -95,6 +96,7 @@ def saved_run_model(tmp_path_factory):
     return folder, params, experiment.state.params
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("place", "checkpoint", "step"),
     [("", "newest", 7), ("", "best", 3), ("", 3, 3), ("checkpoints/3", "newest", 3)],
@@ -114,6 +116,7 @@ def test_a_model_has_the_weights_of_a_checkpoint_and_records_its_step(
     assert jax.tree.map(lambda x: x.shape, shapes) == jax.tree.map(lambda x: x.shape, own)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("place", "step"), [("", 7), ("/checkpoints/3", 3)])
 def test_the_run_may_be_in_an_object_store(saved_run_model, url, place, step):
     folder, params, _ = saved_run_model
@@ -124,6 +127,7 @@ def test_the_run_may_be_in_an_object_store(saved_run_model, url, place, step):
     assert_equal(model.build(Mesh(dp=1), jax.random.key(5))[1], params[step])
 
 
+@pytest.mark.slow
 def test_a_new_run_begins_with_these_weights_and_its_own_optimizer(saved_run_model):
     folder, params, _ = saved_run_model
     words = [x for x in SMALL if not x.startswith("model")]
@@ -134,6 +138,7 @@ def test_a_new_run_begins_with_these_weights_and_its_own_optimizer(saved_run_mod
     assert int(experiment.state.step) == 0
 
 
+@pytest.mark.slow
 def test_the_average_may_be_taken(saved_run_model):
     folder, _, initial = saved_run_model
     model = RunModel(run=str(folder), average=True)
@@ -145,6 +150,7 @@ def test_another_folder_is_refused(tmp_path):
         RunModel(run=str(tmp_path)).build(Mesh(dp=1), jax.random.key(0))
 
 
+@pytest.mark.slow
 def test_a_reference_has_its_own_model_and_options_that_cannot_act_are_refused(saved_run_model):
     folder, params, initial = saved_run_model
     own = ("+model@reference.model=run", f"reference.model.run={folder}")
@@ -177,6 +183,7 @@ def refusal(*overrides: str) -> str:
     return str(caught.value)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
@@ -210,6 +217,7 @@ def test_a_reference_that_is_reset_is_part_of_the_state():
     assert experiment.loop.scoring.reference is None
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("beside", ["reference", "teacher"])
 def test_models_that_only_score_hold_their_matrices_in_the_dtype_of_activations(beside):
     words = ["kl=fixed"] if beside == "reference" else ["advantage=distill"]

@@ -49,6 +49,7 @@ def trained(words):
     return run, before, infos, run.evaluation.evaluate(infos[-1].state)
 
 
+@pytest.mark.slow
 def test_the_loss_of_the_pairs_falls_also_of_held_out_ones(trained):
     _, before, infos, after = trained
     assert all(info.metrics["update/grad_norm"] > 0 for info in infos)
@@ -80,6 +81,7 @@ def test_only_the_responses_are_trained(trained):
         assert tokenizer.decode(tokens[mask]) == f"{episode.response}<|end|>"
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
@@ -100,6 +102,7 @@ def test_a_loss_needs_given_responses():
         build(compose([*SMALL, "evaluation.loss=true"]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampled", [False, True])
 def test_worked_answers_have_a_loss_and_a_perplexity(sampled):
     sft = ("rollout=demonstrations", "advantage=constant", "update=sft", "group_size=1")
@@ -117,6 +120,7 @@ def test_worked_answers_have_a_loss_and_a_perplexity(sampled):
     assert [prompt.task for prompt in run.evaluation.prompts] == ["arithmetic"] * 4
 
 
+@pytest.mark.slow
 def test_a_mixture_of_pairs_has_a_loss_by_task(tmp_path, words):
     sets = []
     for name in ("one", "two"):

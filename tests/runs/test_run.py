@@ -71,6 +71,7 @@ def leaves(state):
     return jax.tree.leaves(jax.device_get(vars(state)))
 
 
+@pytest.mark.slow
 def test_a_resumed_run_begins_with_all_that_was_saved(trained, tmp_path):
     experiment, infos = trained
     state, record = infos[-1].state, Record(tmp_path)
@@ -96,6 +97,7 @@ def test_a_resumed_run_begins_with_all_that_was_saved(trained, tmp_path):
         first_state(too_few, fresh, checkpoints, record, Mirror())
 
 
+@pytest.mark.slow
 def test_a_new_run_is_evaluated_before_its_first_step(config, tmp_path):
     experiment, record, mirror = build(config), Record(tmp_path), Mirror()
     with Orbax().open(tmp_path, experiment.loop.stateful) as checkpoints:
@@ -190,6 +192,7 @@ def test_results_that_cannot_be_written_hide_no_earlier_error(error, caplog):
     assert len(caplog.messages) == 1
 
 
+@pytest.mark.slow
 def test_a_run_keeps_only_the_newest_state(trained, tmp_path):
     experiment, (info, *_) = trained
     record = Record(tmp_path)
@@ -203,6 +206,7 @@ def test_a_run_keeps_only_the_newest_state(trained, tmp_path):
     assert [each() is None for each in states] == [True, True, False]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [

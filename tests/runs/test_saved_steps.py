@@ -31,6 +31,7 @@ def flip(path, bit):
     path.write_bytes(content)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", FILES)
 def test_each_flipped_bit_is_found_and_its_file_is_named(folder, name):
     path = folder / "9" / name

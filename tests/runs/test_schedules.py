@@ -19,6 +19,7 @@ def said(before: str, now: str, step: int) -> list[str]:
     return changed_schedules(*configs, instantiate(new.optimizer), instantiate(new.rollout), step)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("before", "now", "step"),
     [
@@ -38,6 +39,7 @@ def test_a_schedule_that_goes_on_is_not_named(before, now, step):
     assert said(before, now, step) == []
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("before", "now", "step", "parts"),
     [

@@ -165,6 +165,7 @@ with StopRequest(lambda: "The last words.", seconds=0.3) as request:
 """
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("work", "signals", "exit_code", "output", "words"),
     [

@@ -117,6 +117,7 @@ def test_the_same_run_twice_agrees_in_every_digit(folder, train, tmp_path):
     assert_same_checkpoint(tmp_path / "again", folder)
 
 
+@pytest.mark.slow
 def test_a_second_run_in_the_folder_is_refused(folder, train):
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     process = train("steps=3", "seed=5", f"hydra.run.dir={folder}")

@@ -31,6 +31,7 @@ def large(monkeypatch):
     monkeypatch.setattr(description, "SLOW_ON_A_CPU", 1)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.usefixtures("large")
 @pytest.mark.parametrize(
     ("words", "sentences"),

@@ -64,6 +64,7 @@ def graded(tmp_path):
     return grade
 
 
+@pytest.mark.slow
 def test_each_row_is_graded_by_its_own_task_and_keeps_its_fields_and_its_order(graded, capsys):
     rows = graded(BY_TASK)
     grades = [1.0, 0.125, 0.0, 1.0, 1.0, pytest.approx(0.1)]
@@ -96,6 +97,7 @@ def test_earlier_grades_are_replaced(graded):
     assert "correct" not in row
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("answer", "response", "grade"),
     [
@@ -113,6 +115,7 @@ def test_a_line_without_a_task_is_read_in_any_format_if_its_answer_is_a_number(
     assert found["terms"]["correct"] == grade
 
 
+@pytest.mark.slow
 def test_a_row_that_cannot_be_graded_is_null_and_the_others_are_graded(graded, tmp_path, capsys):
     rows = graded([BAD, BAD, BAD, SUM])
     assert [row["valid"] for row in rows] == [False, False, False, True]
@@ -154,6 +157,7 @@ def test_task_is_that_of_rows_without_one(graded):
     assert [row["terms"]["correct"] for row in rows] == [1.0, 0.0]
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("answer", "task"),
     [

@@ -157,6 +157,7 @@ def test_without_artifacts_the_parameters_name_the_groups(sent, store):
     assert found.results[0].costs.tokens == 4 * 200
 
 
+@pytest.mark.slow
 def test_runs_that_did_not_finish_evaluations_and_parents_are_no_runs(sent, store, tmp_path):
     client, experiment = store.connect()
     client.create_run(experiment, run_name="the parent of a sweep", tags={IDENTITY: "a", SWEEP: ""})
@@ -231,6 +232,7 @@ def test_a_store_that_is_down_is_one_sentence(dead):
         read_experiment("rl4p", dead, RECORDED)
 
 
+@pytest.mark.slow
 def test_a_misspelt_metric_is_refused_with_near_names_of_the_store(sent, store):
     with pytest.raises(InputError, match=r"write metric=reward/mean"):
         read_experiment("rl4p", store.uri, RECORDED, "reward/maen")

@@ -108,6 +108,7 @@ def test_the_most_probable_tokens_of_the_policy_are_compared_and_the_rest_as_one
     np.testing.assert_allclose(forward, -np.dot([0.125, 0.125, 0.75], ratios), rtol=1e-12)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
 def test_slopes_of_bins_are_finite_differences(logits, beta):
     update, step = GKD(beta=beta, top_k=3), 1e-5
@@ -120,6 +121,7 @@ def test_slopes_of_bins_are_finite_differences(logits, beta):
     assert np.abs(slope).max() > 1e-2
 
 
+@pytest.mark.slow
 def test_fewer_bins_are_a_lower_bound_and_all_of_them_the_whole(logits):
     policy, teacher = map(np.float32, logits)
     by_k = [ours(GKD(beta=0.5, top_k=k), policy, teacher)[0] for k in (1, 5, 20, 39, 40, 0)]
@@ -129,6 +131,7 @@ def test_fewer_bins_are_a_lower_bound_and_all_of_them_the_whole(logits):
     np.testing.assert_array_equal(by_k[-2], by_k[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("top_k", [0, 1])
 @pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
 def test_rare_tokens_keep_their_precision(beta, top_k):

@@ -273,6 +273,7 @@ def test_the_order_of_rows_and_the_names_of_groups_change_nothing(build, step, p
     assert_same_update(step(objective, params, reordered(batch)), plain(name))
 
 
+@pytest.mark.slow
 @some_cases
 def test_padding_on_both_sides_and_microbatches_change_nothing(build, step, plain, name):
     """Runs four microbatches. The slow tests change one of these properties at a time."""
@@ -295,6 +296,7 @@ def test_padding_changes_nothing(build, step, plain, name, padding):
     assert_same_update(step(*build(name, **padding)), plain(name))
 
 
+@pytest.mark.slow
 @every_case
 def test_nothing_without_a_loss_matters(build, step, plain, name):
     """No token of row 2 (an empty response) or of row INVALID (an invalid sample) has a loss."""
@@ -447,6 +449,7 @@ def test_the_gradient_is_that_of_finite_differences_in_float64(
             assert abs(np.sum(gradient * direction) - change / 2) < 1e-4 * scale
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", COMBINATIONS)
 def test_what_joins_a_loss_is_added_to_it(build, plain, differences, name):
     """The sum is weight x loss + beta KL - alpha H + the critic's loss, in float64."""
@@ -513,6 +516,7 @@ def packed_logprobs(policy, params, scored):
     return np.asarray(score_tokens(options, params, trajectories)["logprobs"]).reshape(B, T)
 
 
+@pytest.mark.slow
 def test_packed_sequences_have_the_scores_of_padded_ones(scored, packed_logprobs):
     trajectories, scores = jax.device_get(scored)
     mask = trajectories.response_mask_BT
@@ -531,6 +535,7 @@ def test_packed_sequences_have_the_token_losses_of_padded_ones(
         np.testing.assert_allclose(x.reshape(B, T), y, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_sampled_tokens_are_scored_as_they_were_drawn(policy, params, prompts):
     """Both sides have the temperature in the logits."""
     sampler = NaiveSampler(max_response_tokens=8, temperature=0.7)

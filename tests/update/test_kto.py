@@ -109,6 +109,7 @@ def test_rows_with_labels_are_trained(labelled):
     assert infos[1].metrics["update/loss"] < 0.5
 
 
+@pytest.mark.slow
 def test_the_reference_point_is_that_of_responses_to_other_prompts(labelled, numpy_logits):
     """A row has the response of the row before it; with other parameters, z is not 0."""
     run = build(compose([*LABELLED, labelled]))

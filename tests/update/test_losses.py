@@ -115,6 +115,7 @@ def test_rows_in_any_order(example, evaluate, name):
     )
 
 
+@pytest.mark.slow
 @losses()
 def test_padding_on_both_sides(example, evaluate, name):
     plain = evaluate(LOSSES[name], *example(), weighted=True)

@@ -126,6 +126,7 @@ def scores_of(run, params, folder):
     return np.array(grades).reshape(-1, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [(), pytest.param(("model.lora.rank=2",), marks=pytest.mark.slow)],
@@ -178,6 +179,7 @@ def test_a_score_is_read_after_what_the_template_writes_last(pairs, tmp_path):
     assert held_out["eval/preferences/score"] == pytest.approx(scores.mean(), rel=1e-3, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_single_responses_train_a_score(tmp_path):
     path = tmp_path / "labelled.jsonl"
     rows = [

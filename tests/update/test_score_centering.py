@@ -169,6 +169,7 @@ def sampled(policy, params, make_prompt):
     return older, sampler, trajectories
 
 
+@pytest.mark.slow
 def test_rows_with_a_distribution_of_their_own_record_nothing(policy, params, make_prompt):
     sampler = Continuous(max_response_tokens=4, slots=2, alternatives=7, repetition_penalty=1.2)
     options = {"group_size": 2, "key": jax.random.key(1), "version": 0}
@@ -176,6 +177,7 @@ def test_rows_with_a_distribution_of_their_own_record_nothing(policy, params, ma
     assert trajectories.alternatives_BTA is None
 
 
+@pytest.mark.slow
 def test_the_record_has_the_most_probable_tokens_of_the_sampler(policy, sampled):
     older, sampler, trajectories = sampled
     hidden_BTD = trunk(policy.decoder, older, trajectories)
@@ -198,6 +200,7 @@ def test_the_record_has_the_most_probable_tokens_of_the_sampler(policy, sampled)
 
 
 # Compiling an update takes seconds. The product has a weight of tokens and one of sequences.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["product", *(pytest.param(x, marks=pytest.mark.slow) for x in CORRECTIONS)]
 )
@@ -268,6 +271,7 @@ def test_the_gradient_is_that_of_sums_over_the_vocabulary(
     assert np.linalg.norm(found - wanted) < 1e-5 * np.linalg.norm(wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.mixed_dtypes  # of optax
 def test_a_run_with_an_older_sampler_in_bfloat16():
     """The rows of a step keep the record while they wait, and the gap is that of bfloat16."""

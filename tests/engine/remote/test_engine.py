@@ -47,6 +47,7 @@ def test_a_call_counts_its_sequences_and_tokens(opened, params, counts):
     assert (count.total, count.done, count.tokens) == (6, 6, tokens)
 
 
+@pytest.mark.slow
 def test_results_do_not_depend_on_the_servers_or_the_neighbours(opened, params):
     found = []
     weights = of_step(params, 1)
@@ -136,6 +137,7 @@ def test_a_closed_engine_says_so(opened, params):
             engine.publish(of_step(params, 1), 1)
 
 
+@pytest.mark.slow
 def test_two_engines_of_the_same_servers_have_weights_of_their_own(opened, policy, params):
     with opened() as (engine, (double,)):
         engine.publish(of_step(params, 1), 1)
@@ -158,6 +160,7 @@ def waits_for_calls(servers):
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_new_weights_wait_for_calls_and_stop_those_that_can_be_stopped(opened, params):
     with opened() as (engine, (double,)):
         for stop in (None, lambda finished: False):
@@ -189,6 +192,7 @@ def test_new_weights_wait_for_calls_and_stop_those_that_can_be_stopped(opened, p
             assert {int(v) for x in found for v in x.versions} == {1}
 
 
+@pytest.mark.slow
 def test_the_same_weights_are_sent_once_and_old_folders_are_deleted(opened, params, tmp_path):
     with opened() as (engine, (double,)):
         for step in (1, 2):
@@ -210,6 +214,7 @@ PATHS = {
 }
 
 
+@pytest.mark.slow
 def test_servers_sleep_between_two_calls_and_have_their_weights_again(protocol, opened, params):
     sleep, wake = PATHS[protocol]
     with opened(2, sleep=True) as (engine, doubles):
@@ -232,6 +237,7 @@ def test_servers_sleep_between_two_calls_and_have_their_weights_again(protocol, 
             assert double.asleep
 
 
+@pytest.mark.slow
 def test_a_server_that_is_started_again_while_others_sleep_takes_part(opened, params):
     with opened(1, sleep=True) as (engine, (double,)):
         engine.publish(of_step(params, 1), 1)

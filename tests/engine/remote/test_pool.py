@@ -85,6 +85,7 @@ class Once:
         return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [*BEFORE_ANSWERS, *OF_ANSWERS])
 def test_a_fault_of_answers_loses_nothing(served, check, fault):
     engine, (bad, good) = served
@@ -100,6 +101,7 @@ def test_a_fault_of_answers_loses_nothing(served, check, fault):
         np.testing.assert_array_equal(a.tokens, b.tokens)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("fault", AFTER_UPDATES)
 def test_a_server_that_does_not_have_the_weights_gets_no_requests(opened, check, params, fault):
     paths = UPDATES | {"/finish_weight_update", "/reset_prefix_cache"}
@@ -112,6 +114,7 @@ def test_a_server_that_does_not_have_the_weights_gets_no_requests(opened, check,
         assert not engine.servers.pool.servers[0].healthy
 
 
+@pytest.mark.slow
 def test_a_stale_server_is_found_by_the_probe_alone(opened, params, caplog):
     with opened(max_probe_gap=None) as (engine, (bad, _)):
         engine.publish(of_step(params, 1), 1)
@@ -128,6 +131,7 @@ def test_a_server_with_other_checksums_gets_no_requests(opened, params, caplog):
     assert "its checksum of" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_server_may_have_a_faster_checksum(opened, params, caplog):
     with opened(max_probe_gap=None) as (engine, (bad, good)):
         bad.has_crc32 = good.has_crc32 = True
@@ -138,6 +142,7 @@ def test_a_server_may_have_a_faster_checksum(opened, params, caplog):
     assert "its checksum of" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_killed_server_is_let_in_again_with_the_current_weights(opened, check, params):
     with opened() as (engine, (first, second)):
         engine.publish(of_step(params, 1), 1)
@@ -149,6 +154,7 @@ def test_a_killed_server_is_let_in_again_with_the_current_weights(opened, check,
         assert {x.engine for x in check(engine, 1)} == {first.url}
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_meanwhile_loses_nothing(opened, check, params):
     with opened() as (engine, (first, second)):
         engine.publish(of_step(params, 1), 1)
@@ -164,6 +170,7 @@ def test_a_server_that_dies_meanwhile_loses_nothing(opened, check, params):
         assert {x.engine for x in found} == {second.url}
 
 
+@pytest.mark.slow
 def test_the_load_is_shared(opened, check, params):
     with opened() as (engine, doubles):
         engine.publish(of_step(params, 1), 1)
@@ -171,6 +178,7 @@ def test_the_load_is_shared(opened, check, params):
         assert counts.keys() == {double.url for double in doubles}
 
 
+@pytest.mark.slow
 def test_no_server_left_is_an_error_that_names_each(opened, params):
     with opened(patience=0.5) as (engine, doubles):
         engine.publish(of_step(params, 1), 1)
@@ -200,6 +208,7 @@ def test_weights_that_no_server_takes_are_an_error(opened, params):
             engine.publish(of_step(params, 1), 1)
 
 
+@pytest.mark.slow
 def test_weights_that_servers_stop_to_take_are_an_error_at_once(opened, params):
     """A run does not wait for what no waiting changes."""
     with opened(patience=600) as (engine, doubles):

@@ -50,6 +50,7 @@ def everything_in(folder):
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
+@pytest.mark.slow
 def test_a_folder_holds_all_that_a_server_opens(weights, policy, params):
     exported = weights.write(policy, params, "step-3")
     assert exported.path.is_absolute()
@@ -348,6 +349,7 @@ def test_each_weight_matters(probe, params, leaf):
     assert "is above the limit" in str(with_limit(probe, 1e-5).problem(found, expected, None))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_stale_weights_are_caught_after_one_ordinary_step(dtype):
     """One step of Adam changes each weight by the learning rate, of which this is the default."""
@@ -455,6 +457,7 @@ def test_the_limit_follows_the_rounding_of_the_first_weights(probe, rounding, ga
     assert with_limit(probe, None).problem(expected + gap, expected, None, rounding) is None
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_head_of_the_weights_before_is_found(tmp_path, tied):
     model = Scratch(width=32, layers=2, heads=4, tied_embedding=tied)
@@ -471,6 +474,7 @@ def test_a_head_of_the_weights_before_is_found(tmp_path, tied):
     assert not probe.has_old_head(probe.expected(old), new, expected, before)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_tied_embedding_is_written_as_the_head_where_a_server_needs_it(tmp_path, tied):
     model = Scratch(width=32, layers=1, heads=4, tied_embedding=tied)

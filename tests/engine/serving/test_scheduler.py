@@ -123,6 +123,7 @@ def test_equal_contexts_that_wait_are_prefilled_once(scheduler, start):
     assert scheduler.counts()["prefilled_prompts"] == 2
 
 
+@pytest.mark.slow
 def test_no_end_token_is_drawn_early(start):
     ends, count = tuple(range(0, 264, 2)), 8
     early = start(seeds=range(count), end_ids=ends).wait()
@@ -171,6 +172,7 @@ def test_cancelled_work_frees_its_slots(scheduler, start):
     assert scheduler.counts()["cancelled"] == 4
 
 
+@pytest.mark.slow
 def test_who_does_not_read_gives_way_to_others_and_goes_on_exactly(
     scheduler, start, in_process, monkeypatch
 ):
@@ -191,6 +193,7 @@ def test_who_does_not_read_gives_way_to_others_and_goes_on_exactly(
     assert other.result().tokens == in_process((1, 2), (9,), 4, ends=())[0].tokens.tolist()
 
 
+@pytest.mark.slow
 def test_nobody_gives_way_if_there_are_slots_or_a_pause_waits(scheduler, start, begin_pause):
     alone = endless(start, seeds=range(3), max_tokens=R, unsent=lambda: 1)
     other = start((1, 2), seeds=(9,), max_tokens=4, end_ids=()).wait()
@@ -224,6 +227,7 @@ def test_a_client_that_never_reads_is_given_up(scheduler, start, monkeypatch, en
     assert scheduler.counts()["suspended"] == scheduler.counts()["waiting"] == 0
 
 
+@pytest.mark.slow
 def test_aborted_work_keeps_its_tokens(scheduler, start):
     first, second = endless(start, seeds=range(4)), start()
     scheduler.abort([first.submission])
@@ -236,6 +240,7 @@ def test_aborted_work_keeps_its_tokens(scheduler, start):
     assert scheduler.counts()["aborted"] == 4
 
 
+@pytest.mark.slow
 def test_kept_work_goes_on_after_a_pause(scheduler, start):
     expected = start(max_tokens=LONG, end_ids=()).wait().result()
     client = endless(start)
@@ -262,6 +267,7 @@ def begin_pause(scheduler):
     return begin_pause
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("count", [1, 2])
 def test_pauses_wait_for_earlier_work_and_queue_later_work_once(
     scheduler, start, begin_pause, count
@@ -286,6 +292,7 @@ def test_pauses_wait_for_earlier_work_and_queue_later_work_once(
         assert later.result(index).tokens == expected.result(index).tokens
 
 
+@pytest.mark.slow
 def test_a_pause_does_not_wait_for_what_another_pause_stops(scheduler, start, begin_pause):
     client = endless(start)
     waiting = begin_pause()
@@ -331,6 +338,7 @@ def test_a_pause_may_abort(scheduler, start):
     assert client.result().finish == Finish.ABORT
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("begins", ["update", "begin"])
 @pytest.mark.parametrize("mode", ["keep", "wait", "abort"])
 def test_an_update_waits_for_what_starts_as_a_pause_ends(scheduler, start, params, mode, begins):
@@ -366,6 +374,7 @@ def test_an_update_waits_for_what_starts_as_a_pause_ends(scheduler, start, param
     assert finishes == [Finish.ABORT if mode == "abort" else Finish.LENGTH, Finish.LENGTH]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("recompute", [True, False])
 def test_new_weights_in_the_middle_of_a_completion(scheduler, start, in_process, params, recompute):
     client = endless(start, sampling=Sampling(temperature=0.0))
@@ -385,6 +394,7 @@ def test_new_weights_in_the_middle_of_a_completion(scheduler, start, in_process,
     assert same == recompute
 
 
+@pytest.mark.slow
 def test_samples_that_wait_begin_with_the_new_weights(scheduler, start, in_process, params):
     """Also if the running ones keep their cache: their prompt is prefilled again."""
     client = endless(start, seeds=range(6), max_tokens=R)  # two of them wait
@@ -403,6 +413,7 @@ def test_samples_that_wait_begin_with_the_new_weights(scheduler, start, in_proce
         np.testing.assert_allclose(found.logprobs[:count], expected[index].logprobs, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [7, 16])
 def test_a_call_may_cross_the_sizes_of_the_cache(scheduler, start, in_process, steps):
     """They are 64, 96 and 128 columns, and a call may begin with less room than it has steps."""
@@ -548,6 +559,7 @@ def test_results_that_are_lost_end_their_submissions_alone(scheduler, start, mon
     assert start().wait().result().tokens == expected.tokens
 
 
+@pytest.mark.slow
 def test_an_idle_server_releases_its_cache(scheduler, start, monkeypatch):
     monkeypatch.setattr(schedulers, "IDLE_SECONDS", 0.01)
     expected = start().wait().result()
@@ -640,6 +652,7 @@ def test_few_numbers_of_slots_compile(policy, slots, sizes):
     assert layout(policy, slots).sizes == sizes
 
 
+@pytest.mark.slow
 def test_a_context_has_the_same_cache_alone_and_with_others():
     model = Scratch(
         width=WIDE, layers=2, heads=4, num_kv_heads=1, feed_forward_width=80, max_positions=128

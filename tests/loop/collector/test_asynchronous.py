@@ -111,6 +111,7 @@ def run(make_loop, first_state):
     return run
 
 
+@pytest.mark.slow
 def test_no_array_of_a_state_is_kept(make_loop, first_state):
     """The update donates them, while the engine goes on."""
     loop, state = make_loop(Asynchronous(ahead=1)), first_state()
@@ -132,6 +133,7 @@ def numbers(info):
     return {name: x for name, x in info.metrics.items() if not name.startswith(("time/", "coll"))}
 
 
+@pytest.mark.slow
 def test_without_a_step_ahead_a_run_is_synchronous_bit_for_bit(run, equal):
     ours, _ = run(Asynchronous(ahead=0))
     theirs, _ = run(Synchronous())
@@ -148,6 +150,7 @@ def test_without_a_step_ahead_a_run_is_synchronous_bit_for_bit(run, equal):
     assert not np.array_equal(ours[0].trajectories.tokens_BT, ours[1].trajectories.tokens_BT)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("ahead", [1, 2])
 def test_a_run_ahead_takes_the_same_prompts_with_older_weights(run, ahead):
     steps, order = run(Asynchronous(ahead=ahead), steps=6)
@@ -162,6 +165,7 @@ def test_a_run_ahead_takes_the_same_prompts_with_older_weights(run, ahead):
         assert {info.metrics["staleness/max"] for info in steps[1:]} == {1}
 
 
+@pytest.mark.slow
 def test_an_interrupted_response_goes_on_with_new_weights(run, monkeypatch):
     """The engine can stop after each token, and new weights arrive after a few of them."""
     monkeypatch.setattr("rl4p.engine.in_process.BETWEEN_STOPS", 1)
@@ -217,6 +221,7 @@ def test_an_aborted_group_starts_again(run, monkeypatch):
     assert sum(info.metrics["collector/aborted"] for info in steps) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on_new_weights", ["continue", "abort"])
 def test_with_over_sampling_a_step_does_not_wait_for_the_longest_responses(
     make_loop, first_state, monkeypatch, on_new_weights
@@ -264,6 +269,7 @@ def test_over_sampling_loses_no_prompt(run):
         assert info.metrics["staleness/max"] <= 2
 
 
+@pytest.mark.slow
 def test_rejected_groups_are_replaced_and_credited(make_loop, first_state):
     loop = make_loop(Asynchronous(ahead=0, filters={"deviation": Deviation(above=10)}), steps=3)
     credited = []
@@ -290,6 +296,7 @@ def test_a_step_stops_filtering_after_its_rounds(run):
     assert [info.metrics["collector/rejected"] for info in steps] == [2 * P] * 2
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("on_new_weights", ["finish", "continue"])
 def test_a_resumed_run_trains_on_the_same_prompts(make_loop, first_state, on_new_weights):
     collector = Asynchronous(ahead=2, on_new_weights=on_new_weights)

@@ -108,6 +108,7 @@ def test_groups_that_pass_at_once_are_a_synchronous_step(run, equal):
     assert ours.metrics["collector/rounds"] == 1
 
 
+@pytest.mark.slow
 def test_rejected_groups_are_replaced_in_further_rounds(run):
     collector, state, source, order, rollout = run([EQUAL, MIXED, EQUAL, MIXED])
     collected = collector.collect(state)
@@ -164,6 +165,7 @@ def test_after_the_last_round_rejected_groups_fill_the_step(run, otherwise):
     assert collected.metrics["collector/missing"] == 2
 
 
+@pytest.mark.slow
 def test_prompts_that_were_not_needed_come_first_in_the_next_step(run):
     collector, state, source, order, rollout = run([MIXED] * 9, over_sampling=1.5)
     assert ids(collector.collect(state)) == order[:2]
@@ -193,6 +195,7 @@ def test_rounds_have_few_sizes(run, over, sizes):
     assert {missing: collector.size_of_round(missing) for missing in sizes} == sizes
 
 
+@pytest.mark.slow
 def test_rounds_are_as_large_as_the_mesh_divides(run, monkeypatch):
     collector, state, _, order, rollout = run([MIXED] * 9, over_sampling=1.5)
     monkeypatch.setattr(type(collector.policy.mesh), "row_shards", 8)

@@ -65,6 +65,7 @@ def test_each_step_samples_with_the_parameters_of_an_earlier_one(opened, states,
     assert len(ours.collect(last).episodes) == P * G
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("lag", [0, 2])
 @pytest.mark.parametrize("at", [1, 2, 4])
 def test_a_restored_collector_goes_on_with_the_same_parameters(opened, states, equal, lag, at):

@@ -2,6 +2,7 @@ from dataclasses import dataclass, field
 
 import jax
 import numpy as np
+import pytest
 
 from rl4p.base.types import TrainState
 from rl4p.loop.collector.synchronous import Synchronous
@@ -95,6 +96,7 @@ def test_a_rollout_is_of_this_steps_parameters_key_and_version(policy, prompts, 
     assert len(collected.episodes) == 6
 
 
+@pytest.mark.slow
 def test_a_step_has_the_metrics_of_its_rollout(policy, params, prompts, make_phases):
     state = TrainState(
         step=jax.numpy.int32(0),

@@ -68,6 +68,7 @@ def test_rotation_by_sections_is_that_of_text(read):
     assert ours == expected
 
 
+@pytest.mark.slow
 def test_a_gate_stands_beside_each_head_of_queries(read):
     """Four heads of 16: the even runs of 16 rows are queries."""
     config = read("qwen3_5")
@@ -81,6 +82,7 @@ def test_a_gate_stands_beside_each_head_of_queries(read):
         np.testing.assert_array_equal(part, expected.reshape(-1))
 
 
+@pytest.mark.slow
 def test_each_head_of_qwen3_next_has_its_projections_together(read):
     """Two heads: 8 rows of queries, 8 of keys, and two heads of values and gates of 12 each."""
     config = read("qwen3_next")

@@ -58,6 +58,7 @@ FIRST = {config["model_type"]: case for case, config in reversed(CASES.items())}
 
 # All families take the names of tensors outside the layers from one function, so that a few cases
 # have labels. Further cases of a family, with other options, are slow.
+@pytest.mark.quick("llama-0", "gemma3-0", "gpt_oss-0", "qwen3_5-0", "deepseek_v3-0", "nemotron_h-0")
 @pytest.mark.parametrize(
     ("case", "labels"),
     [

@@ -66,6 +66,7 @@ def test_its_biases_have_names(read, tensors):
     assert len(names) == 2 + 3 * 12
 
 
+@pytest.mark.slow
 def test_gradients_are_those_of_transformers():
     config = decoder_config("qwen2")
     params = to_params(config, make_tensors(config))

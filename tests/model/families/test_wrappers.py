@@ -93,6 +93,7 @@ def test_each_tensor_has_a_place_in_the_wrapper(wrapper):
     assert f"{start}.layers.1.mlp.up_proj.weight" in modules
 
 
+@pytest.mark.slow
 def test_a_folder_comes_back_with_its_other_tensors(tmp_path):
     """A wrapper is written, read, and written again."""
     config = dataclasses.replace(decoder_config("mistral"), wrapper="mistral3")

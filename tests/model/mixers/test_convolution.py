@@ -59,6 +59,7 @@ def test_each_token_sees_the_tokens_of_its_own_sequence(continued):
     assert np.isfinite(y).all()
 
 
+@pytest.mark.slow
 def test_one_token_at_a_time_equals_all_at_once():
     """A step does not know the segments before it, so rows have one sequence each."""
     x, kernel, inputs, bias = arrays(1)
@@ -72,6 +73,7 @@ def test_one_token_at_a_time_equals_all_at_once():
     np.testing.assert_array_equal(inputs, expected_inputs)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("continued", [True, False])
 def test_the_gradient_is_that_of_the_sums(continued):
     """The sums are linear in each argument, so differences are exact; a move has its own rule."""
@@ -96,6 +98,7 @@ def test_the_gradient_is_that_of_the_sums(continued):
             np.testing.assert_allclose(difference, np.sum(gradient * step), atol=1e-3)
 
 
+@pytest.mark.slow
 def test_results_have_the_dtype_of_the_tokens():
     x, kernel, inputs, _ = arrays(4)
     y, lasts = causal_convolution(jnp.bfloat16(x), jnp.bfloat16(kernel), SEGMENTS)

@@ -83,6 +83,7 @@ def masked(arguments, segments):
     )
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("T", [2, 5, 64, 150])
 def test_chunks_equal_a_loop_over_tokens(T):
     segments = packed_segments(T)
@@ -110,6 +111,7 @@ def test_one_token_at_a_time_equals_chunks():
     np.testing.assert_array_equal(expected_memory[-1], first[-1])
 
 
+@pytest.mark.slow
 def test_the_gradient_is_that_of_the_loop():
     """The loop as a scan, differentiated by JAX."""
     T, segments = 70, packed_segments(70)[:1]
@@ -141,6 +143,7 @@ def test_the_gradient_is_that_of_the_loop():
         np.testing.assert_allclose(our, their, atol=1e-4)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_long_decays_and_equal_keys_stay_finite(dtype):
     """Keys that repeat make powers of L grow; decays of a chunk underflow or do nothing."""
@@ -187,6 +190,7 @@ def run(params, *arguments):
     return jax.jit(MIXER.apply)({"params": params}, *arguments)
 
 
+@pytest.mark.slow
 def test_packed_rows_equal_rows_of_one_sequence(params):
     x = np.float32(np.random.default_rng(6).normal(size=(1, 90, 12)))
     segments = np.int32(np.repeat([[0, 4, 0, 2, 9, 0]], 15, axis=1))
@@ -199,6 +203,7 @@ def test_packed_rows_equal_rows_of_one_sequence(params):
     jax.tree.map(partial(np.testing.assert_allclose, atol=1e-5), state, last)
 
 
+@pytest.mark.slow
 def test_a_row_goes_on_with_its_state(params):
     """Rows padded left, right and not at all, in calls of 9, 1 and 12 tokens."""
     x = np.float32(np.random.default_rng(7).normal(size=(3, 22, 12)))

@@ -87,6 +87,7 @@ def params(request, x_BTD):
     return params
 
 
+@pytest.mark.quick(1)
 def test_decoding_absorbs_the_matrices_that_training_multiplies(params, x_BTD):
     positions = np.broadcast_to(np.arange(S), (B, S))
     whole, kept = run(params, x_BTD, rows(np.ones((B, T), int)))
@@ -115,6 +116,7 @@ def test_a_long_prompt_expands_keys_and_values_in_the_cache(params, x_BTD, monke
     np.testing.assert_allclose(written, whole, atol=1e-5)
 
 
+@pytest.mark.quick(1)
 def test_tokens_of_a_segment_see_no_other(params, x_BTD):
     segments = np.array([[1] * 8 + [2] * 9 + [0] * 3, [0] * 5 + [3] * 15])
     packed, _ = run(params, x_BTD, rows(segments))
@@ -135,6 +137,7 @@ def test_responses_see_the_latents_of_their_shared_prompt(params, x_BTD):
     np.testing.assert_allclose(behind, whole[:, 7:], atol=1e-5)
 
 
+@pytest.mark.quick(1)
 def test_every_parameter_has_a_gradient(params, x_BTD):
     def loss(params):
         return jnp.sum(jnp.square(run(params, x_BTD, rows(np.ones((B, T), int)))[0]))
@@ -177,6 +180,7 @@ def test_a_form_is_chosen_by_its_products(queries, slots, absorbs):
     assert absorbing_is_cheaper(large, queries, slots) is absorbs
 
 
+@pytest.mark.slow
 def test_responses_see_the_latents_of_a_prompt_in_all_layers():
     """Of a decoder whose first layer is dense and whose others have experts."""
     config = decoder_config("deepseek_v3")

@@ -98,6 +98,7 @@ def test_chunks_and_steps_are_one_sequence(module):
     close((jnp.concatenate(parts, 1), state), expected)
 
 
+@pytest.mark.slow
 def test_padding_and_packing_change_nothing(module):
     """Rows have sequences with gaps before, between and behind; the first may continue a state."""
     apply, params = module
@@ -122,6 +123,7 @@ def test_padding_and_packing_change_nothing(module):
     assert np.isfinite(packed).all()
 
 
+@pytest.mark.slow
 def test_a_row_of_padding_keeps_its_state(module):
     apply, params = module
     _, before = one_by_one(params, inputs(1, 7), empty(1))
@@ -131,6 +133,7 @@ def test_a_row_of_padding_keeps_its_state(module):
         assert np.isfinite(y).all()
 
 
+@pytest.mark.slow
 def test_gradients_are_those_of_steps(module):
     _, params = module
     x = inputs(1, 19)
@@ -149,6 +152,7 @@ def test_gradients_are_those_of_steps(module):
     assert all(np.abs(x).max() > 1e-4 for x in jax.tree.leaves(expected))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_long_decays_stay_finite(module, dtype):
     _, params = module
@@ -171,6 +175,7 @@ def test_steps_are_cut_at_both_limits_and_0_for_padding(module):
     np.testing.assert_allclose(steps[0], np.repeat([[0.01], [0.9], [0.0]], 4, axis=1), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_fresh_steps_are_within_their_limits():
     steps = nn.softplus(mamba.fresh_steps(jax.random.key(0), (1000,)))
     assert 0.9e-3 < steps.min() < 1.2e-3

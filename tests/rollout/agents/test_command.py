@@ -82,6 +82,7 @@ def run(make_prompt):
     return run
 
 
+@pytest.mark.slow
 def test_a_program_is_trained_on_what_it_drew(sample, requests):
     command = program(TALKS, "1", prints_reward=True)
     trajectories, episodes = sample(rollout(command, concurrency=2), group_size=1)

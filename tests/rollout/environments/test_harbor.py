@@ -76,6 +76,7 @@ def test_the_tests_see_no_reward_and_no_tests_of_the_policy(play):
 REWARD = "#!/bin/bash\n{}\n"
 
 
+@pytest.mark.quick(4)
 @needs_bubblewrap
 @pytest.mark.parametrize(
     ("script", "reward", "metrics"),
@@ -137,6 +138,7 @@ def test_the_time_of_a_task_ends_its_episode(play):
     assert (result.done, result.reward) == (True, 1.0)
 
 
+@pytest.mark.quick(2)
 @needs_bubblewrap
 @pytest.mark.parametrize(
     ("command", "answer"),

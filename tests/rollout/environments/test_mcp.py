@@ -90,12 +90,14 @@ def test_each_episode_has_a_process_of_its_own(make_prompt, monkeypatch):
     assert one[0].metrics == {"tool_calls": 2, "malformed_calls": 0}
 
 
+@pytest.mark.slow
 def test_what_is_wrong_about_a_call_is_answered(make_prompt):
     wrong = (call("add", '{"number": "x"}'), call("sub"), "<tool_call>{</tool_call>")
     (results,) = episodes(MCP(**COMMAND), make_prompt(), wrong)
     assert [text.partition(":")[0] for text in texts(results)] == ["Error"] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "text", "sentence"),
     [
@@ -109,11 +111,13 @@ def test_a_server_that_fails(make_prompt, options, text, sentence):
         episodes(MCP(**options), make_prompt(), [text])
 
 
+@pytest.mark.slow
 def test_a_tool_that_hangs_costs_its_deadline(make_prompt):
     with pytest.raises(TimeoutError, match=r"no answer within 0.2 s"):
         episodes(MCP(**COMMAND), make_prompt(), [call("wait")], seconds=0.2)
 
 
+@pytest.mark.slow
 def test_a_server_over_http(make_prompt):
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
@@ -200,6 +204,7 @@ RESULTS = {
 }
 
 
+@pytest.mark.slow
 def test_the_policy_reads_whatever_a_tool_returns(make_prompt):
     options = MCP(command=(sys.executable, "-c", CONTENTS), variables=PATHS)
     (results,) = episodes(options, make_prompt(), [call(name) for name in RESULTS])

@@ -413,6 +413,7 @@ def test_different_names_have_different_keys_which_mlflow_takes(one, other):
         assert len(key) <= 250
 
 
+@pytest.mark.slow
 def test_no_two_of_many_odd_names_share_a_key():
     random = np.random.default_rng(0)
     letters = np.array(list("ab/. _@%() \n-:é0f"))

@@ -102,6 +102,7 @@ def test_a_database_that_another_program_left_incomplete_is_set_aside(
     )
 
 
+@pytest.mark.slow
 def test_a_database_that_another_program_is_creating_is_waited_for(template, tmp_path, monkeypatch):
     """The other program ends while this one waits for it."""
     path = tmp_path / "mlflow.db"
@@ -118,6 +119,7 @@ def test_a_database_that_another_program_is_creating_is_waited_for(template, tmp
     assert not list(tmp_path.glob("*.incomplete"))
 
 
+@pytest.mark.slow
 def test_a_store_is_created_where_a_link_points(tmp_path):
     (tmp_path / "link.db").symlink_to(tmp_path / "there.db")
     MLflow(uri=f"sqlite:///{tmp_path}/link.db").connect()
@@ -138,6 +140,7 @@ def connections(database):
     return sum(name.startswith(str(database)) for name in opened)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("use", ["create", "connect", "send", "find", "read", "write"])
 def test_each_connection_to_a_file_is_closed_after_its_use(template, tmp_path, record, use):
     path = tmp_path / "mlflow.db"
@@ -187,6 +190,7 @@ def test_a_file_of_another_program_stays_as_it_is(tmp_path):
     MLflow(uri=f"sqlite:///{tmp_path}/empty.db")
 
 
+@pytest.mark.slow
 def test_the_lock_of_another_program_stays_as_it_is(tmp_path):
     (tmp_path / "uv.lock").write_text("precious\n")
     MLflow(uri=f"sqlite:///{tmp_path}/uv").connect()
@@ -287,6 +291,7 @@ def test_an_experiment_opens_in_the_view_for_training_or_the_one_that_the_user_c
     assert client.get_experiment(chosen).tags[KIND] == "genai_development"
 
 
+@pytest.mark.slow
 def test_the_machine_is_measured_on_request(store, record, monkeypatch):
     monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.02")
     client, _ = store.connect()
@@ -315,6 +320,7 @@ def test_names_and_numbers_that_mlflow_refuses(store, record):
     assert metrics["low"] < -1e308
 
 
+@pytest.mark.slow
 def test_a_step_divided_over_batches_is_sent_whole_though_a_batch_fails(store, record, caplog):
     for number in range(3):
         record.log(number, {f"m{i:03}": i for i in range(700)})
@@ -369,6 +375,7 @@ def test_a_batch_sent_twice_stands_there_once(store, record):
     assert [s for s, *_ in history_in(client, run, "reward/mean")] == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_a_run_deleted_in_mlflow_is_made_anew(store, record):
     step(record, tracked := store.open(record.folder), 1)
     assert tracked.finish("finished")
@@ -381,6 +388,7 @@ def test_a_run_deleted_in_mlflow_is_made_anew(store, record):
     assert run.data.metrics["reward/mean"] == 0.1
 
 
+@pytest.mark.slow
 def test_no_call_waits_for_a_store_that_is_busy(store, record, caplog, monkeypatch):
     monkeypatch.setattr(tracking, "CREATION_SECONDS", 0.1)
     with lock_of(store._database).open("w") as lock:

@@ -37,6 +37,7 @@ def test_what_cannot_be_seen_becomes_a_sign(text, seen):
     assert visible(text) == seen
 
 
+@pytest.mark.slow
 def test_every_character_can_be_printed():
     text = visible("".join(map(chr, range(sys.maxunicode + 1)))).replace("\n", "")
     assert text.isprintable()

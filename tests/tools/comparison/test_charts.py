@@ -129,6 +129,7 @@ def test_groups_differ_without_colour():
     assert len(set(looks)) == 30
 
 
+@pytest.mark.slow
 def test_metrics_that_no_run_recorded_have_no_chart():
     only = figures_of_page(compare(runs(a=[0.1], b=[0.2]))).charts
     assert list(only) == ["Greedy pass@1 on held-out sums"]
@@ -167,6 +168,7 @@ def test_the_figures_show_every_seed_mean_and_interval():
     assert axes.get_ylim() == (-0.02, 1.02)
 
 
+@pytest.mark.slow
 def test_files_have_fonts_that_publishers_accept_and_are_equal_again():
     files = figures_for_papers(compare(runs(a=[0.1, 0.2, 0.3], b=[0.7, 0.8, 0.9])))
     assert files.keys() == NAMES
@@ -176,6 +178,7 @@ def test_files_have_fonts_that_publishers_accept_and_are_equal_again():
         assert b"/Type3" not in content
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["$x^{2", "<script>a</script>&", "long " * 60, "w" * 400, "\x1b"])
 def test_any_name_of_a_group_is_drawn(name):
     files = figures_for_papers(compare(runs(**{name: [0.1, 0.2, 0.3], "b": [0.7, 0.8, 0.9]})))

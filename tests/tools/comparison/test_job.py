@@ -54,6 +54,7 @@ def test_the_document_has_groups_and_differences(sweep):
     assert sum(len(group["runs"]) for group in document(sweep)["groups"]) == 7
 
 
+@pytest.mark.slow
 def test_figures_and_tables_are_written_and_listed(sweep):
     files = ["curve.pdf", "curve.svg", "curves.csv", "groups.csv"]
     files += ["intervals.pdf", "intervals.svg", "runs.csv"]
@@ -63,6 +64,7 @@ def test_figures_and_tables_are_written_and_listed(sweep):
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_table_of_somebody_else_is_not_replaced(sweep):
     (sweep / "compare").mkdir()
     (sweep / "compare" / "runs.csv").write_text("mine")
@@ -71,6 +73,7 @@ def test_a_table_of_somebody_else_is_not_replaced(sweep):
     assert [path.name for path in (sweep / "compare").iterdir()] == ["runs.csv"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["index.html", pytest.param("compare.json", marks=pytest.mark.slow)]
 )
@@ -84,6 +87,7 @@ def test_only_an_earlier_comparison_is_replaced(sweep, name):
     assert {path: path.read_bytes() for path in before} == before
 
 
+@pytest.mark.slow
 def test_what_is_unknown_is_null(tmp_path):
     for seed in range(2):
         rows = [{"step": 0, METRIC: 0.5}]
@@ -97,6 +101,7 @@ def test_what_is_unknown_is_null(tmp_path):
     assert difference["probability_of_improvement"] == 0.5
 
 
+@pytest.mark.slow
 def test_another_metric_is_compared(sweep):
     comparison = compare(*read_folders([sweep]), sweep, metric="reward/mean")
     assert comparison.results[0].mean == 1.0
@@ -107,6 +112,7 @@ def test_another_metric_is_compared(sweep):
         compare(*read_folders([sweep]), sweep, metric="nothing")
 
 
+@pytest.mark.slow
 def test_a_comparison_does_not_import_jax():
     code = "import sys, rl4p.tools.comparison.job;"
     code += "sys.exit(bool({'jax', 'mlflow'} & set(sys.modules)))"

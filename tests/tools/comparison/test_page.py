@@ -24,6 +24,7 @@ def written(folder):
     )
 
 
+@pytest.mark.slow
 def test_the_page_has_groups_curves_settings_and_samples(sweep):
     html, elements = written(sweep)
     assert not elements.open
@@ -42,6 +43,7 @@ def test_the_page_has_groups_curves_settings_and_samples(sweep):
     assert "nan" not in html.lower().replace("nance", "")
 
 
+@pytest.mark.slow
 def test_the_page_runs_no_script_and_asks_for_nothing(sweep):
     html, elements = written(sweep)
     tags = {tag for tag, _ in elements.found}
@@ -57,6 +59,7 @@ def test_the_page_runs_no_script_and_asks_for_nothing(sweep):
     assert "url(" not in html
 
 
+@pytest.mark.slow
 def test_hostile_texts_stay_texts(tmp_path):
     folder = tmp_path / "sweep"
     for seed, name in ((0, "a"), (0, "b")):
@@ -81,6 +84,7 @@ def test_hostile_texts_stay_texts(tmp_path):
     assert not elements.open
 
 
+@pytest.mark.slow
 def test_one_run_without_samples_has_a_page(tmp_path):
     write_run(tmp_path / "run", samples=[])
     html, elements = written(tmp_path)

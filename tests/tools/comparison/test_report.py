@@ -11,6 +11,7 @@ from tests.support import compared_runs
 from tests.support.compared_runs import SUMS, run, runs, write_run
 
 
+@pytest.mark.slow
 def test_the_terminal_shows_tables_sentences_left_out_runs_and_the_page(sweep, capsys):
     write_run(sweep / "bad", status="failed")
     comparison = compare(*read_folders([sweep]), sweep / "compare")
@@ -28,6 +29,7 @@ def test_the_terminal_shows_tables_sentences_left_out_runs_and_the_page(sweep, c
     assert max(map(len, lines[:-1])) <= 80
 
 
+@pytest.mark.slow
 def test_names_are_no_markup_and_do_not_control_the_terminal(tmp_path, capsys):
     for name in ("[red]x", "[/]\x1b[2J"):
         safe = name.replace("\x1b", "")

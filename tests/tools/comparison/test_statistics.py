@@ -116,6 +116,7 @@ def test_intervals_cover_the_truth_of_normal_values(draw, count):
     assert covered(draw, count, seed=count) == pytest.approx(0.95, abs=0.015)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("count", [3, 5, 10])
 @pytest.mark.parametrize("draw", OTHERS.values(), ids=OTHERS)
 def test_intervals_cover_the_truth_of_other_values(draw, count):
@@ -152,17 +153,20 @@ def test_equal_algorithms_are_rarely_called_different(draw, count):
     assert called_different(draw, count, seed=10 + count) <= 0.05
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("count", [3, 5, 6, 10])
 @pytest.mark.parametrize("draw", LIGHT.values(), ids=LIGHT)
 def test_equal_algorithms_with_light_tails_are_rarely_called_different(draw, count):
     assert called_different(draw, count, seed=20 + count) <= 0.055  # with the error of 2,000 sweeps
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("options", [{"paired": False}, {"groups": 6}], ids=str)
 def test_equal_algorithms_without_common_seeds_or_many_are_rarely_called_different(options):
     assert 0 < called_different(NORMAL["normal"], 5, seed=1, sweeps=500, **options) <= 0.05
 
 
+@pytest.mark.slow
 def test_two_equal_algorithms_are_rarely_called_different_among_others():
     """Four other groups differ clearly, so that nearly all differences are supported."""
     random = np.random.default_rng(6)

@@ -50,6 +50,7 @@ def test_the_parameters_are_those_of_the_checkpoint(run, built, words):
     assert evaluated.source == {"run": str(run), "step": step, "average": average}
 
 
+@pytest.mark.slow
 def test_a_model_is_its_own_source(built):
     evaluated = built("model=tiny", "evaluation.prompts=2")
     assert evaluated.source["model"].endswith("rl4p/model/tiny")

@@ -237,6 +237,7 @@ SMALL = ("model=scratch", "model.width=32", "model.layers=1", "model.heads=2", "
 SERVER = GenerateOptions(out="a", server=Server(url="http://127.0.0.1:9/v1", model="m"))
 
 
+@pytest.mark.slow
 def test_a_policy_gets_prompts_in_its_template(questions):
     config = compose([*SMALL, "rollout.temperature=0.5", "group_size=2"])
     source = of_policy(config, GenerateOptions(out="a"), questions, None)
@@ -319,6 +320,7 @@ def files(out):
     return {path.name: path.read_bytes() for path in out.parent.iterdir()}
 
 
+@pytest.mark.slow
 def test_the_policy_of_the_package_keeps_what_is_right(out, capsys):
     generate([f"out={out}", *POLICY, "prompts=20", "keep=correct"])
     responses, kept = rows_job(out.with_suffix(".responses.jsonl")), rows_job(out)
@@ -337,6 +339,7 @@ def test_the_policy_of_the_package_keeps_what_is_right(out, capsys):
     assert f"data.path={out}" in printed
 
 
+@pytest.mark.slow
 def test_pairs_are_rows_of_data_preferences(out, capsys):
     generate([f"out={out}", *POLICY, "prompts=20", "pairs=true"])
     assert f"experiment=preferences_dpo data.path={out}" in capsys.readouterr().out
@@ -421,6 +424,7 @@ def test_what_cannot_be_generated_is_refused_and_writes_no_file(questions, out):
     assert list(out.parent.iterdir()) == []
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("end", [".jsonl", ".responses.jsonl", ".settings.json"])
 def test_files_of_something_else_are_not_replaced(out, end):
     theirs = out.with_suffix(end)
@@ -451,6 +455,7 @@ def test_a_server_end_to_end(serve, out, capsys):
     assert "m at http://127.0.0.1" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_failures_stop_the_result_but_not_the_others(serve, out):
     broken = True
 

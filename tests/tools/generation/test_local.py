@@ -45,6 +45,7 @@ def rows(responses):
     }
 
 
+@pytest.mark.slow
 def test_every_prompt_gets_its_samples(sample, prompts):
     found = sample(prompts)
     assert [(r.id, r.sample) for r in found.in_order()] == [
@@ -69,6 +70,7 @@ def test_a_job_that_stopped_goes_on_with_equal_bytes(sample, prompts, open_respo
     assert again.file.path.read_bytes() == whole
 
 
+@pytest.mark.slow
 def test_a_response_depends_on_seed_prompt_and_number_only(sample, prompts):
     whole = rows(sample(prompts))
     fewer = rows(sample(prompts[::-1][:3], samples=2, at_a_time=3))
@@ -83,6 +85,7 @@ def test_a_response_depends_on_seed_prompt_and_number_only(sample, prompts):
     assert [r["response"] for r in naive.values()] == [r["response"] for r in whole.values()]
 
 
+@pytest.mark.slow
 def test_the_policy_that_is_given_is_sampled(sample, prompts, policy, params):
     """A greedy response is what the decoder finds most probable."""
     greedy = replace(SAMPLER, temperature=0.0)

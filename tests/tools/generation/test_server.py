@@ -142,6 +142,7 @@ def test_only_missing_responses_are_asked_for(serve, ask, open_responses, questi
     assert responses.in_order()[1].response == "mine"
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("status", [408, 409, 425, 429, 500, 502, 503, 504])
 def test_what_may_pass_is_tried_again(serve, ask, status):
     def flaky(body, number):
@@ -234,6 +235,7 @@ def test_the_key_is_sent_and_never_shown(serve, ask, monkeypatch, capsys, caplog
     assert KEY not in f"{error.value}{error.value!r}{capsys.readouterr()}{caplog.text}"
 
 
+@pytest.mark.slow
 def test_a_huge_response_is_not_read_to_its_end(serve, ask):
     asked = serve(lambda body, n: (200, {}, b" " * (http.LARGEST_RESPONSE + 1)))
     client, responses = ask(asked.url, samples=1, concurrency=1)

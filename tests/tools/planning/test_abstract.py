@@ -68,6 +68,7 @@ def pair(request):
     return both(*overrides, small=small)
 
 
+@pytest.mark.quick(1)
 def test_the_state_is_that_of_a_run(pair):
     experiment, run = pair
     for name in ("step", "params", "optimizer_state", "average"):
@@ -99,6 +100,7 @@ def test_what_is_frozen_is_what_a_run_keeps_beside_its_state(pair):
     assert looks(run.resident) == looks((run.state, run.frozen))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("overrides", "copies", "overlaps"),
     [
@@ -126,6 +128,7 @@ def test_parameters_are_sampled_with_as_the_run_hands_them_over(pair):
         assert x is not run.policy.without_critic(run.state.params)[name]
 
 
+@pytest.mark.quick(2)
 def test_trajectories_are_those_of_the_sampler_at_their_largest(pair):
     experiment, run = pair
     policy, sampler = experiment.loop.policy, experiment.loop.phases.rollout
@@ -150,6 +153,7 @@ def test_trajectories_are_those_of_the_sampler_at_their_largest(pair):
             assert ours.shape[0] == theirs.shape[0] == 8
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("overrides", "scores"),
     [
@@ -285,6 +289,7 @@ def test_absent_gpus_have_xla_in_place_of_cudnn(policy, topology, kernel, compil
     assert compilable(policy, mesh).decoder.attention == compiled
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "phases"),
     [

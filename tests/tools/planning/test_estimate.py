@@ -47,6 +47,7 @@ def test_devices_that_divide_experts_compute_and_keep_less(estimate, dispatch):
     assert max(jax.tree.leaves(two.seconds)) > 0
 
 
+@pytest.mark.slow
 def test_an_update_with_a_teacher_is_estimated_without_its_activations():
     words = ("advantage=constant", "group_size=1", "prompts_per_step=64")
     shape = (f"teacher.{x}" for x in ("width=64", "layers=1", "heads=2", "num_kv_heads=2"))
@@ -61,6 +62,7 @@ def test_an_update_with_a_teacher_is_estimated_without_its_activations():
 TOLERANCE = 0.15
 
 
+@pytest.mark.slow
 @pytest.mark.mixed_dtypes
 @pytest.mark.parametrize(
     "remat", ["elementwise", "layer", pytest.param("none", marks=pytest.mark.slow)]
@@ -93,6 +95,7 @@ def test_both_phases_need_what_is_estimated(overrides):
     assert sum(guess.memory["sampling"].values()) == pytest.approx(sampling, rel=TOLERANCE)
 
 
+@pytest.mark.slow
 def test_activations_have_no_parameters_among_them():
     one, several = (estimate_of(f"update.tokens_per_microbatch={rows * 257}") for rows in (1, 4))
     rows, params = several.layout.rows, one.run.state.params
@@ -133,6 +136,7 @@ ADAPTERS = (
 )
 
 
+@pytest.mark.slow
 def test_a_base_of_adapters_has_no_gradients():
     guess = estimate_of("model.param_dtype=bfloat16", small=ADAPTERS)
     parts = guess.memory["update"]
@@ -143,6 +147,7 @@ def test_a_base_of_adapters_has_no_gradients():
     assert parts["expanded layer"] == 0
 
 
+@pytest.mark.slow
 def test_tensor_parallelism_divides_what_a_device_keeps():
     small = tuple(word for word in SMALL if word != "mesh=single")
     one, two = (
@@ -156,6 +161,7 @@ def test_tensor_parallelism_divides_what_a_device_keeps():
     assert two.seconds["sampling"]["network"] > 0
 
 
+@pytest.mark.slow
 def test_devices_along_cp_divide_activations_and_exchange_them():
     small = tuple(word for word in SMALL if word != "mesh=single")
     small += ("mesh=v5p_8", "update.tokens_per_microbatch=16", "model.attention=splash")
@@ -179,6 +185,7 @@ def test_devices_along_cp_divide_activations_and_exchange_them():
             assert guess.seconds["sampling"][name] == pytest.approx(seconds), name
 
 
+@pytest.mark.slow
 def test_kernels_of_accelerators_store_no_scores():
     small = tuple(word for word in SMALL if word != "mesh=single")
     stored, not_stored = (
@@ -206,6 +213,7 @@ def test_a_recipe_is_planned_for_every_device(words, kernel):
     assert made.memory["update"]["activations"] > 0
 
 
+@pytest.mark.slow
 def test_a_sharded_run_gathers_a_layer_and_sends_its_gradients():
     small = tuple(word for word in SMALL if word != "mesh=single")
     one, eight = (estimate_of(f"mesh={mesh}", small=small) for mesh in ("h100_1", "h100_8"))
@@ -218,11 +226,13 @@ def test_a_sharded_run_gathers_a_layer_and_sends_its_gradients():
     )
 
 
+@pytest.mark.slow
 def test_demonstrations_are_not_sampled():
     guess = estimate_of("experiment=arithmetic_sft", small=("mesh=single", "tracker=none"))
     assert list(guess.memory) == ["update"]
 
 
+@pytest.mark.slow
 def test_a_sampler_that_runs_during_updates_needs_its_memory_beside_theirs():
     guess = estimate_of("collector=asynchronous", "correction=token_truncate")
     assert guess.run.overlaps
@@ -231,6 +241,7 @@ def test_a_sampler_that_runs_during_updates_needs_its_memory_beside_theirs():
     assert sum(guess.memory["update"].values()) == alone + sampler
 
 
+@pytest.mark.slow
 def test_sampling_devices_of_their_own_hold_no_optimizer():
     small = tuple(word for word in SMALL if word != "mesh=single")
     guess = estimate_of("mesh=h100_8", "mesh.fsdp=4", "mesh.rollout_devices=4", small=small)
@@ -239,6 +250,7 @@ def test_sampling_devices_of_their_own_hold_no_optimizer():
     assert guess.run.policy.sampling_mesh.size == 4
 
 
+@pytest.mark.slow
 def test_a_sampling_layout_reads_fewer_parameters_and_divides_the_cache():
     small = tuple(word for word in SMALL if word != "mesh=single")
     small += ("mesh=h100_8", "mesh.fsdp=8")
@@ -275,6 +287,7 @@ def test_a_rollout_with_environments_is_estimated_and_named_in_a_compiled_plan()
     assert [each.rows for each in replace(few, environment=environment).caches(run)] == [4, 8]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("recipe", ["dpo", "lora", "ppo", "raft", "stale"])
 def test_every_kind_of_training_has_an_estimate(recipe):
     guess = estimate_of(f"experiment=arithmetic_{recipe}", small=("mesh=single", "tracker=none"))
@@ -282,6 +295,7 @@ def test_every_kind_of_training_has_an_estimate(recipe):
     assert guess.layers[0].kept > 0
 
 
+@pytest.mark.slow
 def test_fewer_slots_take_more_decode_steps():
     small = tuple(word for word in SMALL if word != "mesh=single")
     all_at_once, few = (
@@ -295,6 +309,7 @@ def test_fewer_slots_take_more_decode_steps():
 LONG = "max_prompt_tokens=512", "model.max_positions=1024"
 
 
+@pytest.mark.slow
 def test_a_prompt_that_a_group_shares_is_counted_once():
     """Eight prompts and 64 responses; in 16 slots, those that wait are there too."""
     everything = estimate_of(*LONG)
@@ -306,6 +321,7 @@ def test_a_prompt_that_a_group_shares_is_counted_once():
     assert copies.sampling()["cache"] == 64 * (2 * of_prompts + of_responses)
 
 
+@pytest.mark.slow
 def test_a_cache_of_8_bits_is_counted_by_hand():
     """Six layers, two KV heads of width 32: for each, keys, values and two scales in bfloat16."""
     words = ("mesh=h100_1", "model.dtype=bfloat16", "rollout.kv_cache_dtype=int8")
@@ -333,6 +349,7 @@ def test_decoding_needs_the_shared_prompts_that_are_estimated(slots):
     assert compiled.total == pytest.approx(sum(parts.values()), rel=TOLERANCE)
 
 
+@pytest.mark.slow
 def test_offloaded_moments_are_on_the_device_when_one_gradient_is_left():
     large = ("mesh=h100_1", "model.width=1024", "model.feed_forward_width=4096")
     short = (*large, "update.tokens_per_microbatch=257")
@@ -348,6 +365,7 @@ def test_offloaded_moments_are_on_the_device_when_one_gradient_is_left():
     assert reference.resident()["reference and copies"] == 0
 
 
+@pytest.mark.slow
 def test_states_and_latents_are_counted_by_hand(monkeypatch):
     """Of six layers two have Mamba-2, one a convolution, two latents and one keys and values."""
     mixers = ("mamba", "latent", "convolution", "mamba", "latent", "attention")

@@ -47,6 +47,7 @@ def expected(*words, steps=10, chip=CPU):
     return estimate, expected_time(estimate, experiment.evaluation, steps)
 
 
+@pytest.mark.slow
 def test_a_step_is_its_phases_divided_by_their_share():
     estimate, got = expected()
     phases = estimate.seconds.values()
@@ -54,6 +55,7 @@ def test_a_step_is_its_phases_divided_by_their_share():
     assert (got.steps, got.evaluations) == (10, 5)  # before, after 3, 6, 9 and 10
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("longest", ["flops", "bandwidth"])
 def test_the_slower_of_products_and_memory_decides(longest):
     _, fast = expected()
@@ -61,6 +63,7 @@ def test_the_slower_of_products_and_memory_decides(longest):
     assert slow.step > 2 * fast.step
 
 
+@pytest.mark.slow
 def test_an_evaluation_has_whole_chunks_of_the_rows_of_a_step():
     _, one = expected()
     _, few = expected("data.held_out_size=4")
@@ -72,6 +75,7 @@ def test_an_evaluation_has_whole_chunks_of_the_rows_of_a_step():
     assert samples.step == one.step
 
 
+@pytest.mark.slow
 def test_demonstrations_take_the_time_of_the_update():
     estimate, got = expected(
         "rollout=demonstrations", "advantage=constant", "update=sft", "group_size=1"
@@ -81,6 +85,7 @@ def test_demonstrations_take_the_time_of_the_update():
     assert "evaluation" not in got.words()
 
 
+@pytest.mark.slow
 def test_no_time_is_expected_of_what_is_not_measured(monkeypatch):
     _, got = expected("rollout=vllm", "rollout.servers=[http://127.0.0.1:9]")
     assert got is None
@@ -141,6 +146,7 @@ def report_of(*overrides):
     return estimate(compose([*SEVEN, *overrides]))
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_says_by_what_and_what_would_make_it_fit(monkeypatch):
     monkeypatch.delenv("XLA_PYTHON_CLIENT_MEM_FRACTION", raising=False)
     plan = report_of("mesh=h100_1")
@@ -155,6 +161,7 @@ def test_what_does_not_fit_says_by_what_and_what_would_make_it_fit(monkeypatch):
     assert memory_of(estimated(instantiate(compose(["mesh=h100_1"]).mesh)))[1] == 40e9
 
 
+@pytest.mark.slow
 def test_the_layout_that_samples_fastest_is_named(capsys):
     plan = report_of("mesh=h100_8")
     tp, seconds = plan["faster_sampling"]
@@ -226,6 +233,7 @@ def test_layers_that_fill_a_device_are_divided():
     assert parts["fits"]
 
 
+@pytest.mark.slow
 def test_an_estimate_of_absent_chips_needs_neither_them_nor_their_compiler():
     plan = report_of("mesh=v5p_64")
     assert plan["fits"]
@@ -241,6 +249,7 @@ def test_options_of_compiled_plans_are_refused(option):
         report_of("mesh=h100_1", f"plan.{option}=true")
 
 
+@pytest.mark.slow
 def test_a_plan_of_an_estimate_is_written_and_printed(monkeypatch, tmp_path, capsys):
     runtime = type("Runtime", (), {"runtime": type("Of", (), {"output_dir": str(tmp_path)})})
     monkeypatch.setattr(report.HydraConfig, "get", lambda: runtime)
@@ -260,6 +269,7 @@ def test_a_plan_of_an_estimate_is_written_and_printed(monkeypatch, tmp_path, cap
         report.plan(compose([*SEVEN, "mesh=l4_1", "plan.estimate=true"]))
 
 
+@pytest.mark.slow
 def test_a_run_begins_with_its_memory_and_its_time():
     config = compose(["model=tiny", "mesh=single", "steps=50"])
     memory, time = needed(config, build(config).evaluation)

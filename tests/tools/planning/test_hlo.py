@@ -63,6 +63,7 @@ def only(found, kind):
     return one
 
 
+@pytest.mark.slow
 def test_what_a_scan_gathers_is_gathered_at_every_turn(found):
     gathered = only(found["scan"], "all-gather")
     assert (len(gathered["group"]), gathered["bytes"]) == (4, 8 * 8 * 4)

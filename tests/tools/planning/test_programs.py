@@ -146,6 +146,7 @@ def test_a_sampler_of_others_runs_no_program_of_ours():
     assert list(planning.weights_for_sampling(run)) == []
 
 
+@pytest.mark.slow
 def test_what_follows_a_prefill_that_cannot_fit_is_not_compiled(monkeypatch):
     from rl4p.configuration import compose, instantiate
     from rl4p.tools.planning.abstract import abstract_run
@@ -278,6 +279,7 @@ def test_each_row_of_a_ragged_product_meets_one_of_the_matrices():
     assert count(jax.lax.ragged_dot, x, matrices, sizes) == 2 * 6 * 4 * 5
 
 
+@pytest.mark.slow
 def test_devices_that_divide_experts_divide_their_products():
     """Both of two devices sort all pairs, and the products of a pair are run by one of them."""
     config = DecoderConfig(
@@ -313,6 +315,7 @@ def test_what_each_device_does_for_itself_is_done_by_all():
     assert count(on_each, jnp.ones((6, 4))) == 8 * 2 * 3 * 4 * 4
 
 
+@pytest.mark.slow
 def test_a_kernel_multiplies_at_each_place_of_its_grid():
     def kernel(x, y):
         y[...] = x[...] @ jnp.ones((8, 8))

@@ -6,6 +6,7 @@ from rl4p.tools.serving import job
 from rl4p.tools.serving.options import ServeOptions
 
 
+@pytest.mark.slow
 def test_the_name_of_a_model_is_that_of_its_folder():
     config = compose(["model=pretrained", "model.path=/a/b/"])
     assert job.name_of(ServeOptions(run="outputs/first"), config) == "first"
@@ -46,6 +47,7 @@ def test_a_layout_for_sampling_alone_is_refused():
     )
 
 
+@pytest.mark.slow
 def test_it_has_no_columns_to_divide():
     for words in ("mesh.cp=2", "mesh.shape={cp:2}", "mesh.shape=[1,-1,2,1]"):
         with pytest.raises(InputError, match=r"mesh\.cp=2 divides only updates and scores: leave"):

@@ -51,6 +51,7 @@ def assert_equal(ours, theirs):
         assert x.sharding == y.sharding
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "case",
