@@ -224,6 +224,7 @@ def test_a_baseline_of_roles_needs_roles():
         build(compose(options))
 
 
+@pytest.mark.slow
 def test_samples_name_the_role_of_each_turn(game):
     _, infos = game
     episode = max(infos[0].episodes, key=lambda each: len(each.turns))

@@ -26,6 +26,10 @@ GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 ROWS, WIDTH = sequences(), 64
 
 
+# Of plain layers, windows, sinks with experts, delta rules, latents, and Mamba.
+KINDS = ("llama", "gemma3", "gpt_oss", "qwen3_5", "deepseek_v3", "nemotron_h")
+
+
 @pytest.fixture(scope="module", params=CASES)
 def case(request):
     """Returns a decoder, its parameters and the outputs of transformers for them."""
@@ -45,7 +49,7 @@ def plain(case):
     return [row[: len(tokens)] for row, tokens in zip(logits, ROWS, strict=True)]
 
 
-@pytest.mark.quick("llama", "gemma3", "gpt_oss", "qwen3_5", "deepseek_v3", "nemotron_h")
+@pytest.mark.quick(*KINDS)
 def test_logits_are_those_of_transformers(case, plain):
     np.testing.assert_allclose(np.concatenate(plain), case[2]["logits"], atol=1e-4)
 
@@ -68,7 +72,7 @@ def ways_of_decoding():
         known.add(way)
 
 
-@pytest.mark.quick("llama", "gemma3", "gpt_oss", "qwen3_5", "deepseek_v3", "nemotron_h")
+@pytest.mark.quick(*KINDS)
 @pytest.mark.parametrize("case", [*ways_of_decoding()], indirect=True)
 def test_greedy_tokens_are_those_of_transformers(case):
     decoder, params, golden = case
@@ -76,6 +80,7 @@ def test_greedy_tokens_are_those_of_transformers(case):
     np.testing.assert_array_equal(ours, golden["greedy"])
 
 
+@pytest.mark.quick(*KINDS)
 def test_padding_and_packing_change_nothing(case, plain):
     """All sequences in one row, the longest last, with padding; then each in a row padded left."""
     decoder, params, _ = case

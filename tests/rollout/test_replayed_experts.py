@@ -199,6 +199,7 @@ def test_a_completion_that_is_stopped_has_the_experts_of_its_tokens(mixture, pro
         assert (other.experts[:-1] > 0).all()
 
 
+@pytest.mark.slow
 def test_groups_of_other_widths_are_joined_with_their_experts(sampled, score, make_rewards):
     trajectories, episodes = sampled
     groups = divided(trajectories, tuple(episodes), make_rewards([0.0] * 8))
