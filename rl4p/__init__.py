@@ -3,7 +3,7 @@
 An experiment is one line of configuration. Start with ``python -m rl4p.train --help``. To write a
 phase of your own, read ``rl4p/protocols/phases.py``.
 
-From Python (docs/python.md): `compose`, `build`, `train`, `rollout_batches` and `Record`, which are
+From Python (docs/runs.md): `compose`, `build`, `train`, `rollout_batches` and `Record`, which are
 imported at their first use.
 """
 

@@ -17,9 +17,9 @@ pytestmark = pytest.mark.slow  # and in continuous integration: each test starts
 
 # Of each part: its page, and the word of the command on this page that selects it.
 PARTS = {
-    "advantage": ("estimator.md", "advantage=better"),
-    "loss": ("estimator.md", "update=squashed"),
-    "memory": ("estimator.md", "advantage=moving"),
+    "advantage": ("parts.md", "advantage=better"),
+    "loss": ("parts.md", "update=squashed"),
+    "memory": ("parts.md", "advantage=moving"),
     "reward term": ("reward.md", "+reward.terms.brevity._target_=my_rewards.Brevity"),
     "source": ("parts.md", "source=shortest_first"),
     "source, asynchronous": ("parts.md", "collector=asynchronous"),

@@ -120,6 +120,8 @@ class Composer:
             if override is not None:
                 accepted.append(str(override.input_line))
             try:
+                if len(accepted) == len(lines) and config is not None:
+                    raise error  # all of them are known to fail
                 config = self.loader.load_configuration(
                     CONFIG, accepted, RunMode.MULTIRUN, validate_sweep_overrides=False
                 )

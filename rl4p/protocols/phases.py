@@ -1,7 +1,7 @@
 """The protocols of the phases: their arguments and their results.
 
 A phase is a frozen dataclass with one pure ``__call__``; its fields are its options. Write one in a
-package of your own and name it in YAML or on the command line (docs/estimator.md). The
+package of your own and name it in YAML or on the command line (docs/parts.md). The
 protocols are structural, so nothing has to be registered; only an update inherits its options.
 
 A phase may have two more members:

@@ -170,7 +170,7 @@ def test_samples_without_differences_are_remarked_upon(train, tmp_path):
 @pytest.mark.parametrize("name", ["better", "moving"])
 def test_phases_of_the_users_own_are_named_in_yaml_and_on_the_command_line(train, tmp_path, name):
     """Uses the phases in the documents, of which `moving` has memory."""
-    write_files(DOCS / "estimator.md", tmp_path)
+    write_files(DOCS / "parts.md", tmp_path)
     write_files(DOCS / "reward.md", tmp_path)
     process = train(
         "--config-dir=conf", f"advantage={name}",
