@@ -38,9 +38,10 @@ REAL := .cache/smollm2
 VLLM := .cache/vllm
 SUPPLY := .cache/supply
 # Of pip: with hashes it installs only the files that were there when requirements/ was made.
+# Without --no-compile it compiles every module of every package; Python compiles those that it imports.
 # First what builds packages, and then the rest, which is built with nothing else.
-HASHED := install --disable-pip-version-check --no-build-isolation --require-hashes -r
-SELF := install --disable-pip-version-check --no-deps --no-build-isolation -e .
+HASHED := install --no-compile --disable-pip-version-check --no-build-isolation --require-hashes -r
+SELF := install --no-compile --disable-pip-version-check --no-deps --no-build-isolation -e .
 
 .DELETE_ON_ERROR:
 .PHONY: train test slow mutants mutate drills tpu-plan gpu-plan docs extras requirements sbom audit parity parity-4 real vllm release lint format clean

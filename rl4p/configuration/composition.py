@@ -23,6 +23,7 @@ from rl4p.configuration.override_errors import (
     refuse_several_options,
     unreadable,
     value_of,
+    word_of_others,
     wrong_key,
     wrong_option,
 )
@@ -77,6 +78,9 @@ class Composer:
 
     def load(self, lines: list[str]) -> DictConfig:
         """Returns the configuration of one job unchecked; a swept key keeps its default."""
+        for line in lines:  # in half of the time of two compositions
+            if error := word_of_others(self.loader, line, CONFIG):
+                raise error
         try:
             return self.loader.load_configuration(
                 CONFIG, lines, RunMode.MULTIRUN, validate_sweep_overrides=False

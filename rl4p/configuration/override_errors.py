@@ -175,6 +175,26 @@ def wrong_key(
     return unknown_key(path, names, owner)
 
 
+def word_of_others(loader: ConfigLoaderImpl, line: str, root: str) -> InputError | None:
+    """Returns the error for a key of another library, without composing; None for other words.
+
+    Args:
+      line: an override as it was written.
+      root: the YAML file of the root.
+    """
+    key, _, value = line.partition("=")
+    first = key.partition(".")[0]
+    known = key_correction(key, value, whole=True) or ("." in key and key_correction(key, value))
+    if not known or first in {"hydra", *loader.list_groups("")}:
+        return None
+    result = loader.repository.load_config(root)
+    if result is None or first in result.config:
+        return None
+    return InputError(
+        settled(loader, known).after(f"{first} is not an option of the configuration")
+    )
+
+
 def value_of(override: Override) -> str:
     """Returns the value of an override as it was written."""
     return str(override.input_line).partition("=")[2]
