@@ -166,7 +166,7 @@ def counts(monkeypatch):
 @pytest.fixture(scope="session")
 def memory_limit():
     """The memory of this process above which compiled programs are dropped, in a list of one."""
-    return [2**30]
+    return [2**31]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -179,21 +179,21 @@ def bounded_memory(memory_limit):
     yield
     if resident_bytes() > memory_limit[0]:
         drop_programs()
-        memory_limit[0] = max(2**30, resident_bytes() + 2**29)
+        memory_limit[0] = max(2**31, resident_bytes() + 2**29)
 
 
 @pytest.fixture(scope="session")
 def memory_limit_of_a_file():
     """The memory of this process above which it is given back before a test, in a list of one."""
-    return [7 * 2**28]
+    return [3 * 2**30]
 
 
 @pytest.fixture(autouse=True)
 def bounded_memory_of_a_file(memory_limit_of_a_file):
-    """Gives memory back before a test too: a few long files compile programs of a gigabyte."""
+    """Gives memory back before a test too: a few long files compile programs of gigabytes."""
     if resident_bytes() > memory_limit_of_a_file[0]:
         drop_programs()
-        memory_limit_of_a_file[0] = max(7 * 2**28, resident_bytes() + 2**28)
+        memory_limit_of_a_file[0] = max(3 * 2**30, resident_bytes() + 2**28)
 
 
 def drop_programs():
