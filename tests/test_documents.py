@@ -54,7 +54,8 @@ COMPOSED = ("rl4p.train", "rl4p.plan")  # the entry points whose arguments Hydra
 
 def program(words: list[str]) -> str | None:
     """Returns the module of rl4p that a command runs, or None."""
-    words = words[1:] if words[0] == "srun" else words
+    while words[0] == "srun" or re.match(r"[A-Z_]+=", words[0]):
+        words = words[1:]
     return words[2] if words[:2] == PYTHON and words[2].startswith("rl4p.") else None
 
 
