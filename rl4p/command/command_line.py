@@ -14,6 +14,8 @@ from dataclasses import replace
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
+from shutil import get_terminal_size
+from textwrap import fill
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
@@ -224,8 +226,9 @@ def launch(
                     shell_completion(name, args.overrides, conf=conf, own=own, flags=flags)
                 else:
                     listed = hydra.format_config_groups
+                    width = get_terminal_size().columns if sys.stdout.isatty() else None
                     hydra.format_config_groups = lambda predicate, compact=True: marked(
-                        listed(predicate, compact), conf
+                        listed(predicate, compact), conf, width
                     )
                     help_of = hydra.app_help if args.help else hydra.hydra_help
                     help_of(CONFIG, parser, args)
@@ -261,8 +264,12 @@ def launch(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def marked(groups: str, conf: Path) -> str:
-    """Returns the lines `GROUP: OPTION, OPTION` of the help with a * after experimental options."""
+def marked(groups: str, conf: Path, width: int | None = None) -> str:
+    """Returns the lines `GROUP: OPTION, OPTION` of the help with a * after experimental options.
+
+    Args:
+      width: the columns of the terminal; None for lines of any length, which programs read.
+    """
     lines = []
     for line in groups.splitlines():
         group, _, options = line.partition(": ")
@@ -272,8 +279,9 @@ def marked(groups: str, conf: Path) -> str:
             head = path.read_text("utf-8") if path.is_file() else ""
             head = takewhile(lambda text: text.startswith("#"), head.splitlines())
             names[index] += "*" * any(text.startswith(EXPERIMENTAL) for text in head)
-        lines.append(f"{group}: {', '.join(names)}\n")
-    return "".join(lines)
+        line = f"{group}: {', '.join(names)}"
+        lines.append(fill(line, width, subsequent_indent="  ") if width else line)
+    return "\n".join([*lines, ""])
 
 
 def with_resume(

@@ -51,6 +51,7 @@ def test_help_marks_options_whose_head_says_that_they_are_experimental(toy_folde
     )
     path.write_text("size: 1\n# Experimental: a comment below the head\n")
     assert marked("advantage: tried\n", conf) == "advantage: tried\n"
+    assert marked("a: bcd, efg, hij\n", conf, 10) == "a: bcd,\n  efg, hij\n"
     path.unlink()
 
 
