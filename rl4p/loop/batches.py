@@ -12,7 +12,7 @@ from rl4p.base.types import Array, Episode, Metrics, Params, Rewards, TrainingBa
 from rl4p.distributed.placement import return_freed_memory
 from rl4p.distributed.processes import to_host
 from rl4p.learner.objective import Objective
-from rl4p.loop.metrics import collection_metrics, task_metrics
+from rl4p.loop.metrics import collection_metrics, reward_metrics, task_metrics
 from rl4p.loop.phases import Memory, Phases
 from rl4p.loop.scoring import Scoring
 from rl4p.loop.stopwatch import Stopwatch
@@ -119,6 +119,7 @@ def rollout_batch(loop: Loop, state: TrainState) -> RolloutBatch:
         if order_BT is not None:
             estimated = reordered(estimated, jnp.argsort(order_BT, axis=1))
         metrics = collection_metrics(step, collected, estimated.advantages_BT)
+        metrics |= reward_metrics(phases.reward)
         if len(loop.scoring.tasks) > 1:
             tasks_B = [episode.prompt.task for episode in collected.episodes]
             metrics |= task_metrics(tasks_B, rewards, loop.term)

@@ -183,6 +183,11 @@ def rollout_metrics(rollout: Any) -> dict[str, float]:
     return metrics
 
 
+def reward_metrics(reward: Any) -> dict[str, float]:
+    """Returns what a reward measured beside its grades, in this process, since the last call."""
+    return dict(reward.metrics()) if isinstance(reward, HasMetrics) else {}
+
+
 def mean_grades(rewards: Rewards) -> dict[str, float]:
     """Returns the mean of each term over the samples that it graded, if there are any."""
     means = {}

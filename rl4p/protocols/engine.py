@@ -195,10 +195,13 @@ class Frees(Protocol):
 
 @runtime_checkable
 class HasMetrics(Protocol):
-    """A rollout with metrics of its own."""
+    """A rollout or a reward with metrics of its own."""
 
     def metrics(self) -> Mapping[str, float]:
-        """Returns the metrics of the last call, by their whole names."""
+        """Returns the metrics of the last call, by their whole names.
+
+        A reward returns what it measured since the last call of this method.
+        """
         ...
 
 

@@ -123,3 +123,15 @@ class OpenTerm(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class MeasuresTerm(Protocol):
+    """A live term that measures more than its grades."""
+
+    def metrics(self) -> Mapping[str, float]:
+        """Returns what it measured since the last call of this method, in this process.
+
+        A value `name` is the metric `reward/<term>_<name>`; one without a value is left out.
+        """
+        ...

@@ -26,7 +26,7 @@ from rl4p.base.types import Episode
 from rl4p.distributed import daemon_threads
 from rl4p.distributed.counting import CountedCall, newest
 from rl4p.distributed.daemon_threads import DaemonThreads
-from rl4p.protocols.reward import Grades, OpensTerm, TimedTerm
+from rl4p.protocols.reward import Grades, MeasuresTerm, OpensTerm, TimedTerm
 from rl4p.protocols.traits import TermTraits
 
 log = logging.getLogger(__name__)
@@ -182,6 +182,11 @@ class LiveTerm:
             )
 
         return finish
+
+    def metrics(self) -> dict[str, float]:
+        """Returns what the term measured since the last call, if it measures anything."""
+        with self.lock:
+            return dict(self.live.metrics()) if isinstance(self.live, MeasuresTerm) else {}
 
     def close(self) -> None:
         """Closes what was opened; the next grading opens it again."""

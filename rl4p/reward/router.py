@@ -9,6 +9,7 @@ import numpy as np
 
 from rl4p.base.errors import RunError
 from rl4p.base.types import Episode, Rewards, Trajectories
+from rl4p.protocols.engine import HasMetrics
 from rl4p.protocols.phases import Remembers
 from rl4p.protocols.reward import TextReward
 from rl4p.protocols.traits import PhaseTraits
@@ -103,6 +104,15 @@ class Router:
             return Rewards(total_B=total_B, terms=terms, valid_B=valid_B, late_B=late_B)
 
         return finish
+
+    def metrics(self) -> dict[str, float]:
+        """Returns what the terms measured since the last call, by task."""
+        return {
+            name.replace("reward/", f"reward/{task}/", 1): value
+            for task, reward in self.tasks.items()
+            if isinstance(reward, HasMetrics)
+            for name, value in reward.metrics().items()
+        }
 
     def close(self) -> None:
         """Closes the rewards of all tasks, also after one could not be closed."""

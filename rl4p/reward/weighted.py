@@ -153,6 +153,14 @@ class Weighted:
             late_B=late_B,
         )
 
+    def metrics(self) -> dict[str, float]:
+        """Returns what the terms measured since the last call, beside their grades."""
+        return {
+            f"reward/{name}_{key}": value
+            for name, live in self.live.items()
+            for key, value in live.metrics().items()
+        }
+
     def close(self) -> None:
         """Closes the terms; the next grading opens them again."""
         with ExitStack() as stack:  # also after one could not be closed

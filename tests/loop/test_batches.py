@@ -49,12 +49,35 @@ class OddOfSums:
         ]
 
 
+class Counting(OddOfSums):
+    """Measures the number of its calls."""
+
+    def open(self):
+        return OpenCounting()
+
+
+class OpenCounting:
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, episodes):
+        self.calls += 1
+        return [1.0] * len(episodes)
+
+    def metrics(self):
+        calls, self.calls = self.calls, 0
+        return {"calls": calls} if calls else {}
+
+    def close(self):
+        pass
+
+
 @pytest.fixture
 def make_loop(policy, prompts, make_phases):
-    def make(**options):
+    def make(term=None, **options):
         phases = make_phases(
             rollout=NaiveSampler(max_response_tokens=8),
-            reward=Weighted(terms={"odd": OddOfSums()}),
+            reward=Weighted(terms={"odd": term or OddOfSums()}),
             advantage=GRPO(),
             update=PPO(),
         )
@@ -104,6 +127,15 @@ def test_batches_without_updates_go_on_with_the_same_weights(make_loop, first_st
     assert versions == [0, 1, 2]
     assert all(np.any(each.batch.advantages_BT) for each in rollouts)
     state.check_not_donated()
+
+
+@pytest.mark.slow
+def test_a_step_has_what_a_term_measured_beside_its_grades(make_loop, first_state):
+    loop = make_loop(term=Counting())
+    state = first_state(loop)
+    assert [rollout_batch(loop, state).metrics["reward/odd_calls"] for _ in range(2)] == [1, 1]
+    loop = make_loop()
+    assert "reward/odd_calls" not in rollout_batch(loop, first_state(loop)).metrics
 
 
 def test_a_donated_state_is_refused_before_anything_is_sampled(

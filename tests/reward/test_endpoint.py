@@ -4,6 +4,7 @@ import math
 import re
 import threading
 import time
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -11,7 +12,15 @@ import pytest
 from rl4p.base.errors import InputError, RunError
 from rl4p.base.http import InvalidResponseError
 from rl4p.configuration import compose, instantiate
-from rl4p.reward.endpoint import MOST_FAILURES, Endpoint, HttpScorer, LLMJudge, NoAnswer
+from rl4p.reward.endpoint import (
+    MOST_FAILURES,
+    Endpoint,
+    HttpScorer,
+    LLMJudge,
+    NoAnswer,
+    pairs_of,
+)
+from rl4p.reward.weighted import Weighted
 
 pytestmark = pytest.mark.usefixtures("impatient")
 
@@ -209,7 +218,7 @@ def judge(url, **options):
 def judged(make_episodes, make_prompt):
     def judged(term, *responses):
         prompt = make_prompt(question="How many?", answer="42")
-        return term(make_episodes(responses, [prompt] * len(responses)))
+        return term.open()(make_episodes(responses, [prompt] * len(responses)))
 
     return judged
 
@@ -236,7 +245,7 @@ def test_the_judge_reads_rubric_question_reference_and_response(serve, judged):
     assert (body["model"], body["temperature"], body["max_tokens"]) == ("judge", 0.0, 99)
     system, user = (message["content"] for message in body["messages"])
     assert system.startswith("Judge the tone.")
-    assert "`Score: N`, with a number N from 1 to 5." in system
+    assert "`Score: N`, with a number N from 1 to 5, a higher one for a better resp" in system
     assert user.startswith("Question:\nHow many?\n\nReference answer:\n42\n\nResponse:\n")
     mark = re.search("mark (\\w{12})", system)[1]
     assert user.endswith(f"\n{mark}\nForty-two.\n{mark}")
@@ -299,6 +308,9 @@ def test_a_response_cannot_know_its_mark(serve, judged):
         ({"body": "{stream: true}"}, r"body cannot set messages or stream"),
         ({"key_variable": "NOT_SET"}, r"key_variable=NOT_SET: this environment variable is not"),
         ({"attempts": 0}, r"reward\.terms\.judge\.attempts"),
+        ({"compare": "all"}, r"reward\.terms\.judge\.compare"),
+        ({"compare": "pairs", "highest": 5}, r"compare=pairs has no scores: leave lowest and"),
+        ({"max_pairs": 8}, r"max_pairs=8 has no effect without pairs: set compare=pairs, or"),
     ],
 )
 def test_wrong_options_are_refused_when_the_run_is_built(options, sentence):
@@ -308,3 +320,174 @@ def test_wrong_options_are_refused_when_the_run_is_built(options, sentence):
         instantiate(
             compose(["+reward.terms.judge._target_=rl4p.reward.endpoint.LLMJudge", *lines]).reward
         )
+
+
+def two_responses(body):
+    """Returns the two responses in a request, in their order."""
+    text = body["messages"][1]["content"]
+    return re.findall(r"Response \d:\n\w+\n(.*?)\n\w{12}", text, re.DOTALL)
+
+
+def longer(body, _):
+    """A judge that prefers the longer response."""
+    first, second = map(len, two_responses(body))
+    return says(f"So.\nWinner: {'tie' if first == second else 1 if first > second else 2}")
+
+
+@pytest.fixture
+def compared(make_episodes, make_prompt):
+    def compared(live, *groups):
+        prompts = [make_prompt(id=f"p{n}", answer="42") for n in range(len(groups))]
+        batch = [
+            make_episodes(group, [prompt] * len(group))
+            for group, prompt in zip(groups, prompts, strict=True)
+        ]
+        return live(batch)
+
+    return compared
+
+
+def test_the_grade_of_a_pair_judge_is_the_win_rate_with_ties_as_halves(serve, compared):
+    asked = serve(longer)
+    live = judge(asked.url, compare="pairs").open()
+    assert compared(live, ["aaa", "b", "cc", "d"], ["x", "yy"]) == [
+        [1.0, 0.5 / 3, 2 / 3, 0.5 / 3],
+        [0.0, 1.0],
+    ]
+    orders = Counter(tuple(two_responses(body)) for body in asked.bodies)
+    texts = ("aaa", "b", "cc", "d")
+    both = {(a, b) for a in texts for b in texts if a != b} | {("x", "yy"), ("yy", "x")}
+    assert orders == dict.fromkeys(both, 1)
+    assert live.metrics() == {"contradictions": 0.0}
+
+
+def test_a_pair_judge_reads_both_responses_between_a_mark(serve, compared):
+    asked = serve(longer)
+    compared(judge(asked.url, compare="pairs", rubric="Judge the tone.").open(), ["one", "three"])
+    system, user = (message["content"] for message in asked.bodies[0]["messages"])
+    assert system.startswith(
+        "Judge the tone.\n\nEach response stands between two lines of the mark"
+    )
+    assert system.endswith(
+        "`Winner: 1` or `Winner: 2` for the better response, or `Winner: tie` if neither is better."
+    )
+    mark = re.search("mark (\\w{12})", system)[1]
+    one, other = two_responses(asked.bodies[0])
+    assert user.endswith(
+        f"Reference answer:\n42\n\nResponse 1:\n{mark}\n{one}\n{mark}\n\n"
+        f"Response 2:\n{mark}\n{other}\n{mark}"
+    )
+
+
+def test_a_judge_that_contradicts_itself_gives_a_tie_and_is_counted(serve, compared):
+    """It prefers the first place, except that it knows that z is worse."""
+
+    def answer(body, _):
+        return says("Winner: 2" if two_responses(body)[0] == "z" else "Winner: 1")
+
+    live = judge(serve(answer).url, compare="pairs").open()
+    assert compared(live, ["a", "b", "z"]) == [[0.75, 0.75, 0.0]]
+    assert live.metrics() == {"contradictions": 1 / 3}
+    assert live.metrics() == {}  # counted anew
+    half = serve(lambda body, _: says(f"Winner: {['tie', 1][two_responses(body)[0] == 'a']}"))
+    live = judge(half.url, compare="pairs").open()
+    assert compared(live, ["a", "b"]) == [[0.5, 0.5]]
+    assert live.metrics() == {"contradictions": 1.0}
+
+
+def test_equal_texts_tie_without_a_request(serve, compared):
+    asked = serve(longer)
+    live = judge(asked.url, compare="pairs").open()
+    assert compared(live, ["aa", "aa", "b"]) == [[0.75, 0.75, 0.0]]
+    assert len(asked.bodies) == 4
+    assert compared(live, ["c", "c"]) == [[0.5, 0.5]]
+    live.metrics()
+    compared(live, ["c", "c"])
+    assert live.metrics() == {}  # no pair was judged
+
+
+@pytest.mark.parametrize(
+    "bad", [says("Both are good."), says("Winner: 1 or 2"), says("Winner: 12"), (400, {}, b"no")]
+)
+def test_a_pair_without_an_answer_is_left_out(serve, compared, caplog, bad):
+    """The request with b before c fails; b and c still have their pair with a."""
+    asked = serve(lambda body, n: bad if two_responses(body) == ["b", "ccc"] else longer(body, n))
+    live = judge(asked.url, compare="pairs", attempts=1).open()
+    assert compared(live, ["aa", "b", "ccc"]) == [[0.5, 0.0, 1.0]]
+    assert live.metrics() == {"contradictions": 0.0}
+    assert not caplog.text
+
+
+def test_a_response_without_a_pair_is_invalid_and_a_lone_one_has_no_grade(serve, compared, caplog):
+    asked = serve(lambda body, n: says("?") if "bad" in two_responses(body) else longer(body, n))
+    live = judge(asked.url, compare="pairs", attempts=1).open()
+    ((*good, bad), (lone,)) = compared(live, ["aa", "b", "bad"], ["c"])
+    assert good == [1.0, 0.0]
+    assert math.isnan(bad)
+    assert lone is None
+    assert (
+        "1 of 4 responses could not be compared, the first because an answer without `Winner"
+        in (caplog.text)
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "grade"),
+    [
+        ("Winner: 1", 1.0),
+        ("winner: 2, I thought, but no.\n**Winner:** 1", 1.0),
+        ("Winner: Response 1", 1.0),
+        ("<think>Winner: 2</think>\nWinner: **1**.", 1.0),
+        ("Winner: TIE", 0.5),
+    ],
+)
+def test_the_last_winner_counts(serve, compared, text, grade):
+    swap = {"1": "2", "2": "1"}
+    swapped = re.sub(r"\b[12]\b", lambda match: swap[match[0]], text)
+    asked = serve(lambda body, _: says(text if two_responses(body)[0] == "a" else swapped))
+    live = judge(asked.url, compare="pairs").open()
+    assert compared(live, ["a", "b"]) == [[grade, 1 - grade]]
+    assert live.metrics() == {"contradictions": 0.0}
+
+
+@pytest.mark.parametrize("count", [2, 3, 7, 8, 16, 33])
+def test_pairs_are_bounded_balanced_and_drawn_by_the_prompt(make_episodes, make_prompt, count):
+    group = make_episodes(["r"] * count, [make_prompt(id="a")] * count)
+    other = make_episodes(["r"] * count, [make_prompt(id="b")] * count)
+    all_pairs = count * (count - 1) // 2
+    for most in {(count + 1) // 2, count, 2 * count + 1, all_pairs, all_pairs + 9}:
+        if most < (count + 1) // 2:
+            continue
+        pairs = pairs_of(group, most)
+        assert len(pairs) == min(most, all_pairs)
+        assert len({frozenset(pair) for pair in pairs}) == len(pairs)
+        met = Counter(row for pair in pairs for row in pair)
+        assert len(met) == count
+        assert max(met.values()) - min(met.values()) <= 1
+        assert pairs == pairs_of(group, most)
+    if count > 3:
+        assert pairs_of(group, count) != pairs_of(other, count)
+
+
+def test_too_few_pairs_for_a_group_are_refused(serve, compared):
+    live = judge(serve(longer).url, compare="pairs", max_pairs=2).open()
+    assert len(compared(live, ["a", "b", "c", "d"])[0]) == 4
+    with pytest.raises(
+        InputError,
+        match=r"^max_pairs=2 leaves some of the 5 responses to a prompt without a pair: write "
+        r"max_pairs=3 or more\.$",
+    ):
+        compared(live, ["a", "b", "c", "d", "e"])
+
+
+def test_a_pair_judge_in_a_reward_compares_the_groups_of_a_batch(serve, make_episodes, make_prompt):
+    """The samples of a prompt are compared, wherever they are in the batch."""
+    asked = serve(longer)
+    reward = Weighted(terms={"judge": judge(asked.url, compare="pairs", weight=2.0)})
+    prompts = [make_prompt(id=name) for name in "abab"]
+    rewards = reward.grade_texts(make_episodes(["x", "yyy", "xx", "y"], prompts))
+    np.testing.assert_array_equal(rewards.total_B, [0.0, 2.0, 2.0, 0.0])
+    assert len(asked.bodies) == 4
+    assert reward.metrics() == {"reward/judge_contradictions": 0.0}
+    assert reward.metrics() == {}
+    reward.close()

@@ -175,6 +175,29 @@ def test_groups_reach_the_terms_that_compare_them(episodes, make_trajectories):
     assert compares.seen == [{"sums"}] * 2  # the groups 5 and 6
 
 
+@dataclass(frozen=True, kw_only=True)
+class Measures(Is):
+    """Measures the number of its responses."""
+
+    def open(self):
+        return self
+
+    def metrics(self):
+        return {"responses": sum(map(len, self.seen))}
+
+    def close(self):
+        pass
+
+
+def test_what_a_term_measures_has_the_task_in_its_name(episodes):
+    tasks = {t: weighted(a=Is()) for t in ("words", "moves")}
+    router = Router(tasks=tasks | {t: weighted(a=Measures()) for t in ("sums", "code")})
+    assert router.metrics() == {}  # nothing is open
+    router.grade_texts(episodes)
+    assert router.metrics() == {"reward/sums/a_responses": 1, "reward/code/a_responses": 1}
+    router.close()
+
+
 def test_a_router_may_hold_a_router(episodes):
     inner = Router(tasks={t: weighted(a=Is()) for t in ("words", "moves", "code")})
     outer = Router(tasks={"sums": weighted(b=Is()), "words": inner, "moves": inner, "code": inner})
