@@ -16,10 +16,12 @@ Words
   out=FOLDER        where the result is written: in FOLDER/compare. Without it, in the folder of the
                     sweep, or else in outputs/comparisons/DATE/TIME
 
-Runs that differ only in the seed are one group. Prints the groups with intervals, the differences
-that the seeds support, and the costs. Writes compare/index.html, a page without scripts that needs
-no network; compare.json; the tables runs.csv, groups.csv and curves.csv; and the figures curve and
-intervals as PDF and SVG. Runs that have not finished are named and left out.
+Runs that differ only in the seed are one group. Folders of rl4p.evaluate alone are compared as runs
+are. Runs that answered the same questions have a paired difference over questions. Prints the
+groups with intervals, the differences that the seeds support, and the costs. Writes
+compare/index.html, a page without scripts that needs no network; compare.json; the tables runs.csv,
+groups.csv and curves.csv; and the figures curve and intervals as PDF and SVG. Runs that have not
+finished are named and left out.
 """
 
 import sys

@@ -5,11 +5,12 @@ CSV has texts, pandas floats, and NumPy numbers of its own. A form with one mean
 are three numbers. Anything else is refused, so that no grade depends on a guess.
 """
 
+import hashlib
 import json
 import math
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date
 from decimal import Decimal
 from fractions import Fraction
@@ -38,6 +39,21 @@ def value_of(row: Mapping[Any, Any], key: str) -> Any:
             return MISSING
         value = value[name]
     return value
+
+
+def digest_of_questions(
+    questions: Iterable[tuple[str | None, str, str | None, Mapping[str, Any]]],
+) -> str:
+    """Returns a digest of what a grader and a reader know of questions, in their order.
+
+    A question is its id, its text, its reference answer and its metadata. Another chat template or
+    tokenizer makes no other question.
+    """
+    digest = hashlib.sha256()
+    for identity, question, answer, metadata in questions:
+        row = [identity, question, answer, dict(metadata)]
+        digest.update(json.dumps(row, sort_keys=True, default=str).encode() + b"\n")
+    return digest.hexdigest()
 
 
 def names_of(row: Mapping[Any, Any]) -> str:

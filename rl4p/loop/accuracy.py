@@ -119,6 +119,19 @@ class Tally:
                 self.choices[task][prompt].append(choice)
         self.invalid[task] += not valid
 
+    def by_question(self, samples: int) -> dict[str, dict[str, list[float]]]:
+        """Returns the scores of each question by task and by the name of their mean.
+
+        The questions are in the order in which they were counted.
+        """
+        scores = {}
+        for task, right in self.greedy.items():
+            scores[task] = {"pass_at_1": [float(each) for each in right]}
+            if samples:
+                shares = [count / samples for count in self.sampled[task].values()]
+                scores[task][f"avg_at_{samples}"] = shares
+        return scores
+
     def scores(self, samples: int, pass_at_k: Sequence[int]) -> dict[str, Score]:
         """Returns the scores by task, in the order in which the tasks were first counted.
 

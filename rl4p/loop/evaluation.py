@@ -6,7 +6,7 @@ on the seed, the task, the id of the prompt and the number of the sample, never 
 batch.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,6 +18,7 @@ import jax
 from rl4p.base.errors import InputError
 from rl4p.base.types import Episode, Params, Prompt, Rewards, TrainState, Trajectories
 from rl4p.data.extraction import extract
+from rl4p.data.fields import digest_of_questions
 from rl4p.data.quantity import quantity
 from rl4p.distributed.counting import counted
 from rl4p.distributed.processes import to_host
@@ -82,6 +83,8 @@ class Evaluation:
     chosen_by: str | None = None  # the reward term that chooses among the samples; None for none
     # Measures the loss of given responses to the held-out prompts; None without.
     loss: HeldOutLoss | None = None
+    # Records the scores of each question of a step: one row for each task; None records nothing.
+    record: Callable[[int, Sequence[Mapping[str, Any]]], None] | None = None
 
     @property
     def prompts(self) -> list[Prompt]:
@@ -112,6 +115,15 @@ class Evaluation:
         for prompt in self.prompts:
             by_task.setdefault(prompt.task, []).append(prompt)
         return {task: digest_of(prompts) for task, prompts in by_task.items()}
+
+    @cached_property
+    def questions(self) -> dict[str, str]:
+        """The digest of the questions of each task, whatever their chat template."""
+        by_task: dict[str, list[tuple[str, str, str, Mapping[str, Any]]]] = {}
+        for prompt in self.prompts:
+            question = prompt.id, prompt.question, prompt.answer, prompt.metadata
+            by_task.setdefault(prompt.task, []).append(question)
+        return {task: digest_of_questions(questions) for task, questions in by_task.items()}
 
     def state(self) -> dict[str, Any]:
         return {"prompts": self.digests}
@@ -161,6 +173,10 @@ class Evaluation:
                     )
                 count.add(len(valid_B))
         metrics = metrics_of(tally.scores(self.samples, self.pass_at_k))
+        if self.record is not None:
+            scores = tally.by_question(self.samples)
+            rows = [{"task": x, "questions": self.questions[x], **scores[x]} for x in scores]
+            self.record(int(state.step), rows)
         return (
             metrics
             if self.loss is None

@@ -6,6 +6,8 @@
                       evaluation of a step is in the same line; step 0 is before training
     samples.jsonl     one object per sample (`samples.py`): {"step": 3, "prompt": ...,
                       "response": ..., ...}
+    questions.jsonl   one object per evaluation and task: {"step": 3, "task": ..., "questions": a
+                      digest, "pass_at_1": [1.0, 0.0, ...]}, the scores of each question
     changes.jsonl     what resuming changed, one object per value: {"step": 50, "key": "steps",
                       "before": 80, "after": 120}
     summary.json      the status and the final results of the run
@@ -186,6 +188,10 @@ class Record:
     def samples_file(self) -> Path:
         return self.folder / "samples.jsonl"
 
+    @property
+    def questions_file(self) -> Path:
+        return self.folder / "questions.jsonl"
+
     def _repr_html_(self) -> str:
         """Returns the run as HTML, which a notebook shows."""
         return html_of(self.folder, self.summary(), self.metrics(), self.samples())
@@ -228,6 +234,13 @@ class Record:
 
     def log_samples(self, step: int, samples: Iterable[Mapping[str, Any]]) -> None:
         append_lines(self.samples_file, [{"step": int(step)} | dict(sample) for sample in samples])
+
+    def log_questions(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Appends the scores of each question of an evaluation, one row for each task."""
+        append_lines(self.questions_file, [{"step": int(step)} | dict(row) for row in rows])
+
+    def questions(self) -> list[dict[str, Any]]:
+        return [row for row, _ in _rows(self.questions_file)]
 
     def metrics(self) -> list[dict[str, Any]]:
         """Returns the lines of all finished steps; "step" is an int, other values are floats."""
@@ -285,7 +298,7 @@ class Record:
 
     def truncate_after(self, step: int) -> None:
         """Removes the lines of later steps, which a resumed run repeats, and an incomplete line."""
-        for path in (self.metrics_file, self.samples_file):
+        for path in (self.metrics_file, self.samples_file, self.questions_file):
             end = 0
             for row, after in _rows(path):
                 if row["step"] > step:

@@ -5,6 +5,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -109,6 +110,8 @@ def run(
         mirror = run_mirror(config, folder) if first() else None
         with doing("starting", started):
             experiment = build(config)
+            recorded = replace(experiment.evaluation, record=record.log_questions)
+            experiment = replace(experiment, evaluation=recorded)
         terminal = RunConsole(soft_wrap=True, quiet=not first())
         tolerance = Tolerance()
         with tolerance.of("Printing"):

@@ -1,6 +1,9 @@
-"""The runs that tools read, from their folders or from an MLflow store.
+"""The runs and evaluations that tools read, from their folders or from an MLflow store.
 
 A run that has not finished, or whose files cannot be read, is left out with the reason.
+
+Evaluations (`rl4p.evaluate`) are read if no training run is given. One has the configuration of the
+run that it evaluates, if that is still in its folder, and the step of its checkpoint.
 
 Of a store no run folder needs to exist. The metrics come from the store; the configuration, the
 environment and the samples come from the artifacts that `rl4p.runs.tracker` sends. If the artifacts
@@ -23,6 +26,7 @@ import yaml
 from rl4p.base.errors import InputError, RunError
 from rl4p.configuration.suggestions import metrics_like, write
 from rl4p.configuration.yaml_file import read_mapping
+from rl4p.data.fields import digest_of_questions
 from rl4p.runs.record import EVALUATION, Record
 from rl4p.runs.sample import Sample, recorded_samples
 from rl4p.runs.tracker.background import reason
@@ -41,8 +45,16 @@ DEFAULT_TERM = "correct"
 
 
 @dataclass(frozen=True, kw_only=True)
+class Questions:
+    """The questions of a task, and what a policy scored on each of them."""
+
+    digest: str  # of their ids, texts, answers and metadata in their order
+    scores: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Run:
-    """A finished run."""
+    """A finished run, or a finished evaluation."""
 
     name: str  # the folder of the run, or its name and id in MLflow
     seed: int  # the seed of the run; runs of equal seeds are paired
@@ -54,6 +66,9 @@ class Run:
     samples: Sequence[Sample] = ()  # the samples in samples.jsonl, each with its verdict
     changes: Sequence[Mapping[str, Any]] = ()  # what resuming changed, as `changes.jsonl` has it
     devices: int = 1  # the number of devices that the run used
+    # The questions of the last evaluation by the metric that is the mean of their scores.
+    questions: Mapping[str, Questions] = field(default_factory=dict)
+    evaluation: bool = False  # whether `rl4p.evaluate` made it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,12 +79,17 @@ class LeftOut:
     reason: str
 
 
+NO_TRAINING = "it is an evaluation, and no training run"
+
+
 class Unusable(Exception):
     """The reason why a run cannot be read."""
 
 
 def read_folders(folders: Iterable[Path]) -> tuple[list[Run], list[LeftOut]]:
     """Returns the finished runs below the folders, and the other ones.
+
+    Evaluations are among the other ones if there is a training run.
 
     Args:
       folders: folders of runs, of sweeps, or of several sweeps; patterns such as outputs/runs/*.
@@ -80,6 +100,9 @@ def read_folders(folders: Iterable[Path]) -> tuple[list[Run], list[LeftOut]]:
             runs.append(read(folder))
         except Unusable as why:
             left_out.append(LeftOut(name=str(folder), reason=str(why)))
+    if any(not run.evaluation for run in runs):
+        left_out += [LeftOut(name=run.name, reason=NO_TRAINING) for run in runs if run.evaluation]
+        runs = [run for run in runs if not run.evaluation]
     return runs, left_out
 
 
@@ -112,10 +135,10 @@ def find(folder: Path) -> list[Path]:
 
 
 def read(folder: Path) -> Run:
-    """Returns the run in a folder.
+    """Returns the run or the evaluation in a folder.
 
     Raises:
-      Unusable: it is an evaluation or did not finish, or one of its files cannot be read.
+      Unusable: it did not finish, or one of its files cannot be read.
     """
     record, config_file = Record(folder), folder / "config.yaml"
     try:
@@ -128,8 +151,8 @@ def read(folder: Path) -> Run:
         if not config_file.is_file():
             raise Unusable("it ended before its first step" + last_line)
         config, environment = read_mapping(config_file), _json(folder / "environment.json")
-        hydra_file = folder / ".hydra" / "hydra.yaml"
-        hydra = read_mapping(hydra_file).get("hydra") if hydra_file.is_file() else None
+        if environment.get("kind") == EVALUATION:
+            return _read_evaluation(folder, config, environment)
         summary, rows = record.summary(), record.metrics()
         kind, status = environment.get("kind"), summary and summary.get("status")
         _check_finished_training(kind, status, rows, last_line)
@@ -137,15 +160,100 @@ def read(folder: Path) -> Run:
             name=str(folder),
             seed=int(config.get("seed", 0)),
             config=config,
-            choices=((hydra or {}).get("runtime") or {}).get("choices") or {},
+            choices=_choices(folder),
             overrides=environment.get("overrides") or (),
             rows=rows,
             samples=_judged_samples(record.samples_file, config),
             changes=record.changes(),
             devices=int(environment.get("devices") or 1),
+            questions=_recorded_questions(record),
         )
     except WRONG_FILE as error:
         raise _unreadable(error) from error
+
+
+def _choices(folder: Path) -> dict[str, str]:
+    """Returns the option of each group of a run, as Hydra recorded them."""
+    file = folder / ".hydra" / "hydra.yaml"
+    hydra = read_mapping(file).get("hydra") if file.is_file() else None
+    return ((hydra or {}).get("runtime") or {}).get("choices") or {}
+
+
+def _recorded_questions(record: Record) -> dict[str, Questions]:
+    """Returns the questions of the last evaluation of a training run; older runs have none."""
+    questions = {}
+    for row in record.questions():
+        for name in row.keys() - {"step", "task", "questions"}:
+            scores = tuple(map(float, row[name]))
+            key = f"eval/{row['task']}/{name}"
+            questions[key] = Questions(digest=row["questions"], scores=scores)
+    return questions
+
+
+def _read_evaluation(
+    folder: Path, config: Mapping[str, Any], environment: Mapping[str, Any]
+) -> Run:
+    """Returns a finished evaluation, by its own configuration and that of the run it evaluates."""
+    rows, report = Record(folder).metrics(), folder / "evaluation.json"
+    if not rows or not report.is_file():
+        raise Unusable("it is an evaluation that has not ended")
+    source = {key: environment.get(key) for key in ("run", "step", "average")}
+    choices, overrides, trained = {}, environment.get("overrides") or (), {}
+    if source["run"] is not None:
+        run = Path(source["run"])
+        if (run / "config.yaml").is_file():
+            trained, source["run"] = read_mapping(run / "config.yaml"), None
+            # The evaluation may have other options of the groups that it uses.
+            choices = {
+                key: option
+                for key, option in _choices(run).items()
+                if key.partition("/")[0].partition("@")[0] not in config
+            }
+            overrides = _json(run / "environment.json").get("overrides") or ()
+    evaluated = {key: value for key, value in source.items() if value is not None}
+    return Run(
+        name=str(folder),
+        seed=int(config.get("seed", 0)),
+        config={**trained, **config, "evaluated": evaluated},
+        choices=choices,
+        overrides=overrides,
+        rows=rows,
+        devices=int(environment.get("devices") or 1),
+        questions=_answered_questions(recorded_samples(folder / "responses.jsonl")),
+        evaluation=True,
+    )
+
+
+def _answered_questions(samples: Iterable[Sample]) -> dict[str, Questions]:
+    """Returns the questions of an evaluation; a response that could not be graded is wrong."""
+    asked: dict[str, dict[str | None, Sample]] = {}
+    right: dict[str, dict[str | None, list[bool]]] = {}
+    greedy: dict[str, list[tuple[Sample, bool]]] = {}
+    for sample in samples:
+        task = sample.task or ""
+        if sample.sample is None:
+            greedy.setdefault(task, []).append((sample, bool(sample.correct)))
+        else:
+            asked.setdefault(task, {}).setdefault(sample.id, sample)
+            right.setdefault(task, {}).setdefault(sample.id, []).append(bool(sample.correct))
+    questions = {
+        f"eval/{task}/pass_at_1": Questions(
+            digest=_digest(sample for sample, _ in answers),
+            scores=tuple(float(correct) for _, correct in answers),
+        )
+        for task, answers in greedy.items()
+    }
+    for task, answers in right.items():
+        count = max(map(len, answers.values()))
+        questions[f"eval/{task}/avg_at_{count}"] = Questions(
+            digest=_digest(asked[task].values()),
+            scores=tuple(sum(each) / len(each) for each in answers.values()),
+        )
+    return questions
+
+
+def _digest(samples: Iterable[Sample]) -> str:
+    return digest_of_questions((x.id, x.prompt, x.answer, x.metadata) for x in samples)
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -161,7 +269,7 @@ def _check_finished_training(
 ) -> None:
     """Refuses an evaluation, whose one step is no training, and a run that did not finish."""
     if kind == EVALUATION:
-        raise Unusable("it is an evaluation, and no training run")
+        raise Unusable(NO_TRAINING)
     step = int(rows[-1]["step"]) if rows else 0
     if status is None:
         raise Unusable(f"it is still running or was killed, at step {step}")

@@ -36,7 +36,7 @@ class Listed:
 
 @pytest.fixture
 def evaluate(policy, params, make_prompt, make_state, make_phases):
-    def run(tasks, *, rows, term="correct", kind=Listed, **listed):
+    def run(tasks, *, rows, term="correct", kind=Listed, record=None, **listed):
         prompts = [
             make_prompt(tokens=(257, 65 + i), id=str(i), task=task) for i, task in enumerate(tasks)
         ]
@@ -52,6 +52,7 @@ def evaluate(policy, params, make_prompt, make_state, make_phases):
             sets=[prompts],
             term=term,
             rows=rows,
+            record=record,
         )
         return evaluation.evaluate(make_state(params, AdamW()))
 
@@ -68,6 +69,18 @@ def test_questions_count_once_whatever_is_sampled_at_a_time(evaluate, rows):
         "eval/a/prompts": 3.0,
         "eval/b/prompts": 2.0,
     }
+
+
+def test_the_score_of_each_question_is_recorded(evaluate):
+    recorded = []
+    tasks, right = ["a", "a", "b", "a", "b"], ("0", "4")
+    for chosen in (tasks, tasks, tasks[:4]):
+        evaluate(chosen, rows=2, right=right, record=lambda step, rows: recorded.append(rows))
+    (a, b), (again, _), (same_a, less_b) = recorded
+    assert (a["task"], a["pass_at_1"]) == ("a", [1.0, 0.0, 0.0])
+    assert (b["task"], b["pass_at_1"]) == ("b", [0.0, 1.0])
+    assert a["questions"] == again["questions"] == same_a["questions"]
+    assert b["questions"] != less_b["questions"]
 
 
 def test_an_evaluation_counts_its_prompts(evaluate, counts):

@@ -169,8 +169,9 @@ def test_a_resumed_run_drops_later_steps_and_the_torn_line(record):
     for step in range(5):
         record.log(step, {"a": step / 3})
         record.log_samples(step, [{"response": "x"}, {"response": "y"}])
+        record.log_questions(step, [{"task": "a", "pass_at_1": [step % 2, 0.5]}])
     lines = record.metrics_file.read_text().splitlines(keepends=True)
-    for path in (record.metrics_file, record.samples_file):
+    for path in (record.metrics_file, record.samples_file, record.questions_file):
         with path.open("a") as file:
             file.write('{"torn')
     record.truncate_after(4)
@@ -178,12 +179,16 @@ def test_a_resumed_run_drops_later_steps_and_the_torn_line(record):
     record.truncate_after(2)
     assert record.metrics_file.read_text() == "".join(lines[:3])
     assert [row["step"] for row in record.samples()] == [0, 0, 1, 1, 2, 2]
+    assert record.questions()[1:] == [
+        {"step": step, "task": "a", "pass_at_1": [step % 2, 0.5]} for step in (1, 2)
+    ]
     record.log(3, {"a": 1.0})
     assert record.metrics_file.read_text() == "".join(lines[:3]) + lines[3]
     record.truncate_after(3)
     assert [row["step"] for row in record.metrics()] == [0, 1, 2, 3]
     record.truncate_after(-1)  # a run that begins anew
     assert record.metrics_file.read_bytes() == record.samples_file.read_bytes() == b""
+    assert record.questions_file.read_bytes() == b""
 
 
 def test_a_folder_without_a_record_is_one_of_no_steps(record):

@@ -1,12 +1,13 @@
 """Folders of runs to compare."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import yaml
 
 from rl4p.tools.comparison.statistics import analysed
-from rl4p.tools.runs import Run
+from rl4p.tools.runs import Questions, Run
 
 METRIC = "eval/arithmetic/pass_at_1"
 
@@ -59,10 +60,48 @@ def write_run(
         samples = [sample(step, f"{seed}-{step}") for step in range(1, steps + 1)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in samples))
-    if status is not None:
+    if kind == "evaluation":
+        (folder / "evaluation.json").write_text("{}")
+    elif status is not None:
         done = {"status": status, "step": rows[-1]["step"] if rows else 0}
         (folder / "summary.json").write_text(json.dumps(done))
     return folder
+
+
+def write_evaluation(folder, right, *, run=None, step=4, metric=METRIC, answers=None, samples=()):
+    """Writes the files of an evaluation whose i-th question was answered rightly if `right[i]`.
+
+    Args:
+      right: None if the answer could not be graded.
+      run: the folder of the run that it evaluates.
+      answers: the reference answers, "0", "1", ... without.
+      samples: for each question whether each sample of it is right.
+    """
+    answers = answers or [str(i) for i in range(len(right))]
+    mean = sum(map(bool, right)) / len(right)
+    rows = [{"step": step, metric: mean, "eval/arithmetic/prompts": len(right)}]
+    if samples:
+        shares = [sum(map(bool, each)) / len(each) for each in samples]
+        rows[0][f"eval/arithmetic/avg_at_{len(samples[0])}"] = sum(shares) / len(shares)
+    write_run(folder, kind="evaluation", rows=rows, config={"model": {"path": "m"}})
+    environment = {"kind": "evaluation", "run": run and str(run), "step": step, "average": False}
+    (folder / "environment.json").write_text(json.dumps(environment))
+    greedy = [answered(i, answers[i], correct) for i, correct in enumerate(right)]
+    drawn = [
+        answered(i, answers[i], correct, sample=number)
+        for i, each in enumerate(samples)
+        for number, correct in enumerate(each)
+    ]
+    lines = "".join(json.dumps(row) + "\n" for row in (*greedy, *drawn))
+    (folder / "responses.jsonl").write_text(lines)
+    return folder
+
+
+def answered(number, answer, correct, **others):
+    return {
+        "id": str(number), "task": "arithmetic", "prompt": f"{number}+0=", "response": "#### 1",
+        "answer": answer, "correct": None if correct is None else bool(correct),
+    } | others  # fmt: skip
 
 
 def write_algorithm(sweep, name, values, first=0, **others):
@@ -113,6 +152,17 @@ def sample(step, name, response="5", **others):
 
 
 SUMS = "eval/sums/pass_at_1"
+
+
+def asked(scores, digest="same", metric=SUMS):
+    """Returns the questions of a run, by metric."""
+    return {metric: Questions(digest=digest, scores=tuple(map(float, scores)))}
+
+
+def run_with(algorithm, seed, scores, digest="same"):
+    """Returns a run that has recorded the score of each question."""
+    plain = run(algorithm, seed, sum(scores) / len(scores))
+    return replace(plain, questions=asked(scores, digest))
 
 
 def run(algorithm, seed, value, **rows):

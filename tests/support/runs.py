@@ -117,6 +117,7 @@ def assert_gone_on(folder: Path, whole: Path) -> None:
     """Checks that an interrupted run equals an uninterrupted one in every digit."""
     assert lines(folder) == lines(whole)
     assert (folder / "samples.jsonl").read_text() == (whole / "samples.jsonl").read_text()
+    assert (folder / "questions.jsonl").read_text() == (whole / "questions.jsonl").read_text()
     assert summary(folder)["params_sha256"] == summary(whole)["params_sha256"]
     assert_same_checkpoint(folder, whole)
 

@@ -3,6 +3,7 @@
 An MLflow store alone gives the same runs as their folders.
 """
 
+import json
 import math
 import shutil
 
@@ -15,9 +16,9 @@ from rl4p.tools.comparison.measures import RECORDED
 from rl4p.tools.comparison.page import common_prompts
 from rl4p.tools.comparison.report import document
 from rl4p.tools.comparison.statistics import analysed
-from rl4p.tools.runs import find, read, read_experiment, read_folders
+from rl4p.tools.runs import Questions, find, read, read_experiment, read_folders
 from tests.support import trackers as tracker
-from tests.support.compared_runs import METRIC, write_run, write_sweep
+from tests.support.compared_runs import METRIC, write_evaluation, write_run, write_sweep
 
 template, store, dead = tracker.template, tracker.store, tracker.dead
 impatient = tracker._impatient
@@ -95,6 +96,10 @@ FAULTS = {
     "stopped": (lambda f: write_run(f, status="stopped"), "it was stopped at step 4"),
     "running": (lambda f: write_run(f, status=None), "is still running or was killed, at step 4"),
     "evaluation": (lambda f: write_run(f, kind="evaluation"), "it is an evaluation, and no train"),
+    "half": (
+        lambda f: (write_run(f, kind="evaluation"), (f / "evaluation.json").unlink()),
+        "it is an evaluation that has not ended",
+    ),
     "empty": (lambda f: write_run(f, rows=[]), "it has no metrics"),
     "early": (lambda f: (f / ".hydra").mkdir(parents=True), "it ended before its first step"),
     "config": (lambda f: broken(f, "config.yaml", "{: :"), "its files cannot be read"),
@@ -117,6 +122,63 @@ def test_a_run_that_cannot_be_compared_is_named_and_stops_nothing(tmp_path, writ
     (bad,) = left_out
     assert bad.name == str(tmp_path / "bad")
     assert reason in bad.reason
+
+
+def test_the_last_evaluation_of_a_run_has_its_questions(tmp_path):
+    folder = write_run(tmp_path / "run", last=0.5)
+    assert read(folder).questions == {}  # an older run
+    row = {"task": "arithmetic", "questions": "digest", "avg_at_2": [0.5, 1]}
+    rows = [{"step": s, "pass_at_1": [s == 4, 0]} | row for s in (0, 4)]
+    (folder / "questions.jsonl").write_text("".join(json.dumps(x) + "\n" for x in rows))
+    assert read(folder).questions == {
+        METRIC: Questions(digest="digest", scores=(1.0, 0.0)),
+        "eval/arithmetic/avg_at_2": Questions(digest="digest", scores=(0.5, 1.0)),
+    }
+
+
+def test_an_evaluation_has_the_score_of_each_question(tmp_path):
+    folder = write_evaluation(tmp_path / "a", [1, 0, None], samples=[[1, 1], [1, 0], [0, None]])
+    run = read(folder)
+    assert run.evaluation
+    greedy, sampled = run.questions[METRIC], run.questions["eval/arithmetic/avg_at_2"]
+    assert greedy.scores == (1.0, 0.0, 0.0)  # what cannot be graded is not right
+    assert sampled.scores == (1.0, 0.5, 0.0)
+    assert greedy.digest == sampled.digest
+    same, other = (
+        read(write_evaluation(tmp_path / name, [0, 0, 0], answers=answers)).questions[METRIC]
+        for name, answers in (("b", None), ("c", ["0", "1", "9"]))
+    )
+    assert same.digest == greedy.digest != other.digest
+
+
+def test_an_evaluation_has_the_options_of_the_run_that_it_evaluates(tmp_path):
+    run = write_run(
+        tmp_path / "run",
+        seed=3,
+        overrides=["advantage=rloo"],
+        choices={"advantage": "rloo", "model": "tiny"},
+        config={"advantage": {"_target_": "a.b"}, "model": {"path": "old"}},
+    )
+    found = read(write_evaluation(tmp_path / "out" / "a", [1, 0], run=run, step=7))
+    assert found.config["advantage"] == {"_target_": "a.b"}
+    assert found.config["model"] == {"path": "m"}  # its own
+    assert found.config["evaluated"] == {"step": 7, "average": False}
+    assert found.choices == {"advantage": "rloo"}
+    assert list(found.overrides) == ["advantage=rloo", "seed=3"]
+    gone = read(write_evaluation(tmp_path / "out" / "b", [1, 0], run=tmp_path / "gone", step=7))
+    assert gone.config["evaluated"]["run"] == str(tmp_path / "gone")
+
+
+def test_evaluations_are_compared_without_a_training_run_only(tmp_path):
+    folders = [write_evaluation(tmp_path / name, [1, 0]) for name in "ab"]
+    runs, left_out = read_folders([tmp_path])
+    assert [run.name for run in runs] == list(map(str, folders))
+    assert not left_out
+    train = write_run(tmp_path / "train")
+    runs, left_out = read_folders([tmp_path])
+    assert [run.name for run in runs] == [str(train)]
+    assert {run.name for run in left_out} == set(map(str, folders))
+    assert {run.reason for run in left_out} == {"it is an evaluation, and no training run"}
 
 
 @pytest.mark.parametrize("status", ["failed", None])

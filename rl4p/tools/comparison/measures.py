@@ -1,4 +1,4 @@
-"""What is measured of a run: the value of the metric, its costs, and its curves.
+"""What is measured of runs: the value of the metric, the questions behind it, costs and curves.
 
 Costs are sums over the steps of the record: `time/step` has no evaluations and no start. The first
 run on a machine compiles for all later ones, so compilation is a cost of its own. A metric that a
@@ -8,13 +8,13 @@ run does not record is nan.
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
 from rl4p.base.errors import InputError
 from rl4p.runs.pictures import in_words
-from rl4p.tools.runs import PASS_AT_1, Run, refuse_unrecorded
+from rl4p.tools.runs import PASS_AT_1, Questions, Run, refuse_unrecorded
 
 ENTROPY, GAP = "update/entropy", "rollout/logprob_gap_max"
 LENGTH, TRUNCATED, EFFECTIVE = "rollout/response_tokens", "rollout/truncated", "update/ess"
@@ -101,6 +101,18 @@ class Metric:
         """Returns the number of a run that counts; nan if the run never recorded the metric."""
         return (value or self.value).of(self.series(run))
 
+    def questions(self, run: Run) -> tuple[Questions, ...] | None:
+        """Returns the questions behind the number of a run, for each of `names`.
+
+        It is None if the run did not record them, or if the number is not the last value.
+        """
+        questions = [run.questions.get(name) for name in self.names]
+        known = tuple(each for each in questions if each is not None and each.scores)
+        if self.value != LAST or len(known) < len(self.names):
+            return None
+        mean = sum(sum(each.scores) / len(each.scores) for each in known) / len(known)
+        return known if math.isclose(mean, self.of(run), rel_tol=1e-6, abs_tol=1e-9) else None
+
     def resolution(self, runs: Sequence[Run]) -> float:
         """Returns the distance of two neighbouring values of pass@1, which counts prompts."""
         if not all(name.endswith(PASS_AT_1) for name in self.names):
@@ -140,6 +152,109 @@ def chosen_metric(runs: Sequence[Run], name: str | None, value: Value = LAST) ->
     )
 
 
+FEWEST_QUESTIONS = 30  # the bootstrap of fewer is too narrow
+RESAMPLES = 10_000  # the error of a 2.5 % quantile's level is 0.16 %
+MOST_DRAWN = 4_000_000  # questions at a time, to bound the memory
+ROUNDING = 1e-9  # of differences between scores from 0 to 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuestionDifference:
+    """The difference between two groups over the questions that both answered, a - b."""
+
+    estimate: float  # the difference of the means over runs and questions
+    interval: tuple[float, float]  # the confidence interval of `estimate`
+    questions: int
+
+    def reversed(self) -> "QuestionDifference":
+        """Returns the difference b - a."""
+        bounds = -self.interval[1], -self.interval[0]
+        return replace(self, estimate=-self.estimate, interval=bounds)
+
+
+def question_difference(
+    a: Mapping[int, Sequence[Questions]],
+    b: Mapping[int, Sequence[Questions]],
+    *,
+    common: Sequence[int] = (),
+    level: float = 0.95,
+) -> QuestionDifference | str:
+    """Compares two groups, each with its questions by seed, on equal questions.
+
+    s_i(q) is the score of run i on question q. With several tasks, the difference is the mean of
+    the differences of the tasks t:
+
+        d = mean_t mean_(q in t) g(q),   g(q) = mean_(i in a) s_i(q) - mean_(j in b) s_j(q)
+
+    The interval has the quantiles of d* over `RESAMPLES` draws with a fixed seed:
+
+        d* = mean_t mean_(q in draw of t) g(q) + sum_groups u sqrt(max(0, S^2 - E) / n)
+
+    A draw takes as many questions of a task as it has, with replacement (bootstrap), and the same
+    ones for both groups. Their common difficulty cancels, as in the paired standard errors of
+    2411.00640. The sum is the part of the seeds, of groups of n > 1 runs: u is a draw of Student's
+    distribution with n - 1 degrees of freedom, since a bootstrap of a few runs is too narrow. S^2
+    is the variance between the mean scores of the runs. E is the part of S^2 that is noise of the
+    questions, which g has already: the variance of s_i(q) without the means of runs and of
+    questions, divided by the number of questions. Groups that are paired by seeds have one such
+    term, of the differences of their runs.
+
+    Args:
+      a, b: for each run the questions of each task.
+      common: the seeds by which the groups are paired; none if they are not.
+      level: the level of the interval.
+
+    Returns:
+      A clause that says why the questions are not paired, or the difference.
+    """
+    runs = [*(a[seed] for seed in common or a), *(b[seed] for seed in common or b)]
+    of_a = len(common or a)  # the first of them; the others are of b
+    tasks = [*zip(*runs, strict=True)]  # for each task the questions of each run
+    for same in tasks:
+        if len({each.digest for each in same}) > 1:
+            counts = sorted({len(each.scores) for each in same})
+            if len(counts) > 1:
+                return f"they answered {counts[0]} and {counts[-1]} questions"
+            return f"their {counts[0]} questions differ in ids, texts, answers or metadata"
+    scores = [np.array([each.scores for each in same], np.float64) for same in tasks]  # [run, q]
+    count = sum(each.shape[1] for each in scores)
+    if count < FEWEST_QUESTIONS:
+        return f"{count} questions are too few, and {FEWEST_QUESTIONS} are enough"
+    gaps = [each[:of_a].mean(axis=0) - each[of_a:].mean(axis=0) for each in scores]
+    if all(np.ptp(gap) <= ROUNDING for gap in gaps):
+        return "they differ by the same on each question, which gives no interval"
+    random, draws = np.random.default_rng(0), np.zeros(RESAMPLES)
+    for gap in gaps:
+        for part in np.array_split(draws, -(-RESAMPLES * len(gap) // MOST_DRAWN)):
+            drawn = random.integers(len(gap), size=(len(part), len(gap)))
+            part += gap[drawn].mean(axis=1) / len(gaps)
+    parts = [[x[:of_a] - x[of_a:] for x in scores]]
+    if not common:
+        parts = [[x[:of_a] for x in scores], [x[of_a:] for x in scores]]
+    for part in parts:
+        draws += _deviation_of_runs(part) * random.standard_t(max(1, len(part[0]) - 1), RESAMPLES)
+    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
+    return QuestionDifference(
+        estimate=float(np.mean([gap.mean() for gap in gaps])),
+        interval=(float(low), float(high)),
+        questions=count,
+    )
+
+
+def _deviation_of_runs(scores: Sequence[np.ndarray]) -> float:
+    """Returns sqrt(max(0, S^2 - E) / n) of n runs; the scores of each task are [run, question]."""
+    n = len(scores[0])
+    if n == 1:
+        return 0.0
+    means = np.mean([each.mean(axis=1) for each in scores], axis=0)
+    by_questions = 0.0
+    for each in scores:
+        rest = each - each.mean(axis=1, keepdims=True) - each.mean(axis=0) + each.mean()
+        freedom = (n - 1) * max(1, each.shape[1] - 1)
+        by_questions += np.sum(rest**2) / freedom / each.shape[1] / len(scores) ** 2
+    return math.sqrt(max(0.0, float(np.var(means, ddof=1) - by_questions)) / n)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Costs:
     """The costs and the health of a run, or their means over the runs of a group."""
@@ -155,6 +270,9 @@ class Costs:
 
 
 def costs(run: Run) -> Costs:
+    """Returns the costs of a run; those of an evaluation are not known."""
+    if run.evaluation:
+        return Costs(**{each.name: math.nan for each in fields(Costs)})
     steps = [row for row in run.rows if row["step"] > 0]
     seconds = float(np.sum(seconds_of_steps(run)))
     compiled = sum(row.get(COMPILE, 0.0) + row.get(EVALUATION_COMPILE, 0.0) for row in run.rows)

@@ -11,7 +11,7 @@ from rl4p.base.console import VisibleConsole
 from rl4p.base.terminal import visible
 from rl4p.tools.comparison import words
 from rl4p.tools.comparison.charts import curve, metrics_of_charts
-from rl4p.tools.comparison.measures import AREA, LAST, LAST_5, costs
+from rl4p.tools.comparison.measures import AREA, LAST, LAST_5, QuestionDifference, costs
 from rl4p.tools.comparison.statistics import LEVEL, Comparison
 
 
@@ -49,6 +49,10 @@ def document(comparison: Comparison) -> dict[str, Any]:
                 "supported": each.supported,
                 "detectable_difference": each.difference.detectable,
                 "seeds_needed": each.difference.seeds_needed,
+                "questions": vars(each.questions)
+                if isinstance(each.questions, QuestionDifference)
+                else None,
+                "questions_not_paired": each.questions if isinstance(each.questions, str) else None,
             }
             for each in comparison.compared
         ],
@@ -108,7 +112,9 @@ def tables(comparison: Comparison) -> dict[str, str]:
 def print_comparison(comparison: Comparison) -> None:
     """Prints the tables, the sentences, the runs that are left out, and the path of the page."""
     statistics, means = Table(box=None, padding=(0, 2, 0, 0)), Table(box=None, padding=(0, 2, 0, 0))
-    columns = ("IQM", f"{LEVEL:.0%} interval", "mean", "to the best", "P(best >)", "seeds")
+    columns = ["IQM", f"{LEVEL:.0%} interval", "mean", "to the best", "P(best >)", "seeds"]
+    if comparison.has_questions:
+        columns.append("over questions")
     costs_of_run = ("time", "compilation", "tokens", "device hours", "truncated", "ESS")
     for table, names in ((statistics, columns), (means, costs_of_run)):
         table.add_column("group", overflow="fold")
@@ -121,6 +127,8 @@ def print_comparison(comparison: Comparison) -> None:
             difference, supported = to_best
             gap = words.number(difference.estimate, sign=True) + "*" * supported
             chance = f"{1 - difference.probability:.2f}"
+        paired = comparison.questions_to_best(index)
+        over_questions = words.span(paired.interval, sign=True) if paired else ""
         statistics.add_row(
             name,
             words.number(result.iqm),
@@ -129,6 +137,7 @@ def print_comparison(comparison: Comparison) -> None:
             gap,
             chance,
             str(len(result.values)),
+            *([over_questions] if comparison.has_questions else []),
         )
         means.add_row(
             name,
@@ -145,8 +154,9 @@ def print_comparison(comparison: Comparison) -> None:
     out = VisibleConsole()
     out.print(f"The {comparison.metric.counted} of the runs")
     out.print(statistics)
-    out.print("The means of a run")
-    out.print(means)
+    if comparison.has_costs:
+        out.print("The means of a run")
+        out.print(means)
     for sentence in words.sentences(comparison):
         out.print(sentence)
     for run in comparison.left_out:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,11 +21,13 @@ from rl4p.tools.comparison.measures import (
     LAST_5,
     Costs,
     Metric,
+    QuestionDifference,
     Value,
     chosen_metric,
     mean_costs,
+    question_difference,
 )
-from rl4p.tools.runs import LeftOut, Run
+from rl4p.tools.runs import LeftOut, Questions, Run
 
 LEVEL = 0.95  # of the interval of a group
 ERROR_RATE = 0.04  # the share of supported differences that may be wrong
@@ -103,13 +106,12 @@ def difference(
 ) -> Difference:
     """Compares two groups, each with its values by seed.
 
-    Groups are paired if they share at least `FEWEST_SEEDS` seeds and half of the smaller group.
-    Seeds that only one group has are then left out of the difference.
+    Seeds that only one of two paired groups has are left out of the difference.
     """
-    common = sorted(a.keys() & b.keys())
+    common = common_seeds(a, b)
     all_a, all_b = np.array(list(a.values())), np.array(list(b.values()))
     rounding = _rounding(all_a, all_b)  # of values, and of their differences
-    paired = len(common) >= FEWEST_SEEDS and 2 * len(common) >= min(len(a), len(b))
+    paired = bool(common)
     if paired:
         terms = [np.array([a[seed] - b[seed] for seed in common])]
         resolution *= np.sqrt(2)  # two rounded values
@@ -137,11 +139,21 @@ def difference(
         estimate=estimate,
         interval=bounds,
         p_value=p_value,
-        pairs=len(common) if paired else 0,
+        pairs=len(common),
         probability=probability_of_improvement(all_a, all_b),
         detectable=detectable,
         seeds_needed=seeds_needed,
     )
+
+
+def common_seeds(a: Mapping[int, Any], b: Mapping[int, Any]) -> list[int]:
+    """Returns the seeds by which two groups are paired, in order; none if they are not paired.
+
+    Groups are paired if they share at least `FEWEST_SEEDS` seeds and half of the smaller group.
+    """
+    common = sorted(a.keys() & b.keys())
+    paired = len(common) >= FEWEST_SEEDS and 2 * len(common) >= min(len(a), len(b))
+    return common if paired else []
 
 
 def detectable_difference(deviations: Sequence[float], seeds: Sequence[int]) -> float:
@@ -260,6 +272,9 @@ class Compared:
     worse: int
     difference: Difference  # better - worse
     supported: bool  # whether the seeds support the difference, considering all comparisons
+    # The difference over the questions that both groups answered, better - worse; a clause that
+    # says why they are not paired; or None if a run has not recorded its questions.
+    questions: QuestionDifference | str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,6 +297,25 @@ class Comparison:
                 difference = each.difference
                 return difference if each.better == index else difference.reversed(), each.supported
         return None
+
+    def questions_to_best(self, index: int) -> QuestionDifference | None:
+        """Returns the difference of a group to the first one over questions, if they are paired."""
+        for each in self.compared:
+            if {each.better, each.worse} == {0, index}:
+                paired = each.questions
+                if isinstance(paired, QuestionDifference):
+                    return paired if each.better == index else paired.reversed()
+        return None
+
+    @property
+    def has_costs(self) -> bool:
+        """Returns whether these are training runs, and not evaluations."""
+        return not any(run.evaluation for each in self.results for run in each.group.runs)
+
+    @property
+    def has_questions(self) -> bool:
+        """Returns whether the questions of any two groups are paired."""
+        return any(isinstance(each.questions, QuestionDifference) for each in self.compared)
 
 
 def analysed(
@@ -321,7 +355,15 @@ def analysed(
         gap = difference(results[better].values, results[worse].values, resolution=resolution)
         if gap.estimate < 0:  # paired and unpaired differences may differ in sign
             better, worse, gap = worse, better, gap.reversed()
-        pairs.append(Compared(better=better, worse=worse, difference=gap, supported=False))
+        pairs.append(
+            Compared(
+                better=better,
+                worse=worse,
+                difference=gap,
+                supported=False,
+                questions=_paired_questions(results[better], results[worse], chosen),
+            )
+        )
     answers = supported([pair.difference.p_value for pair in pairs])
     return Comparison(
         metric=chosen,
@@ -332,6 +374,18 @@ def analysed(
         left_out=(*left_out, *without, *repeated),
         folder=folder,
     )
+
+
+def _paired_questions(
+    better: Result, worse: Result, metric: Metric
+) -> QuestionDifference | str | None:
+    by_seed: list[dict[int, tuple[Questions, ...]]] = []
+    for result in (better, worse):
+        questions = {run.seed: metric.questions(run) for run in result.group.runs}
+        by_seed.append({seed: each for seed, each in questions.items() if each is not None})
+        if len(by_seed[-1]) < len(questions):
+            return None
+    return question_difference(*by_seed, common=common_seeds(*by_seed), level=LEVEL)
 
 
 def _result(group: RunGroup, metric: Metric, resolution: float) -> Result:

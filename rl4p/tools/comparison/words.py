@@ -34,6 +34,11 @@ METHOD = (
     "Differences are supported by the method of Benjamini and Hochberg at a false discovery rate "
     f"of {ERROR_RATE:.0%}: so many of them are expected to be wrong.",
     WHY_NOT_95,
+    "Groups that answered the same questions also have a paired difference over them: the "
+    f"interval at {LEVEL:.0%} is a bootstrap of the questions, with Student's distribution for the "
+    "seeds.",
+    "It says what other questions of the same kind would change, also of a single seed, and "
+    "contains the true difference in 91 to 99% of simulated comparisons.",
     "The interval of a difference is for that comparison alone, and the best group was chosen by "
     "its value, so the differences to it are a little too large.",
 )
@@ -58,6 +63,7 @@ def sentences(comparison: Comparison) -> list[str]:
     said = [text + f"the interquartile mean of {_counted(len(best.values), 'seed', 'seeds')}."]
     if len(results) > 1:
         said += _of_differences(comparison)
+    said += _of_questions(comparison)
     few = [each.group.name for each in results if len(each.values) < FEWEST_SEEDS]
     if few:
         whose = "Every group" if len(few) == len(results) > 1 else _listed(few)
@@ -125,6 +131,31 @@ def _of_differences(comparison: Comparison) -> list[str]:
         said.append(WHY_NOT_95)
     if unsupported:
         said.append("A difference that is not supported may be real: more seeds can show it.")
+    return said
+
+
+def _of_questions(comparison: Comparison) -> list[str]:
+    """Returns the differences to the best group over equal questions, or why there are none."""
+    names = [result.group.name for result in comparison.results]
+    said: list[str] = []
+    unpaired: dict[str, list[str]] = {}
+    for each in comparison.compared:
+        if each.questions is None or 0 not in (each.better, each.worse):
+            continue
+        if isinstance(each.questions, str):
+            unpaired.setdefault(each.questions, []).append(names[each.better + each.worse])
+        elif len(said) < SENTENCES:
+            paired = each.questions
+            said.append(
+                f"{names[each.better]} and {names[each.worse]} answered the same "
+                f"{paired.questions:,} questions: the paired difference is "
+                f"{number(paired.estimate, sign=True)}, {LEVEL:.0%} interval "
+                f"{span(paired.interval, sign=True)}."
+            )
+    for reason, others in unpaired.items():
+        said.append(
+            f"The questions of {names[0]} are not paired with those of {_listed(others)}: {reason}."
+        )
     return said
 
 

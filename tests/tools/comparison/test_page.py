@@ -9,7 +9,7 @@ from rl4p.tools.comparison.groups import RunGroup
 from rl4p.tools.comparison.job import compare
 from rl4p.tools.comparison.page import LETTERS, PROMPTS, common_prompts, page
 from rl4p.tools.runs import Run, read_folders
-from tests.support.compared_runs import sample, write_run
+from tests.support.compared_runs import sample, write_evaluation, write_run
 from tests.support.elements import Elements
 
 HOSTILE = (
@@ -40,6 +40,19 @@ def test_the_page_has_groups_curves_settings_and_samples(sweep):
     drawings = [attributes for tag, attributes in elements.found if tag == "svg"]
     # Charts on three axes, the intervals, and for each group a line in the legend and two tables.
     assert len(drawings) == 6 * 3 + 1 + 2 * 3
+    assert "nan" not in html.lower().replace("nance", "")
+
+
+@pytest.mark.slow
+def test_the_page_of_evaluations_has_differences_over_questions_and_no_costs(tmp_path):
+    write_evaluation(tmp_path / "early", [1] * 20 + [0] * 20, run=tmp_path / "run", step=2)
+    write_evaluation(tmp_path / "late", [1] * 30 + [0] * 10, run=tmp_path / "run", step=4)
+    html, elements = written(tmp_path)
+    assert not elements.open
+    assert "evaluated.step=4 and evaluated.step=2 answered the same 40 questions" in elements.text
+    assert "difference over questions" in elements.text
+    assert "-0.250" in elements.text
+    assert "Costs of a run" not in elements.text
     assert "nan" not in html.lower().replace("nance", "")
 
 

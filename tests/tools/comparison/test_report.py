@@ -5,10 +5,10 @@ import csv
 import pytest
 
 from rl4p.tools.comparison.job import compare
-from rl4p.tools.comparison.report import print_comparison, tables
+from rl4p.tools.comparison.report import document, print_comparison, tables
 from rl4p.tools.runs import read_folders
 from tests.support import compared_runs
-from tests.support.compared_runs import SUMS, run, runs, write_run
+from tests.support.compared_runs import SUMS, run, run_with, runs, write_run
 
 
 @pytest.mark.slow
@@ -38,6 +38,28 @@ def test_names_are_no_markup_and_do_not_control_the_terminal(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "a=[red]x" in shown
     assert "a=[/][2J" in shown
+
+
+def test_differences_over_questions_are_in_the_table_and_in_the_document(capsys):
+    a, b = [1.0] * 30 + [0.0] * 10, [1.0] * 20 + [0.0] * 20
+    comparison = compared_runs.compare([run_with("a", 0, a), run_with("b", 0, b)])
+    print_comparison(comparison)
+    shown = capsys.readouterr().out
+    paired = comparison.compared[0].questions
+    low, high = paired.interval
+    assert "over questions" in " ".join(shown.split())
+    assert f"[{-high:.3f}, {-low:.3f}]" in shown
+    (difference,) = document(comparison)["differences"]
+    assert difference["questions"] == {
+        "estimate": 0.25, "interval": paired.interval, "questions": 40
+    }  # fmt: skip
+    assert difference["questions_not_paired"] is None
+    other = compared_runs.compare([run_with("a", 0, a), run_with("b", 0, b, "other")])
+    print_comparison(other)
+    assert "over questions" not in capsys.readouterr().out
+    (difference,) = document(other)["differences"]
+    assert difference["questions"] is None
+    assert difference["questions_not_paired"].startswith("their 40 questions differ")
 
 
 def test_each_run_group_and_point_has_a_row():

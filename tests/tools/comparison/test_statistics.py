@@ -19,7 +19,7 @@ from rl4p.tools.comparison.statistics import (
     supported,
 )
 from rl4p.tools.runs import LeftOut
-from tests.support.compared_runs import SUMS, compare, run, runs
+from tests.support.compared_runs import SUMS, compare, run, run_with, runs
 
 SWEEPS = 2000
 STUDENT_2 = 4.3027  # the two-sided 95 % quantile of Student's t with two degrees of freedom
@@ -473,3 +473,30 @@ def test_equal_groups_need_no_number_of_seeds():
     found = difference(a, {0: 0.5, 1: 0.5, 2: 0.5})
     assert (found.estimate, found.seeds_needed) == (0, None)
     assert found.detectable > 0
+
+
+def test_groups_that_answered_the_same_questions_are_compared_over_them():
+    random = np.random.default_rng(5)
+    easy = random.random(60) < 0.5
+    scores = {
+        "a": easy | (random.random(60) < 0.3),
+        "b": easy,
+        "c": easy & (random.random(60) < 0.8),
+    }
+    found = compare([run_with(name, 0, list(map(float, x))) for name, x in scores.items()])
+    assert [each.group.label for each in found.results] == ["a", "b", "c"]
+    assert found.has_questions
+    for pair in found.compared:
+        gap = pair.questions
+        assert gap.estimate == pytest.approx(pair.difference.estimate)
+        assert gap.interval[0] <= gap.estimate <= gap.interval[1]
+    assert found.questions_to_best(0) is None
+    assert found.questions_to_best(2).estimate == -found.compared[1].questions.estimate
+
+
+def test_other_questions_are_not_compared():
+    one, other = run_with("a", 0, [1.0, 0.0] * 20), run_with("b", 0, [0.0] * 40, digest="other")
+    (pair,) = compare([one, other]).compared
+    assert pair.questions == "their 40 questions differ in ids, texts, answers or metadata"
+    (pair,) = compare([one, run("b", 0, 0.0)]).compared  # an older run
+    assert pair.questions is None

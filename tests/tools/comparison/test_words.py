@@ -12,7 +12,7 @@ from rl4p.tools.comparison import words
 from rl4p.tools.comparison.measures import Value
 from rl4p.tools.comparison.words import amount, duration, number, share, span
 from rl4p.tools.runs import LeftOut
-from tests.support.compared_runs import SUMS, compare, runs
+from tests.support.compared_runs import SUMS, compare, run_with, runs
 from tests.support.documents import ROOT
 
 
@@ -127,6 +127,23 @@ def test_the_number_that_counts_and_tasks_that_are_left_out_are_named():
         f"All runs have one configuration. Its area under the curve of {SUMS}"
     )
     assert "Not every run has eval/words/pass_at_1, so the others are compared." in said
+
+
+def test_a_difference_over_questions_is_said_or_why_there_is_none():
+    a, b = [1.0] * 30 + [0.0] * 10, [1.0] * 20 + [0.0] * 20
+    comparison = compare([run_with("a", 0, a), run_with("b", 0, b)])
+    low, high = comparison.compared[0].questions.interval
+    assert (
+        "advantage=a and advantage=b answered the same 40 questions: the paired difference is "
+        f"+0.250, 95% interval [{low:+.3f}, {high:+.3f}]."
+    ) in words.sentences(comparison)
+    others = [run_with("a", 0, a), run_with("b", 0, b, "x"), run_with("c", 0, b, "y")]
+    text = words.sentences(compare(others))
+    assert (
+        "The questions of advantage=a are not paired with those of advantage=b and advantage=c: "
+        "their 40 questions differ in ids, texts, answers or metadata."
+    ) in text
+    assert not any("paired difference" in sentence for sentence in text)
 
 
 def test_the_guide_has_the_sentences_of_the_method():

@@ -15,6 +15,7 @@ from rl4p.base.errors import InputError
 from rl4p.command.evaluation import read
 from rl4p.export import main as export
 from rl4p.reward.weighted import Weighted
+from rl4p.tools import runs
 from rl4p.tools.evaluation import job
 from rl4p.tools.evaluation.job import (
     build_evaluated,
@@ -173,6 +174,20 @@ def test_the_numbers_are_those_of_the_evaluation_within_the_run(run, whole):
     assert {f"eval/{task}/pass_at_2" for task in ("arithmetic", "long")} <= line.keys()
     values = [value for name, value in scores(line).items() if "prompts" not in name]
     assert any(0 < value < 1 for value in values)
+
+
+@pytest.mark.slow
+def test_the_questions_are_those_of_the_evaluation_within_the_run(run, whole):
+    """Their scores and their digest, of every task."""
+    within, after = runs.read(run), runs.read(whole)
+    assert set(after.questions) == {
+        f"eval/{task}/{kind}"
+        for task in ("arithmetic", "long")
+        for kind in ("pass_at_1", "avg_at_4")
+    }
+    assert within.questions == after.questions
+    for name, questions in after.questions.items():
+        assert np.mean(questions.scores) == pytest.approx(lines(whole)[0][name])
 
 
 @pytest.mark.slow
