@@ -38,7 +38,7 @@ METHOD = (
     f"interval at {LEVEL:.0%} is a bootstrap of the questions, with Student's distribution for the "
     "seeds.",
     "It says what other questions of the same kind would change, also of a single seed, and "
-    "contains the true difference in 91 to 99% of simulated comparisons.",
+    "contains the true difference in 90 to 99% of simulated comparisons.",
     "The interval of a difference is for that comparison alone, and the best group was chosen by "
     "its value, so the differences to it are a little too large.",
 )

@@ -241,13 +241,13 @@ COMPARED = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("questions", [FEWEST_QUESTIONS, 256])
+@pytest.mark.parametrize("questions", [FEWEST_QUESTIONS, 120])
 @pytest.mark.parametrize(("seeds", "spread", "paired"), COMPARED.values(), ids=COMPARED)
 def test_the_interval_covers_the_true_difference(seeds, spread, paired, questions):
     """Questions differ in difficulty; each run has a level of its own beside."""
     random = np.random.default_rng(seeds)
-    population = expit(2 * random.normal(size=(1_000_000)) + np.array([[0.2], [0.0]])).mean(1)
-    truth, hits, trials = population[0] - population[1], 0, 800
+    population = expit(2 * random.normal(size=1_000_000) + np.array([[0.2], [0.0]])).mean(1)
+    truth, hits, trials = population[0] - population[1], 0, 400
     for _ in range(trials):
         difficulty, sides = 2 * random.normal(size=questions), []
         for better in (0.2, 0.0):
@@ -257,7 +257,7 @@ def test_the_interval_covers_the_true_difference(seeds, spread, paired, question
             sides.append(group(*([row] for row in right)))
         found = question_difference(*sides, common=range(seeds) if paired else ())
         hits += found.interval[0] <= truth <= found.interval[1]
-    assert 0.91 - 0.01 <= hits / trials <= 0.99 + 0.005  # with the error of 800 trials
+    assert 0.88 <= hits / trials <= 0.995  # 90 to 99 %, with the error of 400 trials
 
 
 def test_unequal_questions_are_not_paired():
