@@ -395,13 +395,16 @@ class OpenJudge:
         answers = endpoint_of(judge).send(bodies, lambda _, answer: place_of_better(answer))
         failures: dict[tuple[int, int], str] = {}
         compared = contradictions = 0
-        for pair, *both in zip(pairs, answers[::2], answers[1::2], strict=True):
-            if failed := [each.reason for each in both if isinstance(each, NoAnswer)]:
-                failures |= dict.fromkeys(pair, failed[0])
+        for pair, in_order, swapped in zip(pairs, answers[::2], answers[1::2], strict=True):
+            if isinstance(in_order, NoAnswer):
+                failures |= dict.fromkeys(pair, in_order.reason)
                 continue
-            result = both[0] if both[0] == -both[1] else 0
+            if isinstance(swapped, NoAnswer):
+                failures |= dict.fromkeys(pair, swapped.reason)
+                continue
+            result = in_order if in_order == -swapped else 0
             compared += 1
-            contradictions += both[0] != -both[1]
+            contradictions += in_order != -swapped
             won[pair[0]].append((1 + result) / 2)
             won[pair[1]].append((1 - result) / 2)
         with self.lock:

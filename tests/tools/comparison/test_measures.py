@@ -222,6 +222,17 @@ def test_seeds_that_differ_on_all_questions_have_students_interval():
     assert np.ptp(by_seed.interval) < np.ptp(alone.interval) / 2
 
 
+def test_noise_of_the_questions_is_no_difference_between_seeds():
+    """The means of the three runs differ by less than equal policies' would."""
+    a = np.zeros((3, 60))
+    for seed, row in enumerate(a):
+        row[20 * seed : 20 * seed + 20] = 1
+    a[0, 59] = 1
+    b = np.zeros(60)
+    found = question_difference(group(*([row] for row in a)), group([b]))
+    assert found == question_difference(group([a.mean(axis=0)]), group([b]))
+
+
 def test_seeds_that_only_one_group_has_are_left_out_of_pairs():
     random = np.random.default_rng(3)
     a, b = random.integers(0, 2, (4, 50)), random.integers(0, 2, (3, 50))
