@@ -112,11 +112,12 @@ def tables(comparison: Comparison) -> dict[str, str]:
 def print_comparison(comparison: Comparison) -> None:
     """Prints the tables, the sentences, the runs that are left out, and the path of the page."""
     statistics, means = Table(box=None, padding=(0, 2, 0, 0)), Table(box=None, padding=(0, 2, 0, 0))
-    columns = ["IQM", f"{LEVEL:.0%} interval", "mean", "to the best", "P(best >)", "seeds"]
-    if comparison.has_questions:
-        columns.append("over questions")
+    over_questions = Table(box=None, padding=(0, 2, 0, 0))
+    columns = ("IQM", f"{LEVEL:.0%} interval", "mean", "to the best", "P(best >)", "seeds")
+    of_questions = ("to the best", f"{LEVEL:.0%} interval", "questions")
     costs_of_run = ("time", "compilation", "tokens", "device hours", "truncated", "ESS")
-    for table, names in ((statistics, columns), (means, costs_of_run)):
+    headings = {statistics: columns, means: costs_of_run, over_questions: of_questions}
+    for table, names in headings.items():
         table.add_column("group", overflow="fold")
         for name in names:
             table.add_column(name, justify="right", no_wrap=True)
@@ -127,8 +128,13 @@ def print_comparison(comparison: Comparison) -> None:
             difference, supported = to_best
             gap = words.number(difference.estimate, sign=True) + "*" * supported
             chance = f"{1 - difference.probability:.2f}"
-        paired = comparison.questions_to_best(index)
-        over_questions = words.span(paired.interval, sign=True) if paired else ""
+        if paired := comparison.questions_to_best(index):
+            over_questions.add_row(
+                name,
+                words.number(paired.estimate, sign=True),
+                words.span(paired.interval, sign=True),
+                f"{paired.questions:,}",
+            )
         statistics.add_row(
             name,
             words.number(result.iqm),
@@ -137,7 +143,6 @@ def print_comparison(comparison: Comparison) -> None:
             gap,
             chance,
             str(len(result.values)),
-            *([over_questions] if comparison.has_questions else []),
         )
         means.add_row(
             name,
@@ -154,6 +159,9 @@ def print_comparison(comparison: Comparison) -> None:
     out = VisibleConsole()
     out.print(f"The {comparison.metric.counted} of the runs")
     out.print(statistics)
+    if over_questions.row_count:
+        out.print("Over the same questions, in pairs")
+        out.print(over_questions)
     if comparison.has_costs:
         out.print("The means of a run")
         out.print(means)
