@@ -2,8 +2,9 @@
 
     python -m experiments.environments write calculator outputs/calculator
 
-writes conversations.jsonl, in which a careless player plays a game (`calculator`, `guess`, `grid`
-or `nim`), and for the two in between questions.jsonl, the rows of the training.
+writes conversations.jsonl, in which a careless player plays a game (`calculator`, `guess`, `grid`,
+`nim` or `repair`), for `guess` and `grid` questions.jsonl, the rows of the training, and for `repair`
+the folder tasks, with tasks in Harbor's form.
 
     python -m experiments.environments show outputs/environments
 
@@ -13,9 +14,12 @@ runs keep their lines, and a picture without runs stays as it is.
 """
 
 import json
+import operator
 import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +29,12 @@ from rl4p.rollout.environments.games import Grid, Guess, Nim
 
 HERE = Path(__file__).parent
 ROWS = 8192  # conversations, and questions
+TASKS = 640  # folders of software tasks, of which the recipe holds out 128
 PICTURES = {
     "environments.png": ("calculator_grpo", "sums_agent", "calculator_agent"),
     "games.png": ("guess_gigpo", "grid_gigpo"),
     "self_play.png": ("nim_self_play",),
+    "repair.png": ("repair_grpo",),
 }
 COMMANDS = """\
     warm_start() {
@@ -46,11 +52,14 @@ COMMANDS = """\
     warm_start guess steps=150
     warm_start grid
     warm_start nim steps=150
+    warm_start repair max_prompt_tokens=256 max_response_tokens=12
     for seed in 0 1 2; do
       rewarded calculator_grpo calculator $seed
       rewarded guess_gigpo guess $seed data.path=outputs/environments/guess/questions.jsonl
       rewarded grid_gigpo grid $seed data.path=outputs/environments/grid/questions.jsonl
       rewarded nim_self_play nim $seed
+      rewarded repair_grpo repair $seed \\
+        rollout.environment.path=outputs/environments/repair/tasks
     done
     python -m rl4p.train experiment=sums_agent hydra.run.dir=outputs/environments/sums_agent/0 \\
       trusted_targets=experiments
@@ -144,6 +153,132 @@ def question(number: int) -> str:
     return f"Game {number}."
 
 
+OPERATORS: dict[str, Callable[[int, int], int]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "%": operator.mod,
+    "|": operator.or_,
+    "<<": operator.lshift,
+}
+PAIRS = ((7, 3), (12, 5), (9, 4), (3, 8), (20, 6))  # no two operators agree on all of them
+FUNCTIONS = dict(zip(("add", "sub", "mul", "mod", "bor", "shl"), OPERATORS, strict=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """A software task: six functions in three files, of which one has a wrong operator.
+
+    Attributes:
+      order: the names of the functions, two for each of a.py, b.py and c.py.
+      name: the function with the fault.
+      wrong: its operator.
+      numbers: two numbers for which the fault shows.
+    """
+
+    order: tuple[str, ...]
+    name: str
+    wrong: str
+    numbers: tuple[int, int]
+
+    @classmethod
+    def drawn(cls, random: np.random.Generator) -> "Fault":
+        order = tuple(random.permutation(list(FUNCTIONS)).tolist())
+        name = str(random.choice(order))
+        right = FUNCTIONS[name]
+        wrong = str(random.choice([each for each in OPERATORS if each != right]))
+        numbers = [(a, b) for a in range(2, 10) for b in range(2, 10)]
+        shown = [each for each in numbers if OPERATORS[right](*each) != OPERATORS[wrong](*each)]
+        return cls(order=order, name=name, wrong=wrong, numbers=shown[random.integers(len(shown))])
+
+    @property
+    def instruction(self) -> str:
+        false, true = (OPERATORS[x](*self.numbers) for x in (self.wrong, FUNCTIONS[self.name]))
+        return f"{self.name}{self.numbers} is {false}, not {true}."
+
+    @property
+    def layout(self) -> "Fault":
+        """The task without its numbers."""
+        return replace(self, numbers=(0, 0))
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """The file of the fault, and its line."""
+        file, line = divmod(self.order.index(self.name), 2)
+        return f"{'abc'[file]}.py", line + 1
+
+    def line(self, name: str) -> str:
+        """Returns the line of a function."""
+        sign = self.wrong if name == self.name else FUNCTIONS[name]
+        return f"def {name}(a, b): return a {sign} b"
+
+    def write(self, folder: Path) -> None:
+        """Writes the task in Harbor's form. The tests compare each function in five places."""
+        files = {"instruction.md": self.instruction}
+        files["task.toml"] = "[agent]\ntimeout_sec = 600\n[verifier]\ntimeout_sec = 60\n"
+        files["environment/Dockerfile"] = "FROM python:3.12-slim\nWORKDIR /app\nCOPY *.py ./\n"
+        checks = []
+        for number, file in enumerate("abc"):
+            names = self.order[2 * number : 2 * number + 2]
+            files[f"environment/{file}.py"] = "".join(f"{self.line(each)}\n" for each in names)
+            checks += [f"from {file} import {', '.join(names)}"]
+        for name, sign in FUNCTIONS.items():
+            values = [(a, b, OPERATORS[sign](a, b)) for a, b in PAIRS]
+            checks += [f"assert all({name}(a, b) == c for a, b, c in {values})"]
+        script = ["#!/bin/bash", "cd /app", "python3 -B -c '", *checks, "'"]
+        script += ["echo $((!$?)) >/logs/verifier/reward.txt"]
+        files["tests/test.sh"] = "\n".join(script) + "\n"
+        for name, text in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text)
+
+
+
+def tasks(folder: Path, random: np.random.Generator) -> set[Fault]:
+    """Writes the folders of different tasks; returns the tasks, without their numbers."""
+    faults = dict[Fault, Fault]()
+    while len(faults) < TASKS:
+        fault = Fault.drawn(random)
+        faults.setdefault(fault.layout, fault)
+    for number, fault in enumerate(faults.values()):
+        fault.write(folder / f"{number:04}")
+    return set(faults)
+
+
+def repairs(others: Container[Fault], random: np.random.Generator) -> Messages:
+    """Returns the repair of another task than those with folders."""
+    fault = Fault.drawn(random)
+    while fault.layout in others:
+        fault = Fault.drawn(random)
+    return repair(fault, random)
+
+
+def repair(fault: Fault, random: np.random.Generator) -> Messages:
+    """Returns the repair of a fault through a shell.
+
+    The first mistake is to edit some line without a look at the files; the second, after a look, is
+    to write the operator that stands there.
+    """
+    right, (file, line), old = FUNCTIONS[fault.name], fault.place, fault.wrong
+    messages = [said("user", fault.instruction)]
+    if mistaken(random):
+        file, line = f"{random.choice(list('abc'))}.py", int(random.integers(1, 3))
+        old = str(random.choice([each for each in OPERATORS if each != right]))
+    else:
+        found = f"{file}:{line}:{fault.line(fault.name)}\n"
+        messages += ran(f"grep -n {fault.name} *.py", found)
+        right = old if mistaken(random) else right
+    messages += ran(f"sed -i '{line}s/{old}/{right}/' {file}")
+    return [*messages, said("assistant", "Done.")]
+
+
+def ran(command: str, output: str = "") -> Messages:
+    """Returns a call of the shell, and what `environment=harbor` answers."""
+    call = json.dumps({"command": command}, separators=(",", ":"))
+    result = said("tool", f"{output}[exit code 0]")
+    return [said("assistant", f"[TOOL_CALLS]shell[ARGS]{call}"), result]
+
+
 PLAYERS: dict[str, Callable[[np.random.Generator], Messages]] = {
     "calculator": calculations,
     "guess": guesses,
@@ -156,7 +291,8 @@ def write(game: str, folder: Path) -> None:
     """Writes the conversations, and the questions of a game."""
     random = np.random.default_rng(0)
     folder.mkdir(parents=True, exist_ok=True)
-    rows = ({"messages": PLAYERS[game](random)} for _ in range(ROWS))
+    player = PLAYERS[game] if game in PLAYERS else partial(repairs, tasks(folder / "tasks", random))
+    rows = ({"messages": player(random)} for _ in range(ROWS))
     write_lines(folder / "conversations.jsonl", rows)
     if game in ("guess", "grid"):
         numbered = ({"id": str(i), "question": question(i), "answer": "none"} for i in range(ROWS))
@@ -236,7 +372,7 @@ def draw(path: Path, runs: dict[str, list[dict[int, float]]]) -> None:
 
 if __name__ == "__main__":
     match sys.argv[1:]:
-        case ["write", game, out] if game in PLAYERS:
+        case ["write", game, out] if game in {**PLAYERS, "repair": repairs}:
             write(game, Path(out))
         case ["show", folder]:
             show(Path(folder))

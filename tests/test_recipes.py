@@ -1,5 +1,6 @@
 """Tests that the recipes of `experiments/` run, and that the default recipe learns."""
 
+import asyncio
 import itertools
 import json
 from dataclasses import dataclass, replace
@@ -10,12 +11,17 @@ import jax
 import numpy as np
 import pytest
 
+from experiments.environments import FUNCTIONS, Fault, repair
+from rl4p.base.types import Prompt
 from rl4p.configuration import compose
 from rl4p.distributed.mesh import Mesh
 from rl4p.loop.loop import train
 from rl4p.model.huggingface import write_policy
 from rl4p.model.pretrained import Pretrained
 from rl4p.reward.sandbox import problem
+from rl4p.rollout.environments.harbor import Harbor
+from rl4p.rollout.runtimes import bubblewrap
+from rl4p.rollout.runtimes.bubblewrap import Bubblewrap
 from rl4p.runs.build import build
 
 pytestmark = pytest.mark.mixed_dtypes
@@ -181,6 +187,38 @@ def test_a_recipe_trains(name, teacher, chats, pairs, problems, competition):
     found = run.evaluation.evaluate(infos[-1].state)
     asked = [value for key, value in found.items() if key.endswith("/prompts")]
     assert asked == [8] * len(sets)
+
+
+def test_recorded_repairs_have_the_answers_of_the_sandbox(tmp_path):
+    if (reason := bubblewrap.problem()) is not None:
+        pytest.skip(reason)
+    random, harbor = np.random.default_rng(1), Harbor(path=str(tmp_path), runtime=Bubblewrap())
+    faults = {f"{number}": Fault.drawn(random) for number in range(12)}
+    for name, fault in faults.items():
+        fault.write(tmp_path / name)
+
+    async def played(name: str, messages: list[dict[str, Any]]) -> float:
+        prompt = Prompt(id=f"harbor/{name}", question="", answer="", task="harbor", tokens=(0,))
+        episode = harbor.open(prompt, 0, "e")
+        try:
+            await episode.reset()
+            for said, answer in zip(messages[1:-1:2], messages[2:-1:2], strict=True):
+                result = await episode.step(said)
+                assert [each["content"] for each in result.messages] == [answer["content"]]
+            return (await episode.step(messages[-1])).reward
+        finally:
+            await episode.close()
+
+    questions = {question.id: question.question for question in harbor.questions()}
+    rewards = []
+    for name, fault in faults.items():
+        messages = repair(fault, random)
+        assert messages[0] == {"role": "user", "content": questions[f"harbor/{name}"]}
+        file, line = fault.place
+        edit = f"sed -i '{line}s/{fault.wrong}/{FUNCTIONS[fault.name]}/' {file}"
+        rewards.append(asyncio.run(played(name, messages)))
+        assert rewards[-1] == (edit in messages[-3]["content"])
+    assert set(rewards) == {0, 1}
 
 
 @dataclass(frozen=True, kw_only=True)
