@@ -3,8 +3,8 @@
     python -m experiments.environments write calculator outputs/calculator
 
 writes conversations.jsonl, in which a careless player plays a game (`calculator`, `guess`, `grid`,
-`nim` or `repair`), for `guess` and `grid` questions.jsonl, the rows of the training, and for `repair`
-the folder tasks, with tasks in Harbor's form.
+`nim` or `repair`); for `guess` and `grid` also questions.jsonl, the rows of the training, and for
+`repair` a folder of tasks in Harbor's form.
 
     python -m experiments.environments show outputs/environments
 
@@ -231,7 +231,6 @@ class Fault:
         for name, text in files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text)
-
 
 
 def tasks(folder: Path, random: np.random.Generator) -> set[Fault]:

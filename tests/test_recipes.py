@@ -76,6 +76,9 @@ CHANGES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("grid_gigpo", "guess_gigpo"), ("data.path={problems}", *PLAYS)),
     "nim_self_play": PLAYS,
     "debugging_grpo": ("data.system_prompt=null", *PLAYS, CHANCE, "rollout.engine.temperature=2"),
+    "repair_grpo": (
+        *("rollout.environment.path={tasks}", *PLAYS, CHANCE, "rollout.engine.temperature=2"),
+    ),
     "islands_grpo": SHORT,
     "sums_agent": ("trusted_targets=experiments",),
     "calculator_agent": (
@@ -164,12 +167,23 @@ def competition(tmp_path_factory) -> Path:
     return path
 
 
+@pytest.fixture(scope="session")
+def tasks(tmp_path_factory) -> Path:
+    """Returns a folder with software tasks in Harbor's form."""
+    folder, random = tmp_path_factory.mktemp("tasks"), np.random.default_rng(0)
+    for number in range(72):
+        Fault.drawn(random).write(folder / f"{number}")
+    return folder
+
+
 @pytest.mark.slow  # continuous integration runs it; other tests cover the parts of recipes
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_trains(name, teacher, chats, pairs, problems, competition):
+def test_a_recipe_trains(name, teacher, chats, pairs, problems, competition, tasks):
     if name in ("code_grpo", "debugging_grpo") and (reason := problem("bubblewrap")) is not None:
         pytest.skip(reason)
-    files = {"teacher": teacher, "chats": chats, "pairs": pairs}
+    if name == "repair_grpo" and (reason := bubblewrap.problem()) is not None:
+        pytest.skip(reason)
+    files = {"teacher": teacher, "chats": chats, "pairs": pairs, "tasks": tasks}
     files |= {"problems": problems, "competition": competition}
     changes = [word.format(**files) for word in CHANGES.get(name, ())]
     sets = SETS.get(name, ("data",))

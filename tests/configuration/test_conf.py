@@ -52,6 +52,7 @@ REQUIRED = {
         f"environment={name}": ["rollout=environment", "rollout.environment.url=http://localhost:9"]
         for name in ("mcp", "openenv")
     },
+    "experiment=repair_grpo": ["rollout.environment.path=tasks"],
     "environment=textarena": ["rollout=environment", "rollout.environment.factory.id=2048-v0"],
     "environment=harbor": ["rollout=environment", "rollout.environment.path=tasks"],
     **{f"runtime={name}": ["rollout=environment", *HARBOR] for name in ("bubblewrap", "container")},
