@@ -207,11 +207,14 @@ def test_recorded_repairs_have_the_answers_of_the_sandbox(tmp_path):
     if (reason := bubblewrap.problem()) is not None:
         pytest.skip(reason)
     random, harbor = np.random.default_rng(1), Harbor(path=str(tmp_path), runtime=Bubblewrap())
-    faults = {f"{number}": Fault.drawn(random) for number in range(12)}
+    faults = {f"{number}": Fault.drawn(random) for number in range(8)}
     for name, fault in faults.items():
         fault.write(tmp_path / name)
+    questions = {question.id: question.question for question in harbor.questions()}
 
-    async def played(name: str, messages: list[dict[str, Any]]) -> float:
+    async def played(name: str, fault: Fault) -> float:
+        messages, (file, line) = repair(fault, random), fault.place
+        assert messages[0] == {"role": "user", "content": questions[f"harbor/{name}"]}
         prompt = Prompt(id=f"harbor/{name}", question="", answer="", task="harbor", tokens=(0,))
         episode = harbor.open(prompt, 0, "e")
         try:
@@ -219,20 +222,17 @@ def test_recorded_repairs_have_the_answers_of_the_sandbox(tmp_path):
             for said, answer in zip(messages[1:-1:2], messages[2:-1:2], strict=True):
                 result = await episode.step(said)
                 assert [each["content"] for each in result.messages] == [answer["content"]]
-            return (await episode.step(messages[-1])).reward
+            reward = (await episode.step(messages[-1])).reward
         finally:
             await episode.close()
-
-    questions = {question.id: question.question for question in harbor.questions()}
-    rewards = []
-    for name, fault in faults.items():
-        messages = repair(fault, random)
-        assert messages[0] == {"role": "user", "content": questions[f"harbor/{name}"]}
-        file, line = fault.place
         edit = f"sed -i '{line}s/{fault.wrong}/{FUNCTIONS[fault.name]}/' {file}"
-        rewards.append(asyncio.run(played(name, messages)))
-        assert rewards[-1] == (edit in messages[-3]["content"])
-    assert set(rewards) == {0, 1}
+        assert reward == (edit in messages[-3]["content"])
+        return reward
+
+    async def all_played() -> list[float]:
+        return await asyncio.gather(*(played(*each) for each in faults.items()))
+
+    assert set(asyncio.run(all_played())) == {0, 1}
 
 
 @dataclass(frozen=True, kw_only=True)
