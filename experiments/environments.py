@@ -52,7 +52,7 @@ COMMANDS = """\
     warm_start guess steps=150
     warm_start grid
     warm_start nim steps=150
-    warm_start repair max_prompt_tokens=256 max_response_tokens=12
+    warm_start repair steps=600 prompts_per_step=32 max_prompt_tokens=200 max_response_tokens=12
     for seed in 0 1 2; do
       rewarded calculator_grpo calculator $seed
       rewarded guess_gigpo guess $seed data.path=outputs/environments/guess/questions.jsonl
@@ -202,10 +202,9 @@ class Fault:
         return replace(self, numbers=(0, 0))
 
     @property
-    def place(self) -> tuple[str, int]:
-        """The file of the fault, and its line."""
-        file, line = divmod(self.order.index(self.name), 2)
-        return f"{'abc'[file]}.py", line + 1
+    def file(self) -> str:
+        """The file of the fault."""
+        return f"{'abc'[self.order.index(self.name) // 2]}.py"
 
     def line(self, name: str) -> str:
         """Returns the line of a function."""
@@ -253,22 +252,15 @@ def repairs(others: Container[Fault], random: np.random.Generator) -> Messages:
 
 
 def repair(fault: Fault, random: np.random.Generator) -> Messages:
-    """Returns the repair of a fault through a shell.
-
-    The first mistake is to edit some line without a look at the files; the second, after a look, is
-    to write the operator that stands there.
-    """
-    right, (file, line), old = FUNCTIONS[fault.name], fault.place, fault.wrong
-    messages = [said("user", fault.instruction)]
-    if mistaken(random):
-        file, line = f"{random.choice(list('abc'))}.py", int(random.integers(1, 3))
-        old = str(random.choice([each for each in OPERATORS if each != right]))
-    else:
-        found = f"{file}:{line}:{fault.line(fault.name)}\n"
-        messages += ran(f"grep -n {fault.name} *.py", found)
-        right = old if mistaken(random) else right
-    messages += ran(f"sed -i '{line}s/{old}/{right}/' {file}")
-    return [*messages, said("assistant", "Done.")]
+    """Returns a repair by a shell; the mistake is to write the operator that stands there."""
+    name, file, old = fault.name, fault.file, fault.wrong
+    new = old if mistaken(random) else FUNCTIONS[name]
+    return [
+        said("user", fault.instruction),
+        *ran(f"grep {name} *.py", f"{file}:{fault.line(name)}\n"),
+        *ran(f"sed -i '/{name}/s/{old}/{new}/' {file}"),
+        said("assistant", "Done."),
+    ]
 
 
 def ran(command: str, output: str = "") -> Messages:

@@ -101,6 +101,7 @@ ELSEWHERE: dict[tuple[str, ...], Callable[[list[str]], bool]] = {
     ("python", "-m", "pytest"): lambda words: any((ROOT / word).is_file() for word in words),
     ("python", "-m", "experiments.benchmarks.peers"): is_a_module_here,
     ("python", "-m", "experiments.benchmarks.serving"): is_a_module_here,
+    ("python", "-m", "experiments.environments"): is_a_module_here,
     ("python", "-m", "experiments.real_model"): is_a_module_here,
 }
 
