@@ -29,7 +29,7 @@ from rl4p.rollout.environments.games import Grid, Guess, Nim
 
 HERE = Path(__file__).parent
 ROWS = 8192  # conversations, and questions
-TASKS = 640  # folders of software tasks, of which the recipe holds out 128
+TASKS = 640  # folders of software tasks, of which the recipe holds out 64
 PICTURES = {
     "environments.png": ("calculator_grpo", "sums_agent", "calculator_agent"),
     "games.png": ("guess_gigpo", "grid_gigpo"),
@@ -52,7 +52,7 @@ COMMANDS = """\
     warm_start guess steps=150
     warm_start grid
     warm_start nim steps=150
-    warm_start repair steps=600 prompts_per_step=32 max_prompt_tokens=200 max_response_tokens=12
+    warm_start repair steps=600 prompts_per_step=32 max_prompt_tokens=232 max_response_tokens=12
     for seed in 0 1 2; do
       rewarded calculator_grpo calculator $seed
       rewarded guess_gigpo guess $seed data.path=outputs/environments/guess/questions.jsonl
