@@ -52,7 +52,8 @@ COMMANDS = """\
     warm_start guess steps=150
     warm_start grid
     warm_start nim steps=150
-    warm_start repair steps=600 prompts_per_step=32 max_prompt_tokens=232 max_response_tokens=12
+    warm_start repair prompts_per_step=30 steps=400 optimizer.learning_rate=5e-3 \\
+      max_prompt_tokens=232 max_response_tokens=12
     for seed in 0 1 2; do
       rewarded calculator_grpo calculator $seed
       rewarded guess_gigpo guess $seed data.path=outputs/environments/guess/questions.jsonl
@@ -170,7 +171,7 @@ class Fault:
     """A software task: six functions in three files, of which one has a wrong operator.
 
     Attributes:
-      order: the names of the functions, two for each of a.py, b.py and c.py.
+      order: the names of the functions, two for each of x.py, y.py and z.py.
       name: the function with the fault.
       wrong: its operator.
       numbers: two numbers for which the fault shows.
@@ -204,7 +205,7 @@ class Fault:
     @property
     def file(self) -> str:
         """The file of the fault."""
-        return f"{'abc'[self.order.index(self.name) // 2]}.py"
+        return f"{'xyz'[self.order.index(self.name) // 2]}.py"
 
     def line(self, name: str) -> str:
         """Returns the line of a function."""
@@ -217,7 +218,7 @@ class Fault:
         files["task.toml"] = "[agent]\ntimeout_sec = 600\n[verifier]\ntimeout_sec = 60\n"
         files["environment/Dockerfile"] = "FROM python:3.12-slim\nWORKDIR /app\nCOPY *.py ./\n"
         checks = []
-        for number, file in enumerate("abc"):
+        for number, file in enumerate("xyz"):
             names = self.order[2 * number : 2 * number + 2]
             files[f"environment/{file}.py"] = "".join(f"{self.line(each)}\n" for each in names)
             checks += [f"from {file} import {', '.join(names)}"]
