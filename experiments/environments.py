@@ -52,7 +52,7 @@ COMMANDS = """\
     warm_start guess steps=150
     warm_start grid
     warm_start nim steps=150
-    warm_start repair prompts_per_step=30 steps=400 optimizer.learning_rate=5e-3 \\
+    warm_start repair prompts_per_step=15 steps=900 optimizer.learning_rate=4e-3 \\
       max_prompt_tokens=232 max_response_tokens=12
     for seed in 0 1 2; do
       rewarded calculator_grpo calculator $seed
