@@ -185,7 +185,7 @@ def word_of_others(loader: ConfigLoaderImpl, line: str, root: str) -> InputError
     key, _, value = line.partition("=")
     first = key.partition(".")[0]
     known = key_correction(key, value, whole=True) or ("." in key and key_correction(key, value))
-    if not known or first in {"hydra", *loader.list_groups("")}:
+    if not known or not first.isidentifier() or first in {"hydra", *loader.list_groups("")}:
         return None
     result = loader.repository.load_config(root)
     if result is None or first in result.config:

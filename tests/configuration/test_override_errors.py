@@ -2,7 +2,7 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from rl4p.base.errors import InputError
-from rl4p.configuration.composition import Composer
+from rl4p.configuration.composition import CONFIG, Composer
 from rl4p.configuration.override_errors import (
     options_like,
     options_with,
@@ -12,6 +12,7 @@ from rl4p.configuration.override_errors import (
     several_values,
     unreadable,
     with_another_option,
+    word_of_others,
     wrong_key,
     wrong_option,
 )
@@ -86,6 +87,21 @@ def test_a_wrong_key_names_a_right_one(composer, line, end):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("line", "end"),
+    [
+        ("use_vllm=false", "write rollout=continuous"),
+        ("actor_rollout_ref.rollout.n=5", "write group_size=5"),
+        # What may exist is composed first.
+        *[("rollout.temperature=0.5", None), ("data.train_batch_size=3", None)],
+        *[("+rollout.tasks.sums.min_p=0.1", None), ("hydra.run.dir=out", None), ("steps=3", None)],
+    ],
+)
+def test_words_of_another_library_are_known_without_composing(loader, line, end):
+    error = word_of_others(loader, line, CONFIG)
+    assert (error is None) if end is None else str(error).endswith(end)
+
+
 def test_many_places_are_not_listed(composer):
     config = composer.load([])
     assert len(same_key_elsewhere("remat", config)) == 1
