@@ -86,7 +86,6 @@ def test_a_wrong_key_names_a_right_one(composer, line, end):
     assert end in str(wrong_key(composer.loader, override, composer.load([])))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "end"),
     [
@@ -102,6 +101,7 @@ def test_words_of_another_library_are_known_without_composing(loader, line, end)
     assert (error is None) if end is None else str(error).endswith(end)
 
 
+@pytest.mark.slow
 def test_many_places_are_not_listed(composer):
     config = composer.load([])
     assert len(same_key_elsewhere("remat", config)) == 1
