@@ -89,7 +89,7 @@ class Unusable(Exception):
 def read_folders(folders: Iterable[Path]) -> tuple[list[Run], list[LeftOut]]:
     """Returns the finished runs below the folders, and the other ones.
 
-    Evaluations are among the other ones if there is a training run.
+    If there is a training run, evaluations are left out.
 
     Args:
       folders: folders of runs, of sweeps, or of several sweeps; patterns such as outputs/runs/*.

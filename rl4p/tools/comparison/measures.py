@@ -104,7 +104,7 @@ class Metric:
     def questions(self, run: Run) -> tuple[Questions, ...] | None:
         """Returns the questions behind the number of a run, for each of `names`.
 
-        It is None if the run did not record them, or if the number is not the last value.
+        Returns None if the run did not record them, or if the number is of an earlier evaluation.
         """
         questions = [run.questions.get(name) for name in self.names]
         known = tuple(each for each in questions if each is not None and each.scores)
