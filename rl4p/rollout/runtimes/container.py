@@ -31,7 +31,7 @@ cat /rl4p/out; exit $code"""
 ENGINE_SECONDS = 60.0  # for a call of the engine, beside what it runs
 KILLED = 128 + 9  # the exit code after SIGKILL
 lock, numbers = threading.Lock(), itertools.count()
-images: dict[tuple[str, Path], str] = {}  # the ids of what this process built
+images: dict[tuple[tuple[str, ...], Path], str] = {}  # the ids of what this process built
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +47,8 @@ class Container:
 
     Attributes:
       engine: the program: docker or podman.
+      address: of an engine on another machine, such as `ssh://user@host` or `tcp://host:2375`; None
+        is the one of this machine. Contexts of Dockerfiles are sent there.
       network: its network; `none` has only the loopback device.
       memory_mib: of a container, without swap.
       processes: of a container.
@@ -55,6 +57,7 @@ class Container:
     """
 
     engine: Word = "docker"
+    address: Word | None = None
     network: Word = "none"
     memory_mib: Positive = 1024
     processes: Positive = 256
@@ -62,17 +65,23 @@ class Container:
     arguments: tuple[Word, ...] = ()
 
     def check(self, image: Image) -> None:
-        if (reason := problem(self.engine)) is not None:
+        if (reason := problem(self.command)) is not None:
             raise InputError(f"runtime=container cannot be used: {reason}.")
         limit_of(image, "memory_mib", self.memory_mib)
 
     def open(self, image: Image) -> "OpenContainer":
         return OpenContainer(self, image)
 
+    @property
+    def command(self) -> tuple[str, ...]:
+        """The words with which each call of the engine begins."""
+        flag = "--url" if Path(self.engine).name == "podman" else "--host"
+        return (self.engine, *(() if self.address is None else (flag, self.address)))
+
     def start_words(self, image: Image, reference: str, name: str) -> list[str]:
         """Returns the words that start a container of an image."""
         memory = f"{limit_of(image, 'memory_mib', self.memory_mib)}m"
-        words = [self.engine, "run", "--detach", "--rm", "--name", name]
+        words = ["run", "--detach", "--rm", "--name", name]
         words += ["--label", LABEL, "--tmpfs", f"/rl4p:size={LARGEST_OUTPUT}"]
         words += ["--network", self.network]
         words += ["--memory", memory, "--memory-swap", memory]
@@ -92,11 +101,11 @@ class Container:
         """
         if image.reference is not None:
             return image.reference
-        key = self.engine, image.context
+        key = self.command, image.context
         with lock:
             if key not in images:
-                words = [self.engine, "build", "--quiet", str(image.context)]
-                images[key] = output_of_engine(words, image.build_seconds)
+                words = ["build", "--quiet", str(image.context)]
+                images[key] = output_of_engine(self.command, words, image.build_seconds)
         return images[key]
 
 
@@ -104,11 +113,12 @@ class OpenContainer:
     """A container of `Container`."""
 
     def __init__(self, options: Container, image: Image) -> None:
-        self.engine, self.name = options.engine, f"rl4p-{owner()}-{next(numbers)}"
+        self.engine, self.name = options.command, f"rl4p-{owner()}-{next(numbers)}"
         reference = options.reference(image)
         self.close = weakref.finalize(self, remove, self.engine, [self.name])
         try:
-            output_of_engine(options.start_words(image, reference, self.name), image.build_seconds)
+            words = options.start_words(image, reference, self.name)
+            output_of_engine(self.engine, words, image.build_seconds)
         except RunError:
             self.close()
             raise
@@ -138,19 +148,19 @@ class OpenContainer:
         took = time.monotonic() - began
         if took >= seconds + ENGINE_SECONDS:
             self.close()
-            raise RunError(f"{self.engine} did not answer: its container is removed.")
+            raise RunError(f"{self.engine[0]} did not answer: its container is removed.")
         if result.code == KILLED and took >= seconds:
             return replace(result, code=None, killed=f"after {seconds:g} s")
         if result.code and result.output.startswith(b"Error"):  # of the engine, or of the command
-            state = [self.engine, "inspect", "--format", "{{.State.Running}}", self.name]
-            if output_of_engine(state, ENGINE_SECONDS) != "true":
+            state = ["inspect", "--format", "{{.State.Running}}", self.name]
+            if output_of_engine(self.engine, state, ENGINE_SECONDS) != "true":
                 raise RunError(f"A container has ended: {last_line(result.output)}.")
         return result
 
     def words(self, command: str, seconds: float, variables: Mapping[str, str]) -> list[str]:
         """Returns the words that run a command in the container."""
-        words = [self.engine, "exec", "--interactive", *variables_of(variables), self.name]
-        return [*words, "sh", "-c", RUN, f"{seconds:g}", command]
+        words = ["exec", "--interactive", *variables_of(variables), self.name]
+        return [*self.engine, *words, "sh", "-c", RUN, f"{seconds:g}", command]
 
 
 def variables_of(variables: Mapping[str, str]) -> list[str]:
@@ -158,16 +168,20 @@ def variables_of(variables: Mapping[str, str]) -> list[str]:
     return [word for name, value in variables.items() for word in ("--env", f"{name}={value}")]
 
 
-def output_of_engine(words: Sequence[str], seconds: float) -> str:
-    """Returns what a call of an engine prints.
+def output_of_engine(engine: Sequence[str], words: Sequence[str], seconds: float) -> str:
+    """Returns what a call of an engine (`Container.command`) prints.
 
     Raises:
       RunError: it fails, or passes its time.
     """
-    what = " ".join(words[:2])
+    what = f"{engine[0]} {words[0]}"
     try:
         done = subprocess.run(
-            words, capture_output=True, stdin=subprocess.DEVNULL, timeout=seconds, check=False
+            [*engine, *words],
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            timeout=seconds,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         raise RunError(f"{what} took more than {seconds:g} s.") from None
@@ -176,10 +190,10 @@ def output_of_engine(words: Sequence[str], seconds: float) -> str:
     return done.stdout.decode(errors="replace").strip()
 
 
-def remove(engine: str, names: Sequence[str]) -> None:
+def remove(engine: Sequence[str], names: Sequence[str]) -> None:
     """Removes containers with their processes and volumes; one that is gone is no error."""
     subprocess.run(
-        [engine, "rm", "--force", "--volumes", *names],
+        [*engine, "rm", "--force", "--volumes", *names],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         timeout=ENGINE_SECONDS,
@@ -217,16 +231,16 @@ def left_behind(names: Sequence[str]) -> list[str]:
 
 
 @functools.cache
-def problem(engine: str) -> str | None:
+def problem(engine: tuple[str, ...]) -> str | None:
     """Returns why an engine cannot be used, as a sentence's end; None if it can.
 
     It removes the containers that earlier processes have left.
     """
-    if shutil.which(engine) is None:
-        return f"the program {engine} is not installed"
-    words = [engine, "ps", "--all", "--filter", f"label={LABEL}", "--format", "{{.Names}}"]
+    if shutil.which(engine[0]) is None:
+        return f"the program {engine[0]} is not installed"
+    words = ["ps", "--all", "--filter", f"label={LABEL}", "--format", "{{.Names}}"]
     try:
-        if old := left_behind(output_of_engine(words, ENGINE_SECONDS).split()):
+        if old := left_behind(output_of_engine(engine, words, ENGINE_SECONDS).split()):
             remove(engine, old)
     except RunError as error:
         return str(error).rstrip(".")

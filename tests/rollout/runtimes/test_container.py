@@ -21,13 +21,14 @@ from rl4p.rollout.runtimes.container import (
     remove,
 )
 from tests.support.root_folder import write_root
+from tests.support.trackers import wait_for
 
 
 def test_the_words_that_start_a_container(tmp_path):
     image = Image(name="t", context=tmp_path, workdir="/app", variables={"A": "1"}, memory_mib=512)
     options = Container(engine="podman", cpus=2.0, arguments=("--storage-opt=size=4g",))
     assert options.start_words(image, "sha256:1", "rl4p-2") == [
-        *("podman", "run", "--detach", "--rm", "--name", "rl4p-2"),
+        *("run", "--detach", "--rm", "--name", "rl4p-2"),
         *("--label", "rl4p", "--tmpfs", "/rl4p:size=67108864", "--network", "none"),
         *("--memory", "512m", "--memory-swap", "512m", "--pids-limit", "256", "--cpus", "2"),
         *(
@@ -44,11 +45,19 @@ def test_the_words_that_start_a_container(tmp_path):
     ]
 
 
-def test_the_words_that_run_a_command():
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, ("docker",)),
+        ({"address": "ssh://a@b"}, ("docker", "--host", "ssh://a@b")),
+        ({"engine": "podman", "address": "tcp://b:1"}, ("podman", "--url", "tcp://b:1")),
+    ],
+)
+def test_the_words_that_run_a_command(options, words):
     container = object.__new__(OpenContainer)
-    container.engine, container.name = "docker", "rl4p-2"
+    container.engine, container.name = Container(**options).command, "rl4p-2"
     assert container.words("echo a; b", 2.5, {"A": "1"}) == [
-        *("docker", "exec", "--interactive", "--env", "A=1", "rl4p-2"),
+        *(*words, "exec", "--interactive", "--env", "A=1", "rl4p-2"),
         *("sh", "-c", RUN, "2.5", "echo a; b"),
     ]
 
@@ -96,7 +105,7 @@ def test_an_engine_without_a_server_is_refused(tmp_path, monkeypatch):
     problem.cache_clear()
 
 
-ENGINES = [name for name in ("docker", "podman") if problem(name) is None]
+ENGINES = [name for name in ("docker", "podman") if problem((name,)) is None]
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +126,18 @@ def engine(tmp_path_factory):
     subprocess.run([name, "rmi", "--force", image], check=True, capture_output=True)
 
 
+@pytest.fixture
+def address(engine, tmp_path):
+    """The address of an engine that serves others."""
+    if engine != "podman":
+        pytest.skip("only podman is started as a server")
+    at = f"unix://{tmp_path}/engine.sock"
+    with subprocess.Popen([engine, "system", "service", "--time=0", at]) as server:
+        wait_for(lambda: problem((engine, "--url", at)) is None or problem.cache_clear())
+        yield at
+        server.terminate()
+
+
 def listed(engine):
     words = [engine, "ps", "--all", "--filter", "label=rl4p", "--format", "{{.Names}}"]
     return subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
@@ -128,6 +149,18 @@ def image(tmp_path):
     text = "FROM localhost/rl4p-test:1\nWORKDIR /app\nCOPY hello.txt .\nENV A=1\n"
     (tmp_path / "Dockerfile").write_text(text)
     return Image(name="t", context=tmp_path, variables={"B": "2"})
+
+
+def test_a_container_of_an_engine_with_an_address(engine, address, image):
+    machine = Container(engine=engine, address=address, memory_mib=256).open(image)
+    try:
+        result = machine.run("cat hello.txt -; exit 3", seconds=60.0, content=b"x")
+        assert (result.output, result.code) == (b"hellox", 3)
+        assert machine.run("sleep 600", seconds=0.5).killed == "after 0.5 s"
+        assert machine.name in listed(engine)
+    finally:
+        machine.close()
+    assert machine.name not in listed(engine)
 
 
 def test_a_container(engine, image):
@@ -142,7 +175,7 @@ def test_a_container(engine, image):
         assert machine.run("kill -9 -1; kill -9 1", seconds=60.0).code
         assert machine.run("echo well", seconds=60.0).output == b"well\n"
         assert machine.name in listed(engine)
-        remove(engine, [machine.name])
+        remove((engine,), [machine.name])
         with pytest.raises(RunError):
             machine.run("true", seconds=60.0)
     finally:
@@ -164,5 +197,5 @@ def test_a_killed_process_leaves_a_container_until_the_next_start(engine, image)
         child.kill()
     assert name in listed(engine)
     problem.cache_clear()
-    assert problem(engine) is None
+    assert problem((engine,)) is None
     assert name not in listed(engine)
