@@ -192,8 +192,8 @@ def predicted(x_BT: Array) -> Array:
     return x_BT[:, 1:] if devices() == 1 else own(jnp.pad(x_BT[:, 1:], ((0, 0), (0, 1))))
 
 
-def at_tokens(x_BT: Array) -> Array:
-    """Returns numbers of the columns of `predicting` at the tokens that they predict: [B, T].
+def shift_to_targets(x_BT: Array) -> Array:
+    """Moves values from the columns of `predicting` to the tokens that they predict: [B, T].
 
     The first column, which no column predicts, is 0.
     """

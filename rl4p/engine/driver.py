@@ -102,10 +102,11 @@ class CallSteps:
 
 
 class Driver:
-    """Continues contexts on the device, many at a time, and owns no thread.
+    """Decodes many sequences at a time on the device, and owns no thread.
 
     A rollout calls `step` until its sequences have ended. A server calls `run_call` in a thread of
-    its own (`Scheduler`), and other threads call the methods above `take`. Several processes make
+    its own (`Scheduler`), and other threads call the methods above `take`. A `Scheduler` also runs
+    the commands of `pause`, `abort` and `replace`, between two device calls. Several processes make
     the same device calls if all submit the same sequences between the same steps.
 
     Args:
@@ -113,7 +114,7 @@ class Driver:
       version: the weight version of the parameters.
       layout: the sizes of the batch.
       slots: the most sequences that are decoded at a time; None for all slots of the layout.
-      length: the number of decode steps of a device call.
+      call_steps: the number of decode steps of a device call.
       distribution: the distribution of all sequences; None takes their own.
       kept, speculation: as in `Batch`.
       reuses: whether contexts that were prefilled, and caches in `kept`, may be needed later: other
@@ -133,7 +134,7 @@ class Driver:
         version: str,
         layout: Layout,
         *,
-        length: CallSteps,
+        call_steps: CallSteps,
         slots: int | None = None,
         distribution: SharedDistribution | None = None,
         kept: Kept | None = None,
@@ -143,7 +144,7 @@ class Driver:
     ) -> None:
         self.policy, self.params, self.version = policy, params, version
         self.slots = layout.sizes[-1] if slots is None else slots
-        self.length, self.distribution = length, distribution
+        self.call_steps, self.distribution = call_steps, distribution
         self.reuses, self.checks = reuses, checks
         self.batch = Batch(policy, layout, kept, speculation)
         self.broken: str | None = None
@@ -152,12 +153,12 @@ class Driver:
         self.scores: deque[Submission] = deque()
         self.submissions: dict[Submission, None] = {}  # the open ones, in order
         self.drains = 0  # calls of pause("wait") that wait
-        self.held: dict[Submission, None] = {}  # what is submitted meanwhile
+        self.held_back: dict[Submission, None] = {}  # what is submitted meanwhile
         self.commands: deque[Command] = deque()
         self.undelivered: deque[Callable[[], list[Delivery]]] = deque()
         self.stale = False  # whether sequences of closed submissions run or wait
         self.closing = False
-        self.numbers: Counter[str] = Counter()
+        self.counters: Counter[str] = Counter()
         self.changed = threading.Condition(threading.RLock())
 
     def submit(
@@ -191,13 +192,17 @@ class Driver:
         return self.enter(Submission(deliver, deliver, scored=tokens))
 
     def enter(self, submission: Submission) -> Submission:
-        """Queues a submission, or refuses it if it cannot be decoded."""
+        """Queues a submission.
+
+        Raises:
+          RunError: the driver is broken or closed.
+        """
         with self.changed:
             if self.closing or self.broken:
                 raise RunError(self.broken or CLOSED)
             self.submissions[submission] = None
             if self.drains:
-                self.held[submission] = None
+                self.held_back[submission] = None
             else:
                 self.scores += [submission] if submission.scored else []
                 self.waiting += submission.left.values()
@@ -209,7 +214,7 @@ class Driver:
         with self.changed:
             submission.cancelled = True
             if submission.open:
-                self.numbers["cancelled"] += submission.count
+                self.counters["cancelled"] += submission.count
                 self.end_submission(submission)
             self.changed.notify_all()
 
@@ -217,7 +222,7 @@ class Driver:
         """Ends sequences, of all submissions or some, after the present device call's tokens."""
         with self.changed:
             chosen = list(self.submissions) if submissions is None else list(submissions)
-            self.order(lambda: self.abort_now(each for each in chosen if each.left))
+            self.run_between_calls(lambda: self.abort_now(each for each in chosen if each.left))
 
     @property
     def paused(self) -> bool:
@@ -242,7 +247,7 @@ class Driver:
                 self.drain(timeout)
             elif mode == "abort":
                 self.abort()
-            done = self.order(lambda: None)
+            done = self.run_between_calls(lambda: None)
             self.leases.add(lease)
         try:
             done.result(timeout)
@@ -255,15 +260,15 @@ class Driver:
         """Waits until all earlier submissions have ended, and holds new ones back meanwhile."""
         self.drains += 1
         ready = self.changed.wait_for(
-            lambda: self.closing or self.leases or self.held.keys() >= self.submissions.keys(),
+            lambda: self.closing or self.leases or self.held_back.keys() >= self.submissions.keys(),
             timeout,
         )
         self.drains -= 1
         if not self.drains:  # another call may still wait for the same submissions
-            held = [x for x in self.held if x.open]
+            held = [x for x in self.held_back if x.open]
             self.scores += [x for x in held if x.scored]
             self.waiting += [each for x in held for each in x.left.values()]
-            self.held.clear()
+            self.held_back.clear()
         if not ready:
             self.changed.notify_all()
             raise RunError(f"The requests did not end within {timeout:g} seconds.")
@@ -286,7 +291,7 @@ class Driver:
           InputError: raised by `load`, which has changed nothing. The former weights stay.
           RunError: `load` failed otherwise. Submissions are refused until a later call succeeds.
         """
-        self.order(lambda: self.replace_now(load, version, recompute)).result()
+        self.run_between_calls(lambda: self.replace_now(load, version, recompute)).result()
 
     def counts(self) -> dict[str, float]:
         """Returns what the driver does and has done, in numbers."""
@@ -294,14 +299,14 @@ class Driver:
             running = len(self.batch.slots.running())
             unfinished = sum(submission.count for submission in self.submissions)
             names = ("tokens", "finished", "aborted", "cancelled", "failed", "scored", "updates")
-            return {name: float(self.numbers[name]) for name in names} | {
+            return {name: float(self.counters[name]) for name in names} | {
                 "running": float(running),
                 "waiting": float(max(0, unfinished - running)),
                 "slots": float(self.slots),
                 **self.batch.counts(),
             }
 
-    def order(self, command: Callable[[], Any]) -> Future:
+    def run_between_calls(self, command: Callable[[], Any]) -> Future:
         """Has the thread that decodes run a command between two device calls."""
         done: Future[Any] = Future()
         with self.changed:
@@ -350,7 +355,7 @@ class Driver:
                     self.batch.forget(sequence.context)
             self.batch.begin(
                 self.params,
-                steps=self.length.steps(self.batch.size),
+                steps=self.call_steps.steps(self.batch.size),
                 waiting=waiting,
                 distribution=self.distribution,
             )
@@ -358,13 +363,13 @@ class Driver:
         self.undelivered += [partial(self.end_score, *pair) for pair in scored]
         if decodes:
             call = self.batch.end()
-            self.length.learn(call)
+            self.call_steps.learn(call)
             wrong = call.not_numbers() if self.checks else []
             if wrong:
                 self.batch.remove(wrong)
                 # A NaN in a free slot would spoil even the attention that masks it.
                 self.batch.cache = cleared(self.batch.cache, ~self.batch.slots.state.active_n)
-            self.undelivered.append(partial(self.sort, call, wrong, version))
+            self.undelivered.append(partial(self.collect_deliveries, call, wrong, version))
 
     def step(self) -> None:
         """Makes a device call with what waits and runs, and delivers its results."""
@@ -392,6 +397,7 @@ class Driver:
                 self.end_submission(submission)
 
     def deliver(self) -> None:
+        """Calls the receivers of what earlier device calls gave, without the lock."""
         while self.undelivered:
             self.send(self.undelivered.popleft()())
 
@@ -401,12 +407,15 @@ class Driver:
                 receive(content)
 
     def purge(self) -> None:
+        """Removes the sequences of closed submissions from the batch and the queues."""
         self.batch.remove([x for x in self.batch.slots.running() if not x.owner.open])
         self.waiting = deque(x for x in self.waiting if x.owner.open)
         self.scores = deque(x for x in self.scores if x.open)
         self.stale = False
 
-    def sort(self, call: Ended, wrong: list[TokenSequence], version: str) -> list[Delivery]:
+    def collect_deliveries(
+        self, call: Ended, wrong: list[TokenSequence], version: str
+    ) -> list[Delivery]:
         """Returns the deliveries of the tokens of a device call, one for each submission."""
         parts: dict[Submission, list[Chunk]] = {}
         failing: list[Submission] = []
@@ -425,8 +434,8 @@ class Driver:
                     self.batch.kept[tokens] = chunk.sequence.kept, padding
                 if chunk.finish is not None:
                     del submission.left[chunk.sequence.index]
-                    self.numbers["finished"] += 1
-                self.numbers["tokens"] += len(chunk.tokens)
+                    self.counters["finished"] += 1
+                self.counters["tokens"] += len(chunk.tokens)
                 parts.setdefault(submission, []).append(chunk)
                 if not submission.left:
                     self.end_submission(submission)
@@ -440,7 +449,7 @@ class Driver:
         with self.changed:
             if submission.open:
                 self.end_submission(submission)
-            self.numbers["scored"] += 1
+            self.counters["scored"] += 1
         return [(submission, submission.deliver, [math.nan, *logprobs])]
 
     def end_all(
@@ -452,7 +461,7 @@ class Driver:
             for submission in list(submissions):
                 if not submission.open:
                     continue
-                self.numbers["failed" if error else "aborted"] += submission.count
+                self.counters["failed" if error else "aborted"] += submission.count
                 if error and submission.fail is not None:
                     deliveries.append((submission, submission.fail, error))
                 else:
@@ -466,7 +475,7 @@ class Driver:
         return deliveries
 
     def abort_now(self, submissions: Iterable[Submission] | None = None) -> None:
-        """Ends submissions, or all, with `Finish.ABORT`, whatever the device does."""
+        """Ends submissions, or all, with `Finish.ABORT`; the thread that decodes calls it."""
         self.send(self.end_all(self.submissions if submissions is None else submissions))
 
     def replace_now(self, load: Callable[[Params], Params], version: str, recompute: bool) -> None:
@@ -480,7 +489,7 @@ class Driver:
             self.batch.clear()
             raise RunError(self.broken) from error
         self.version, self.broken = version, None
-        self.numbers["updates"] += 1
+        self.counters["updates"] += 1
         self.batch.contexts.clear()
         if recompute:
             with self.changed:

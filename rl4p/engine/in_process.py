@@ -244,7 +244,7 @@ class ContinuousEngine(InProcess):
         )
         driver = Driver(
             *(self.policy, weights.params, str(weights.version), layout),
-            length=CallSteps(MOST_STEPS if stop is None else BETWEEN_STOPS),
+            call_steps=CallSteps(MOST_STEPS if stop is None else BETWEEN_STOPS),
             distribution=distribution,
             kept=kept,
             speculation=speculation,
@@ -337,7 +337,7 @@ class ContinuousEngine(InProcess):
         longest = self.policy.decoder.config.max_positions
         driver = Driver(
             *(self.policy, params, str(version), self.stream_layout(source)),
-            length=CallSteps(BETWEEN_REQUESTS),
+            call_steps=CallSteps(BETWEEN_REQUESTS),
             distribution=self.distribution(version, greedy, ()),
             kept=kept,
             reuses=True,
@@ -362,10 +362,10 @@ class ContinuousEngine(InProcess):
                 driver.submit([sequence], partial(receive, request))
             if not driver.submissions:
                 break
-            before = driver.numbers["tokens"]
+            before = driver.counters["tokens"]
             driver.step()
             if (count := newest("rollout")) is not None:  # of episodes
-                count.add(tokens=driver.numbers["tokens"] - before)
+                count.add(tokens=driver.counters["tokens"] - before)
         kept.clear()
         self.prefilled_tokens += driver.batch.prefilled_tokens
         self.stream_columns = driver.batch.columns

@@ -62,7 +62,10 @@ class Layout:
         return min(rows, few) if waiting <= few else rows
 
     def few_widths(self, longest: int) -> int:
-        """Returns a power of two from 64 on: pairs of such widths need few compilations."""
+        """Returns a width for `longest` tokens: a power of two, at least 64 if `most` is.
+
+        Pairs of such widths need few compilations.
+        """
         return min(max(64, padded_width(longest)), max(self.most, padded_width(longest)))
 
     def columns(self, used: int) -> int:

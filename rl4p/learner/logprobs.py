@@ -199,7 +199,7 @@ def token_scores(
         back_BT = jnp.argsort(order_BT, axis=1)
         scores = tuple(jnp.take_along_axis(x, back_BT, axis=1) for x in in_order)
     masked = (jnp.where(mask_BT, x, 0.0) for x in scores)
-    return TokenScores(*map(collectives.at_tokens, masked))
+    return TokenScores(*map(collectives.shift_to_targets, masked))
 
 
 def columns_per_chunk(B: int, T: int, V: int, platform: str) -> int:

@@ -47,16 +47,17 @@ class Packing(NamedTuple):
         loops: Sequence[MicrobatchLoop],
         cost: Callable[[Any], Any],
     ) -> Self:
-        """Packs the sequences of each group into rows of the group.
+        """Packs the sequences of each group by first fit into at most `group_size` rows.
 
-        Tries each width of the loops as the capacity of all rows, and also the cheapest capacity of
-        each group by itself, and keeps the cheapest of these. Devices that run in step decide
-        alike, which saves time. A row has at most `MOST_SEQUENCES` sequences.
+        Tries several capacities (columns of a row): each width of the microbatches for all groups,
+        and for each group the width that is cheapest for it alone. Keeps the candidate of the least
+        cost. Devices that run in step choose the same one, which saves time. A row has at most
+        `MOST_SEQUENCES` sequences.
 
         Args:
           group_size: the number of neighbouring rows that are a group.
-          loops: the loops of `microbatches.fold` over the packed rows.
-          cost: the cost of a row of a width.
+          loops: the loops of `microbatches.fold` over the packed rows, each with a width.
+          cost: returns the cost of rows from their widths in columns: float32, any shape.
         """
         # C capacities are tried for each of P groups of G sequences, all in one program.
         left_B, lengths_B = extents(segment_ids_BT)

@@ -71,7 +71,7 @@ class HeldOutLoss:
                     version=0,
                 )
                 own = self.policy.decoder, whole(params)
-                logprobs_BT = self.scored(*own, trajectories)
+                logprobs_BT = self.token_scores(*own, trajectories)
                 if signs:  # the loss and the metrics of the update for each row, with a count of 1
                     scores = self.scores(own, reference, trajectories, episodes, logprobs_BT)
                     good_B = np.arange(self.rows) % self.group_size == 0
@@ -96,7 +96,7 @@ class HeldOutLoss:
             for name, value in {**metrics_of(sums[task]), "prompts": float(counts[task])}.items()
         }
 
-    def scored(self, decoder: Decoder, whole: Params, trajectories: Trajectories) -> Array:
+    def token_scores(self, decoder: Decoder, whole: Params, trajectories: Trajectories) -> Array:
         """Returns the log-probabilities, or the scores of a score head: [B, T]."""
         name = "score" if decoder.config.labels else "logprobs"
         options = replace(self.phases.score_options(self.policy), decoder=decoder, names=(name,))
@@ -113,7 +113,7 @@ class HeldOutLoss:
         """Returns the scores that the update reads (`Scoring`), of given responses."""
         needs, scores = self.phases.needs(), {}
         if "reference_logprobs" in needs:
-            scores["reference_logprobs"] = self.scored(*reference, trajectories)
+            scores["reference_logprobs"] = self.token_scores(*reference, trajectories)
         if "mismatched_log_ratios" in needs:
             options = self.phases.score_options(self.policy)
             ratios_BT = mismatched_log_ratios(options, own, reference, trajectories)

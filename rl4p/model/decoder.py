@@ -130,11 +130,11 @@ class Decoder:
         """Returns float32 parameters: normal(0, 0.02), residual outputs scaled by 1/sqrt(2 L)."""
         c = self.config
         key_embed, key_head, key_layers = jax.random.split(key, 3)
-        fresh = jnp.zeros if c.centered_norm else jnp.ones
+        init_scale = jnp.zeros if c.centered_norm else jnp.ones
         params = {
             "embedding": 0.02 * jax.random.normal(key_embed, (c.vocabulary, c.width)),
             "layers": self.init_layers(jax.random.split(key_layers, c.layers)),
-            "norm": {"scale": fresh((c.width,))},
+            "norm": {"scale": init_scale((c.width,))},
         }
         if c.per_layer_width:
             params["per_layer"] = fresh_inputs(c, jax.random.fold_in(key_embed, 1))

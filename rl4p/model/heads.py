@@ -45,4 +45,4 @@ def values(params: Params, hidden_BTD: Array) -> Array:
     head = params["value"]
     kernel_D, bias = (head[name].astype(jnp.float32) for name in ("kernel", "bias"))
     before_BTD = collectives.predicting(hidden_BTD).astype(jnp.float32)
-    return collectives.at_tokens(jnp.einsum("BTD,D->BT", before_BTD, kernel_D) + bias)
+    return collectives.shift_to_targets(jnp.einsum("BTD,D->BT", before_BTD, kernel_D) + bias)

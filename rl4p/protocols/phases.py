@@ -360,7 +360,7 @@ class Estimator(Protocol):
         """Returns float32 [B, T]; position t holds the value of the state before token t.
 
         Under `mesh.cp`, activations are those of this device's columns, and the result is that of
-        all: `predicting` and `at_tokens` of `distributed/collectives.py` serve both cases
+        all: `predicting` and `shift_to_targets` of `distributed/collectives.py` serve both cases
         (`model/heads.py`).
         """
         ...

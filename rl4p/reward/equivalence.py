@@ -26,7 +26,7 @@ LONGEST = 4096  # characters of an answer; a longer one equals nothing
 DIGITS = 6  # of a decimal that stands for a fraction or a root
 RELATIVE = 2e-6  # the same, for decimals within an expression: 0.166667 is 1/6
 PRECISION = 60  # digits of values that have no decimals
-MOST_PLACES = 10_000
+MOST_LEADING_ZEROS = 10_000  # after the point
 MIXED = re.compile(
     r"(?<![\d.^_}])(\d+) ?"
     r"(?:\\[cdt]?frac ?(?:\{(\d+)\}|(\d)) ?(?:\{(\d+)\}|(\d))|(?<= )(\d+)/(\d+))"
@@ -92,7 +92,7 @@ def equal(reference: str, given: str) -> bool:
     known = None if "%" in expected + given else same_values(*pair, (expected, given))
     if known is not None:
         return known
-    places = max(decimal_places(each) for each in (*pair[0], *pair[1], 0))
+    places = max(leading_zeros(each) for each in (*pair[0], *pair[1], 0))
     same = verify(
         list(pair[0]),
         list(pair[1]),
@@ -261,7 +261,7 @@ def is_decimal(value: Any) -> bool:
     return rest == 1
 
 
-def decimal_places(expression: Any) -> int:
+def leading_zeros(expression: Any) -> int:
     """Returns how many zeros the smallest number in an expression has after its point."""
     if not isinstance(expression, Basic | MatrixBase):
         return 0
@@ -275,7 +275,7 @@ def decimal_places(expression: Any) -> int:
                 zeros = max(zeros, -int(log(size, 10).evalf(15)))
         else:
             parts += part.flat() if isinstance(part, MatrixBase) else part.args
-    return min(zeros, MOST_PLACES)
+    return min(zeros, MOST_LEADING_ZEROS)
 
 
 def plain(text: str) -> str:

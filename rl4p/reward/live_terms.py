@@ -122,7 +122,7 @@ class TermGrades:
 
     grades_B: np.ndarray  # float64; nan where the term does not apply, and where it failed
     failed_B: np.ndarray
-    late: bool = False
+    late: bool = False  # whether the call passed its deadline
     problem: str | None = None  # a sentence about a call without grades, or with too large ones
     error: BaseException | None = None
 

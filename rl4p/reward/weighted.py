@@ -98,7 +98,14 @@ class Weighted:
     def start(
         self, episodes: Sequence[Episode], group_ids_B: np.ndarray | None, key: str
     ) -> Callable[[], Rewards]:
-        """Calls the terms that have a deadline, and returns a function that waits for them."""
+        """Starts the terms that have a deadline, in threads.
+
+        Returns a function that runs the other terms, waits for those, and returns the rewards.
+
+        Args:
+          group_ids_B: the group of each row; None reads it from the episodes.
+          key: the key of this reward in the configuration, for messages.
+        """
         groups = []
         if self.whole_groups:
             groups = rows_of_groups(group_ids_of(episodes) if group_ids_B is None else group_ids_B)

@@ -212,7 +212,10 @@ class Workers:
         return Worker(process=process, errors=errors, due=time.monotonic() + START_SECONDS)
 
     def advance(self, results: list[Any]) -> None:
-        """Waits for the next replies or the next deadline."""
+        """Waits for replies or the next deadline, and puts what it gets into `results`.
+
+        A worker past its deadline is replaced, and the result of its item is a `Failed`.
+        """
         with selectors.DefaultSelector() as selector:
             waited = [each for each in self.workers if each.item is not None or not each.ready]
             for worker in waited:

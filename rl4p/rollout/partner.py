@@ -67,7 +67,10 @@ class Chat:
 
     @asynccontextmanager
     async def playing(self) -> AsyncIterator[Answers]:
-        """Yields the function that plays, while its connections are open."""
+        """Opens the connections of the role.
+
+        Yields the function that returns the next message of the role, of a conversation and a seed.
+        """
         key = api_key(self.key_variable)
         client = HttpClient(url=self.url, key=key, connections=self.concurrency)
 

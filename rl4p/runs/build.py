@@ -36,11 +36,11 @@ from rl4p.runs.compatibility import (
     choice,
     idle_options,
     refuse_a_gap_that_is_never_measured,
-    refuse_a_head_without_its_loss,
     refuse_idle_roots,
     refuse_idle_routers,
     refuse_missing_or_idle_teachers,
     refuse_offloading_on_a_cpu,
+    refuse_score_head_mismatch,
     refuse_top_p_with_exact_sums,
     refuse_what_cannot_act,
 )
@@ -127,7 +127,7 @@ def build(config: DictConfig) -> Experiment:
         check_references(phases, questions)
     policy, params = model.build(mesh, jax.random.fold_in(key, 0))
     refuse_idle_routers(phases, policy)
-    refuse_a_head_without_its_loss(phases, policy)
+    refuse_score_head_mismatch(phases, policy)
     refuse_top_p_with_exact_sums(phases.rollout, policy)
     _ = policy.sampling_mesh  # which checks that the mesh of the sampler divides the policy
     recorded = model.recorded() if isinstance(model, Records) else {}

@@ -109,8 +109,8 @@ def refuse_idle_routers(phases: Phases, policy: Policy) -> None:
             raise InputError(f"update.{option} has no effect, because {reason}: leave it out.")
 
 
-def refuse_a_head_without_its_loss(phases: Phases, policy: Policy) -> None:
-    """Refuses to train the score of a model that has none, and a score that is not trained."""
+def refuse_score_head_mismatch(phases: Phases, policy: Policy) -> None:
+    """Refuses an update that trains a score head if there is none, and a head without such one."""
     trains, update = UpdateTraits.read(phases.update).trains_score, choice("update", phases.update)
     if trains and not policy.decoder.config.labels:
         raise InputError(

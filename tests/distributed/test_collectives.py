@@ -131,7 +131,7 @@ def test_one_device_has_all_columns_and_heads():
     assert collectives.to_heads(heads, heads, heads) == (heads, heads, heads)
     assert collectives.predicting(heads).shape == (2, 5, 4, 8)
     assert collectives.predicted(x).tolist() == x[:, 1:].tolist()
-    assert collectives.at_tokens(x).tolist() == [[0, *row] for row in x.tolist()]
+    assert collectives.shift_to_targets(x).tolist() == [[0, *row] for row in x.tolist()]
 
 
 DIVIDED = """
@@ -154,7 +154,8 @@ np.testing.assert_array_equal(run(mesh, lambda x: collectives.whole(collectives.
 seen = run(mesh, lambda x: collectives.whole(collectives.own(x)[:, :1]), (x,))
 np.testing.assert_array_equal(seen, x[:, ::3])
 np.testing.assert_array_equal(
-    run(mesh, lambda x: collectives.at_tokens(collectives.predicted(x)), (x,)), x.at[:, 0].set(0)
+    run(mesh, lambda x: collectives.shift_to_targets(collectives.predicted(x)), (x,)),
+    x.at[:, 0].set(0),
 )
 try:
     run(mesh, lambda x: collectives.own(x[:, :10]), (x,))

@@ -23,7 +23,7 @@ def sequence(tokens=(5, 6), index=0, max_tokens=4):
 def driver(policy, params):
     layout = Layout(sizes=[8], most=128, prefill_rows=8, tokens_per_call=32)
     sampled = policy.for_sampling(params)
-    return Driver(policy, sampled, "1", layout, length=CallSteps(4), checks=True)
+    return Driver(policy, sampled, "1", layout, call_steps=CallSteps(4), checks=True)
 
 
 def call(seconds, steps, size=4):

@@ -104,7 +104,11 @@ class SharedServers:
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Waits for the calls under way, of which some can be stopped, and lets no other begin."""
+        """Holds the servers for one caller while the context is open.
+
+        Stops the calls that can be stopped, and waits for the others. New calls wait until the
+        context ends.
+        """
         self.loop.call_soon_threadsafe(self.pool.stop)
         with self.condition:
             self.publishers += 1

@@ -108,7 +108,7 @@ class Scheduler(Driver):
         sampling = placed(policy, policy.for_sampling(params))
         sizes = layout(policy, slots)
         super().__init__(
-            policy, sampling, version, sizes, slots=slots, length=CallSteps(), checks=True
+            policy, sampling, version, sizes, slots=slots, call_steps=CallSteps(), checks=True
         )
         self.suspended = Suspended()
         self.thread = threading.Thread(target=self.run, name="scheduler", daemon=True)
@@ -159,7 +159,7 @@ class Scheduler(Driver):
             lost = [
                 x
                 for x in self.submissions
-                if x not in self.held
+                if x not in self.held_back
                 # all its unfinished sequences, or its score, wait
                 and not all(each in queued for each in x.left.values() or (x,))
             ]

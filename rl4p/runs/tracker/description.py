@@ -113,13 +113,18 @@ class Description:
         return node
 
 
-def options_of(tracker: Any, target: str) -> dict[str, Any] | None:
-    """Returns the options of the tracker with a ``_target_`` in a node that may hold several."""
-    if not isinstance(tracker, Mapping):
+def options_of(node: Any, target: str) -> dict[str, Any] | None:
+    """Returns the options of a tracker without ``_target_``, or None if it is not there.
+
+    Args:
+      node: the configuration of a tracker, or of several (`trackers`).
+      target: the ``_target_`` of the one that is looked for.
+    """
+    if not isinstance(node, Mapping):
         return None
-    if tracker.get("_target_") == target:
-        return {str(name): value for name, value in tracker.items() if name != "_target_"}
-    inner = (options_of(node, target) for node in (tracker.get("trackers") or {}).values())
+    if node.get("_target_") == target:
+        return {str(name): value for name, value in node.items() if name != "_target_"}
+    inner = (options_of(each, target) for each in (node.get("trackers") or {}).values())
     return next((options for options in inner if options is not None), None)
 
 

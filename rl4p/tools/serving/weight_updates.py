@@ -325,7 +325,7 @@ class WeightUpdates:
                 raise InputError(ASLEEP)
             if self.scheduler.broken is not None:
                 raise InputError(self.scheduler.broken)
-            return await self.in_thread(lambda: self.scheduler.order(read).result())
+            return await self.in_thread(lambda: self.scheduler.run_between_calls(read).result())
 
     def close(self) -> None:
         self.threads.shutdown(wait=False, cancel_futures=True)

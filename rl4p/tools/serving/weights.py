@@ -202,7 +202,7 @@ class Sleep:
             self.weights = jax.device_get(scheduler.params) if keep else None
             scheduler.params = {}
 
-        self.scheduler.order(release).result()
+        self.scheduler.run_between_calls(release).result()
 
     def end(self) -> None:
         """Takes the memory again. Dropped weights must be loaded before anything is decoded."""
@@ -216,4 +216,4 @@ class Sleep:
             scheduler.params = jax.device_put(weights, shardings)
             self.shapes = self.weights = None
 
-        self.scheduler.order(take).result()
+        self.scheduler.run_between_calls(take).result()

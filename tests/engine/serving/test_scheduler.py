@@ -40,7 +40,7 @@ def ending(policy):
 @pytest.fixture
 def scheduler(ending, params):
     scheduler = Scheduler(ending, params, "1", slots=4)
-    scheduler.length.steps = lambda slots: 4
+    scheduler.call_steps.steps = lambda slots: 4
     yield scheduler
     scheduler.close()
     assert not scheduler.thread.is_alive()
@@ -323,7 +323,7 @@ def test_a_pause_that_waits_too_long_queues_nothing_while_another_waits(
     later = start((1, 2, 3), (0,), max_tokens=4, end_ids=())
     with pytest.raises(RunError, match=r"did not end within 1e-06 seconds"):
         scheduler.pause("wait", 1e-6)
-    assert list(scheduler.held) == list(scheduler.submissions)[1:]
+    assert list(scheduler.held_back) == list(scheduler.submissions)[1:]
     lease = waiting()
     assert client.done.is_set()
     assert not later.done.is_set()
@@ -417,7 +417,7 @@ def test_samples_that_wait_begin_with_the_new_weights(scheduler, start, in_proce
 @pytest.mark.parametrize("steps", [7, 16])
 def test_a_call_may_cross_the_sizes_of_the_cache(scheduler, start, in_process, steps):
     """They are 64, 96 and 128 columns, and a call may begin with less room than it has steps."""
-    scheduler.length.steps = lambda slots: steps
+    scheduler.call_steps.steps = lambda slots: steps
     contexts = [(5, 6, 7), tuple(range(50, 80)), tuple(range(61))]
     clients = [start(context, max_tokens=60, end_ids=()) for context in contexts]
     for context, client in zip(contexts, clients, strict=True):
@@ -533,9 +533,9 @@ def test_what_is_ordered_before_the_end_is_done(ending, params):
     """Also while the thread is busy with an earlier order: nobody waits forever."""
     scheduler = Scheduler(ending, params, "1", slots=4)
     begun, go_on = threading.Event(), threading.Event()
-    scheduler.order(lambda: (begun.set(), go_on.wait(60)))
+    scheduler.run_between_calls(lambda: (begun.set(), go_on.wait(60)))
     assert begun.wait(60)
-    second = scheduler.order(lambda: "done")
+    second = scheduler.run_between_calls(lambda: "done")
     end = threading.Thread(target=scheduler.close)
     end.start()
     while not scheduler.closing:
@@ -553,7 +553,7 @@ def test_results_that_are_lost_end_their_submissions_alone(scheduler, start, mon
         raise ValueError("lost")
 
     with monkeypatch.context() as patched:
-        patched.setattr(scheduler, "sort", fails)
+        patched.setattr(scheduler, "collect_deliveries", fails)
         clients = [start() for _ in range(3)]
         assert {str(x.wait().error) for x in clients} == {"The device failed: lost"}
     assert start().wait().result().tokens == expected.tokens
