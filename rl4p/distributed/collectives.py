@@ -189,7 +189,9 @@ def predicting(hidden_BTD: Array) -> Array:
 
 def predicted(x_BT: Array) -> Array:
     """Returns, for each column of `predicting`, the number of the token that it predicts."""
-    return x_BT[:, 1:] if devices() == 1 else own(jnp.pad(x_BT[:, 1:], ((0, 0), (0, 1))))
+    if devices() == 1:
+        return x_BT[:, 1:]
+    return own(jnp.pad(x_BT[:, 1:], ((0, 0), (0, 1), *((0, 0),) * (x_BT.ndim - 2))))
 
 
 def shift_to_targets(x_BT: Array) -> Array:
