@@ -199,7 +199,9 @@ class Sampling:
 
     Behaviour and trained log-probabilities refer to it. Temperature 0 takes the argmax and reports
     its log-probability at temperature 1. top_k = 0, top_p = 1 and min_p = 0 disable the truncation.
-    Only samplers heed the last three, which depend on the tokens before.
+    Only samplers heed the three options after them, which depend on the tokens before. With
+    replay_support, samplers record the tokens that the truncation keeps, and the log-probabilities
+    of drawn tokens are normalised over these.
     """
 
     temperature: float = 1.0
@@ -209,6 +211,7 @@ class Sampling:
     least_tokens: int = 0
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
+    replay_support: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

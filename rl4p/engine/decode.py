@@ -23,7 +23,10 @@ from rl4p.model.sampling import (
     draw,
     draw_each,
     log_share,
+    next_tokens,
     penalized,
+    recorded_support,
+    sampling_logits,
     sampling_logprobs,
 )
 
@@ -56,8 +59,19 @@ class SharedDistribution:
         *,
         exact: bool = False,
     ) -> Draws:
-        """Draws token t_n of each slot, in free slots too."""
+        """Draws token t_n of each slot, in free slots too.
+
+        With `Sampling.replay_support`, the tokens that may be drawn are those that are recorded: of
+        more than top-k, which are equal in the last place, some are left out.
+        """
         del active_n
+        if self.sampling.replay_support:
+            logits_nV = sampling_logits(logits_nV, self.sampling, temperature=self.temperature)
+            values_nA, others_nA = jax.lax.top_k(logits_nV, alternatives)
+            support_nV = recorded_support(others_nA, values_nA, logits_nV.shape[-1])
+            logits_nV = jnp.where(support_nV, logits_nV, -jnp.inf)
+            drawn = next_tokens(logits_nV, keys_n, t_n, self.greedy, exact=exact)
+            return Draws(*drawn, others_nA, jax.nn.log_softmax(values_nA, axis=-1))
         options = keys_n, t_n, self.greedy, self.temperature
         token_n, logprob_n = draw(logits_nV, self.sampling, *options, exact=exact)
         if not alternatives:  # XLA may keep a sort of which nothing is taken

@@ -58,7 +58,7 @@ class Drawn(NamedTuple):
 
 
 # The options that the program of a `SharedDistribution` knows.
-SHARED = ("temperature", "top_k", "top_p", "min_p")
+SHARED = ("temperature", "top_k", "top_p", "min_p", "replay_support")
 NO_WEIGHTS = PublishedWeights(None, -1, {})
 
 

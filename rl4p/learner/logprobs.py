@@ -8,6 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from rl4p.base.errors import RunError
 from rl4p.base.types import Array, Microbatching, Params, Sampling, Trajectories
 from rl4p.distributed import collectives
 from rl4p.distributed.mesh import ONE_DEVICE, Mesh
@@ -20,7 +21,7 @@ from rl4p.model import heads
 from rl4p.model.decoder import Decoder, Prefix
 from rl4p.model.exact_sums import token_logprobs
 from rl4p.model.router import RouterLoad
-from rl4p.model.sampling import sampling_logits, sampling_logprobs
+from rl4p.model.sampling import recorded_support, sampling_logits, sampling_logprobs
 from rl4p.model.vocabulary import Head
 
 # The float32 logits that exist at a time, recomputed in the backward pass: 64 MiB on a CPU, which
@@ -38,7 +39,8 @@ class TokenScores(NamedTuple):
 
     Attributes:
       logprobs_BT: float32 log p(token t | tokens before t) under the distribution of `Sampling`,
-        with token t itself always kept in the support.
+        with token t itself always kept in the support, or over the support of the sampler
+        (`Sampling.replay_support`).
       entropy_BT: float32, entropy of the distribution that token t was drawn from, in nats.
       collision_BT: float32, sum of the squared probabilities of that distribution.
       compared_BT: float32, the divergence from a teacher (`TeacherRows`), or the expected score
@@ -152,19 +154,27 @@ def token_scores(
     B, T = mask_BT.shape
 
     head, V = decoder.head(params), decoder.config.vocabulary
+    support = support_columns(trajectories) if sampling.replay_support else ()
+    inputs += support
     if beside is not None:
         V += beside.vocabulary
         inputs += beside.columns()
 
     def score(hidden_BCD: Array, targets_BC: Array, *columns: Array) -> tuple[Array, ...]:
         logits_BCV = decoder.logits_of(head, hidden_BCD)
-        logprobs_BCV = sampling_logprobs(logits_BCV, sampling, targets_BC, temperature)
+        support_BCV = None
+        if support:
+            (tokens_BCA, behaviour_BCA, sampled_BC), columns = columns[:3], columns[3:]
+            support_BCV = recorded_support(tokens_BCA, behaviour_BCA, logits_BCV.shape[-1])
+            support_BCV |= ~sampled_BC[..., None]
+        options = sampling, targets_BC, temperature, support_BCV
+        logprobs_BCV = sampling_logprobs(logits_BCV, *options)
         # Outside the support, -inf times a probability of 0 would be nan.
         finite_BCV = jnp.where(jnp.isfinite(logprobs_BCV), logprobs_BCV, 0.0)
         probs_BCV = jnp.exp(logprobs_BCV)
         chosen_BC = jnp.take_along_axis(logprobs_BCV, targets_BC[..., None], axis=-1)[..., 0]
         if decoder.exact:
-            scaled_BCV = sampling_logits(logits_BCV, sampling, targets_BC, temperature)
+            scaled_BCV = sampling_logits(logits_BCV, *options)
             chosen_BC = token_logprobs(scaled_BCV, targets_BC)
         scores = (
             chosen_BC,
@@ -200,6 +210,17 @@ def token_scores(
         scores = tuple(jnp.take_along_axis(x, back_BT, axis=1) for x in in_order)
     masked = (jnp.where(mask_BT, x, 0.0) for x in scores)
     return TokenScores(*map(collectives.shift_to_targets, masked))
+
+
+def support_columns(t: Trajectories) -> tuple[Array, ...]:
+    """Returns the recorded support of each predicted token, and whether a policy drew the token."""
+    if t.alternatives_BTA is None or t.alternative_logprobs_BTA is None:
+        raise RunError(
+            "These samples were not recorded with the tokens that could be drawn, over which "
+            "rollout.replay_support=true normalises: begin a new run."
+        )
+    columns = t.alternatives_BTA, t.alternative_logprobs_BTA, t.policy_version_BT >= 0
+    return tuple(map(collectives.predicted, columns))
 
 
 def columns_per_chunk(B: int, T: int, V: int, platform: str) -> int:

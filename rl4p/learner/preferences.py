@@ -96,8 +96,12 @@ def mismatched(t: Trajectories, width: Array) -> Trajectories:
     """Returns the prompts, of `width` columns, with the responses of `group_size` rows before."""
     prompt_T = jnp.arange(t.tokens_BT.shape[1]) < width
 
-    def turned(x_BT: Array) -> Array:
-        return jnp.where(prompt_T, x_BT, jnp.roll(x_BT, t.group_size, axis=0))
+    def turned(x_BT: Any) -> Any:
+        def roll(x_BT: Array) -> Array:
+            here = prompt_T.reshape(-1, *(1,) * (x_BT.ndim - 2))
+            return jnp.where(here, x_BT, jnp.roll(x_BT, t.group_size, axis=0))
+
+        return jax.tree.map(roll, x_BT)  # None stays None
 
     segments_BT = turned(t.segment_ids_BT)
     positions_BT = jnp.cumsum(segments_BT != 0, axis=1, dtype=jnp.int32) - 1
@@ -107,5 +111,8 @@ def mismatched(t: Trajectories, width: Array) -> Trajectories:
         response_mask_BT=turned(t.response_mask_BT),
         segment_ids_BT=segments_BT,
         positions_BT=jnp.maximum(positions_BT, 0),
+        policy_version_BT=turned(t.policy_version_BT),
         experts_BTX=None,
+        alternatives_BTA=turned(t.alternatives_BTA),
+        alternative_logprobs_BTA=turned(t.alternative_logprobs_BTA),
     )

@@ -149,6 +149,12 @@ class OwnTeacher:
         def behind(prompt_BS: np.ndarray, rows_BT: Array) -> np.ndarray:
             return np.concatenate([prompt_BS, np.asarray(rows_BT)[:, W:]], axis=1)
 
+        def recorded(rows_BTA: Array | None) -> np.ndarray | None:
+            if rows_BTA is None:
+                return None
+            nothing = np.zeros((*tokens_BS.shape, rows_BTA.shape[2]), rows_BTA.dtype)
+            return behind(nothing, rows_BTA)
+
         nothing_BS = np.zeros_like(tokens_BS)
         segments_BT = behind(mask_BS.astype(np.int32), t.segment_ids_BT)
         longest, most = segments_BT.sum(axis=1).max(), policy.decoder.config.max_positions
@@ -166,8 +172,8 @@ class OwnTeacher:
             behaviour_logprobs_BT=behind(nothing_BS.astype(np.float32), t.behaviour_logprobs_BT),
             policy_version_BT=behind(nothing_BS - 1, t.policy_version_BT),
             experts_BTX=None,
-            alternatives_BTA=None,
-            alternative_logprobs_BTA=None,
+            alternatives_BTA=recorded(t.alternatives_BTA),
+            alternative_logprobs_BTA=recorded(t.alternative_logprobs_BTA),
             prompt_columns=tokens_BS.shape[1],
         )
         return policy.mesh.shard_rows(rows)

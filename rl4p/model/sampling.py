@@ -21,6 +21,7 @@ def sampling_logprobs(
     sampling: Sampling,
     drawn: Array | None = None,
     temperature: Array | None = None,
+    support_V: Array | None = None,
 ) -> Array:
     """Returns the log-probabilities of the distribution that tokens are drawn from.
 
@@ -33,12 +34,13 @@ def sampling_logprobs(
         the step.
       temperature: a scalar above 0 that replaces `sampling.temperature`; it changes without a new
         compilation. None uses `sampling.temperature`.
+      support_V: bool [..., V], a recorded support in place of top-k, top-p and min-p.
 
     Returns:
       float32 [..., V], normalised over the support; -inf outside it. The temperature divides the
       logits before the normalisation, never after.
     """
-    logits_V = sampling_logits(logits_V, sampling, drawn, temperature)
+    logits_V = sampling_logits(logits_V, sampling, drawn, temperature, support_V)
     return jax.nn.log_softmax(logits_V, axis=-1)
 
 
@@ -47,6 +49,7 @@ def sampling_logits(
     sampling: Sampling,
     drawn: Array | None = None,
     temperature: Array | None = None,
+    support_V: Array | None = None,
 ) -> Array:
     """Returns what `sampling_logprobs` normalises: scaled logits, -inf outside the support."""
 
@@ -60,6 +63,8 @@ def sampling_logits(
         logits_V = logits_V / temperature
     elif sampling.temperature > 0:
         logits_V = logits_V / sampling.temperature
+    if support_V is not None:
+        return jnp.where(support_V, logits_V, -jnp.inf)
     if sampling.top_k > 0:
         kth = jax.lax.top_k(logits_V, min(sampling.top_k, logits_V.shape[-1]))[0][..., -1:]
         logits_V = cut(logits_V, kth)
@@ -74,6 +79,17 @@ def sampling_logits(
         largest = jnp.max(logits_V, axis=-1, keepdims=True)
         logits_V = cut(logits_V, largest + log_share(sampling.min_p))
     return logits_V
+
+
+def recorded_support(tokens_A: Array, logprobs_A: Array, vocabulary: int) -> jax.Array:
+    """Returns which tokens of the vocabulary were recorded as the support: bool [..., V].
+
+    Args:
+      tokens_A: int32 [..., A], different tokens.
+      logprobs_A: float32 [..., A], -inf for the tokens that are outside the support.
+    """
+    nothing_V = jnp.zeros((*tokens_A.shape[:-1], vocabulary), bool)
+    return jnp.put_along_axis(nothing_V, tokens_A, logprobs_A > -jnp.inf, axis=-1, inplace=False)
 
 
 def log_share(min_p: float) -> np.float32:

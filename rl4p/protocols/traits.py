@@ -49,7 +49,10 @@ class RolloutTraits(PhaseTraits):
       sleep: whether its servers give memory back while an update runs.
       many_turns: whether a row may have several turns of the policy.
       roles: the names of the agents of an episode; empty for a single one without a name.
-      alternatives: how many of the most probable tokens it records with each drawn token.
+      alternatives: how many of the most probable tokens it records with each drawn token, for an
+        update that centers scores.
+      replay_support: whether the trainer normalises over the tokens that could be drawn.
+      recorded: how many tokens it records with each drawn token, for either.
       dtype: the dtype of the weights that sample; `auto` for that of the model.
     """
 
@@ -63,6 +66,8 @@ class RolloutTraits(PhaseTraits):
     many_turns: bool = False
     roles: Sequence[str] = ()
     alternatives: int = 0
+    replay_support: bool = False
+    recorded: int = 0
     dtype: str = "auto"
 
 

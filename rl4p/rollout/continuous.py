@@ -15,7 +15,7 @@ from rl4p.configuration.bounds import Natural, Positive
 from rl4p.distributed.placement import with_shardings
 from rl4p.engine.cache import cache_shardings, place, prefill, resized_layer
 from rl4p.engine.decode import SharedDistribution, decode
-from rl4p.engine.in_process import ContinuousEngine
+from rl4p.engine.in_process import ContinuousEngine, RowOptions
 from rl4p.engine.layout import response_room, shares_prompts, slot_counts
 from rl4p.engine.prompts import few, without_states
 from rl4p.engine.sequence import Slots
@@ -25,6 +25,8 @@ from rl4p.model.policy import Policy
 from rl4p.model.prompt_cache import PromptCache
 from rl4p.protocols.traits import CacheSize, PlannedProgram
 from rl4p.rollout.sampler import Sampler
+
+MOST_REPLAYED = 256  # tokens of a recorded support
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +64,16 @@ class Continuous(Sampler):
         its rounding too.
       alternatives: how many of the most probable tokens are recorded with each drawn token, for
         `update=score_centering`.
+      replay_support: whether the trainer normalises log-probabilities over the tokens S that
+        `top_k`, `top_p` and `min_p` left to the sampler (Keep Sampling Mask of DeepSeek-V3.2,
+        2512.02556), and not over those that they would leave of its own logits z:
+
+            log pi(y) = z_y / T - log sum_{v in S} exp(z_v / T)
+
+        So does it for the reference and for a teacher's log-probabilities. `top_k` bounds S, of
+        which all tokens are recorded. Of tokens with equal logits in its last places, those beyond
+        `top_k` cannot be drawn. A token that no policy drew has no S: its log-probability is
+        normalised over the whole vocabulary.
     """
 
     slots: Positive | None = None
@@ -70,6 +82,7 @@ class Continuous(Sampler):
     kv_cache_dtype: KVCacheDtype = "auto"
     dtype: Literal["auto", "bfloat16"] = "auto"
     alternatives: Natural = 0
+    replay_support: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -79,11 +92,32 @@ class Continuous(Sampler):
                     f"draft_tokens has no effect with {name}, whose tokens are drawn one by one: "
                     "leave one of them out."
                 )
-        if self.alternatives and self.draft_tokens:
+        for name in ("alternatives", "replay_support"):
+            if (value := getattr(self, name)) and self.draft_tokens:
+                raise ValueError(
+                    f"{name}={str(value).lower()} records no tokens that were drafted: set "
+                    "draft_tokens=0."
+                )
+        if self.replay_support and self.alternatives:
             raise ValueError(
-                f"alternatives={self.alternatives} records no tokens that were drafted: set "
-                "draft_tokens=0."
+                f"replay_support=true and alternatives={self.alternatives} do not go together: "
+                "leave one of them out."
             )
+        if self.replay_support and not 1 < self.top_k <= MOST_REPLAYED:
+            raise ValueError(
+                f"replay_support=true cannot act with top_k={self.top_k}, because it records the "
+                f"tokens that top_k leaves, from 2 to {MOST_REPLAYED}: set top_k to one of these "
+                "numbers, or leave replay_support out."
+            )
+
+    def options(self, task: str) -> RowOptions:
+        own = super().options(task)
+        return replace(own, sampling=replace(own.sampling, replay_support=self.replay_support))
+
+    @property
+    def recorded(self) -> int:
+        """The number of tokens that are recorded with each drawn token."""
+        return self.top_k if self.replay_support else self.alternatives
 
     @cached_property
     def counts(self) -> Counts:
@@ -105,7 +139,7 @@ class Continuous(Sampler):
             max_response_tokens=self.max_response_tokens,
             draft_tokens=self.draft_tokens,
             counts=self.counts,
-            alternatives=self.alternatives,
+            alternatives=self.recorded,
         )
 
     def with_caches(self, policy: Policy) -> Policy:
@@ -202,9 +236,7 @@ class Continuous(Sampler):
             cache,
             state,
             constants,
-            SharedDistribution(
-                sampling=self.sampling, greedy=False, alternatives=self.alternatives
-            ),
+            SharedDistribution(sampling=self.sampling, greedy=False, alternatives=self.recorded),
             0,
             0,
             prompts=prompts,

@@ -102,11 +102,13 @@ class EpisodeRollout(ABC):
                 "rollout.engine.draft_tokens cannot act in episodes: which of them are decoded "
                 "together depends on time, and with drafts their digits would too. Leave it out."
             )
-        if RolloutTraits.read(self.engine).alternatives:
-            raise InputError(
-                "rollout.engine.alternatives cannot act in episodes, whose rows keep the drawn "
-                "tokens alone: leave it out."
-            )
+        traits = RolloutTraits.read(self.engine)
+        for name in ("alternatives", "replay_support"):
+            if getattr(traits, name):
+                raise InputError(
+                    f"rollout.engine.{name} cannot act in episodes, whose rows keep the drawn "
+                    "tokens alone: leave it out."
+                )
 
     @property
     def roles(self) -> Sequence[str]:

@@ -296,6 +296,7 @@ FAMILIES = {
     "packed": {},
     "adapters": {},
     "teacher": {},
+    "support": {"num_kv_heads": 2},
 }
 name, *shapes = sys.argv[1:]
 config = DecoderConfig(**{
@@ -337,6 +338,14 @@ trajectories = Trajectories(
     finish_B=np.zeros(B, np.int8),
 )
 mask = trajectories.response_mask_BT
+if name == "support":  # of 1 to 5 recorded tokens, the first of them the drawn one
+    tokens = trajectories.tokens_BT[..., None] + np.arange(5, dtype=np.int32) * 7
+    logprobs = np.where(np.arange(5) <= random.integers(0, 5, (B, T, 1)), -1, -np.inf)
+    trajectories = replace(
+        trajectories, alternatives_BTA=tokens % V,
+        alternative_logprobs_BTA=logprobs.astype(np.float32),
+    )
+sampling = Sampling(temperature=0.8, replay_support=name == "support")
 scores = {x: random.normal(size=(B, T)).astype(np.float32) for x in ("returns", "values")}
 advantages = random.normal(size=(B, T)).astype(np.float32) * mask
 
@@ -348,7 +357,7 @@ def results(mesh, tokens):
         update = GKD(tokens_per_microbatch=tokens, beta=0.3)
     if name == "experts":
         update = replace(update, router_loss=0.3, router_bias_rate=0.1)
-    model = {"decoder": decoder, "sampling": Sampling(temperature=0.8), "mesh": mesh}
+    model = {"decoder": decoder, "sampling": sampling, "mesh": mesh}
     terms = {"correction": correction.NONE(), "kl": kl.NONE()}
     objective = Objective(
         update=update, entropy=Bonus(alpha=0.1), critic=critic, teacher=teacher, **terms, **model
@@ -411,6 +420,7 @@ for shape in shapes:
         pytest.param("latent", ("1,2,4,1", "1,1,2,4"), marks=pytest.mark.slow),
         pytest.param("packed", ("1,2,4,1", "2,1,2,2"), marks=pytest.mark.slow),
         pytest.param("teacher", ("1,4,2,1", "1,2,2,2"), marks=pytest.mark.slow),
+        pytest.param("support", ("1,2,4,1", "2,1,2,2"), marks=pytest.mark.slow),
         pytest.param("adapters", ("1,2,4,1", "2,1,2,2"), marks=pytest.mark.slow),
         pytest.param("experts", ("1,2,4,1", "2,1,4,1", "1,1,4,2"), marks=pytest.mark.slow),
     ],

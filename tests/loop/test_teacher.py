@@ -5,6 +5,7 @@ import json
 import time
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -71,6 +72,19 @@ def test_the_scores_are_those_of_the_response_behind_the_context(scored, numpy_l
         np.testing.assert_allclose(np.asarray(scores_BT)[row, mask_BT[row]], expected, atol=2e-6)
         assert np.abs(expected - t.behaviour_logprobs_BT[row, mask_BT[row]]).max() > 1e-3
     assert not np.asarray(scores_BT)[~mask_BT].any()
+
+
+def test_what_was_recorded_with_a_response_stands_behind_the_context(scored):
+    experiment, prompts, t, _ = scored
+    policy, mask_BT = experiment.loop.policy, t.response_mask_BT
+    numbers_BTA = np.arange(3 * mask_BT.size, dtype=np.int32).reshape(*mask_BT.shape, 3)
+    recorded = replace(t, alternatives_BTA=numbers_BTA, alternative_logprobs_BTA=-1.0 * numbers_BTA)
+    episodes = [SimpleNamespace(prompt=each) for each in prompts for _ in range(2)]
+    rows = jax.device_get(experiment.loop.scoring.other_teacher.rows(policy, recorded, episodes))
+    assert rows.alternatives_BTA.shape[:2] == rows.tokens_BT.shape != mask_BT.shape
+    kept_BT = rows.response_mask_BT
+    np.testing.assert_array_equal(rows.alternatives_BTA[kept_BT], numbers_BTA[mask_BT])
+    np.testing.assert_array_equal(rows.alternative_logprobs_BTA[kept_BT], -numbers_BTA[mask_BT])
 
 
 @pytest.mark.slow

@@ -339,10 +339,11 @@ def test_it_is_refused_without_an_engine_or_with_something_else_as_an_environmen
         rollout(object())
 
 
-@pytest.mark.parametrize("option", ["draft_tokens", "alternatives"])
+@pytest.mark.parametrize("option", ["draft_tokens", "alternatives", "replay_support"])
 def test_what_cannot_act_in_episodes_is_refused(option):
     """What episodes decode together depends on time; their rows keep the drawn tokens alone."""
-    engine = Continuous(max_response_tokens=R, **{option: 3})
+    value = True if option == "replay_support" else 3
+    engine = Continuous(max_response_tokens=R, top_k=5, **{option: value})
     with pytest.raises(InputError, match=rf"rollout\.engine\.{option} cannot act in episodes"):
         Environment(engine=engine, environment=Counting(), max_response_tokens=R)
 

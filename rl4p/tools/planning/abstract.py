@@ -128,7 +128,7 @@ class AbstractRun:
 
     def trajectories(self) -> Trajectories:
         B, T = self.sequences, self.prompt_columns + self.response_tokens
-        A = RolloutTraits.read(self.phases.rollout).alternatives
+        A = RolloutTraits.read(self.phases.rollout).recorded
         return Trajectories(
             tokens_BT=self.rows((B, T), jnp.int32),
             response_mask_BT=self.rows((B, T), jnp.bool_),
