@@ -1,7 +1,9 @@
 """/v1/responses: OpenAI's newer interface, for agents. A response is made as one of a chat."""
 
+import json
 from collections.abc import AsyncIterator, Mapping, Sequence
-from itertools import count
+from itertools import chain, count
+from types import MappingProxyType
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -21,7 +23,15 @@ from rl4p.engine.serving.body import (
     validate,
 )
 from rl4p.engine.serving.chat import ChatRequest, next_message
-from rl4p.engine.serving.wishes import ParallelCalls, TextFormat, ToolChoice
+from rl4p.engine.serving.wishes import ParallelCalls, TextFormat, ToolChoice, Wishes, leave_out
+
+# The parameters of a tool that takes a text.
+TEXT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+# Of a call's item its events, and the field that they have.
+CALLS = {
+    "function_call": ("function_call_arguments", "arguments"),
+    "custom_tool_call": ("custom_tool_call_input", "input"),
+}
 
 
 class ResponsesRequest(Body):
@@ -29,11 +39,8 @@ class ResponsesRequest(Body):
 
     IGNORED = ("metadata", "store", "user", "include", "truncation", "reasoning")
     IGNORED += ("prompt_cache_key", "safety_identifier", "service_tier", "stream_options")
-    IGNORED += (
-        "prompt_cache_options",
-        "prompt_cache_retention",
-        "max_tool_calls",
-    )  # no server tools
+    IGNORED += ("prompt_cache_options", "prompt_cache_retention", "client_metadata")
+    IGNORED += ("max_tool_calls",)  # of tools that the server runs
     OFF = ("conversation", "background")
 
     model: Name | None = None
@@ -95,20 +102,56 @@ class ResponsesRequest(Body):
             match item.get("type", "message"):
                 case "message":
                     messages.append({"role": item.get("role"), "content": text_of(item)})
-                case "function_call":
-                    function = {"name": item.get("name"), "arguments": item.get("arguments")}
+                case "function_call" | "custom_tool_call" as kind:
+                    arguments = item.get("arguments")
+                    if kind == "custom_tool_call":
+                        arguments = json.dumps({"input": item.get("input")})
+                    function = {"name": name_of(item, item.get("namespace"))}
                     call = {"id": item.get("call_id"), "function": function}
+                    function["arguments"] = arguments
                     if not messages or messages[-1]["role"] != "assistant":
                         messages.append({"role": "assistant", "content": ""})
                     messages[-1].setdefault("tool_calls", []).append(call)
-                case "function_call_output":
+                case "function_call_output" | "custom_tool_call_output":
                     output = {"role": "tool", "content": text_of(item, "output")}
                     messages.append(output | {"tool_call_id": item.get("call_id")})
-                case "reasoning":
+                case "reasoning" | "additional_tools":
                     continue
                 case other:
                     raise HttpError(f"Items of type {other} are not supported.", param="input")
         return messages
+
+
+def name_of(tool: dict[str, Any], namespace: str | None) -> Any:
+    """Returns the name of a tool as the policy reads and writes it."""
+    return f"{namespace}__{tool.get('name')}" if namespace else tool.get("name")
+
+
+def callable_tools(
+    tools: Sequence[dict[str, Any]], wishes: Wishes | None, namespace: str | None = None
+) -> dict[Any, dict[str, Any]]:
+    """Returns the tools that programs run, by the names that the policy writes.
+
+    Those of a namespace have its name before their own.
+    """
+    found: dict[Any, dict[str, Any]] = {}
+    for tool in tools:
+        match tool.get("type", "function"):
+            case "namespace":
+                found |= callable_tools(tool.get("tools") or [], wishes, tool.get("name"))
+            case "function" | "custom":
+                found[name_of(tool, namespace)] = tool | {"namespace": namespace}
+            case hosted:
+                leave_out(wishes, hosted)
+    return found
+
+
+def as_function(name: Any, tool: dict[str, Any]) -> dict[str, Any]:
+    """Returns a tool as chat templates show it; a custom one has its text as the only argument."""
+    values = {k: v for k, v in tool.items() if k not in ("type", "namespace", "format")}
+    if tool.get("type") == "custom":
+        values["parameters"] = TEXT
+    return {"type": "function", "function": values | {"name": name}}
 
 
 def text_of(item: dict[str, Any], name: str = "content") -> Any:
@@ -126,14 +169,12 @@ async def openai_responses(http: HttpRequest) -> JsonResponse | EventStream:
     request = await http.body(ResponsesRequest)
     server = http.server
     items = request.items(server.items)
-    tools = [
-        {"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}}
-        for tool in request.tools
-    ]
+    added = [item["tools"] for item in items if item.get("type") == "additional_tools"]
+    tools = callable_tools([*request.tools, *chain(*added)], server.wishes)
     values = {
         "model": request.model,
         "messages": request.messages(items),
-        "tools": tools,
+        "tools": [as_function(*tool) for tool in tools.items()],
         "tool_choice": request.tool_choice,
         "max_completion_tokens": request.max_output_tokens,
         "temperature": request.temperature,
@@ -142,14 +183,21 @@ async def openai_responses(http: HttpRequest) -> JsonResponse | EventStream:
     }
     response = await next_message(http, validate(ChatRequest, values, server.wishes))
     assert isinstance(response, JsonResponse)
-    whole: dict[str, Any] = body(response.value)
+    whole: dict[str, Any] = body(response.value, tools)
     whole["previous_response_id"] = request.previous_response_id
     server.items[whole["id"]] = [*items, *whole["output"]]
     server.items.update((item["id"], [item]) for item in whole["output"])
     return EventStream(events(whole)) if request.stream else JsonResponse(whole)
 
 
-def body(chat: dict[str, Any]) -> dict[str, Any]:
+def body(
+    chat: dict[str, Any], tools: Mapping[Any, Mapping[str, Any]] = MappingProxyType({})
+) -> dict[str, Any]:
+    """Returns a response.
+
+    Args:
+      tools: the tools that the policy may call.
+    """
     (choice,), usage = chat["choices"], chat["usage"]
     name, message, cut = chat["id"].partition("-")[2], choice["message"], choice["finish_reason"]
     status = "incomplete" if cut in ("length", "abort") else "completed"
@@ -160,7 +208,16 @@ def body(chat: dict[str, Any]) -> dict[str, Any]:
         output.append(said | {"content": [text]})
     for number, call in enumerate(message.get("tool_calls", ())):
         made = {"type": "function_call", "id": f"fc_{name}_{number}", "status": "completed"}
-        output.append(made | {"call_id": call["id"]} | call["function"])
+        made |= {"call_id": call["id"]} | call["function"]
+        tool = tools.get(made["name"], {})
+        if space := tool.get("namespace"):
+            made |= {"namespace": space, "name": tool["name"]}
+        if tool.get("type") == "custom":
+            arguments = made.pop("arguments")
+            text = json.loads(arguments).get("input")
+            made |= {"type": "custom_tool_call", "id": f"ctc_{name}_{number}"}
+            made["input"] = text if isinstance(text, str) else arguments
+        output.append(made)
     return {
         "id": f"resp_{name}",
         "object": "response",
@@ -205,9 +262,10 @@ async def events(response: dict[str, Any]) -> AsyncIterator[bytes]:
             yield event("output_text.done", **place, text=text, logprobs=[])
             yield event("content_part.done", **place, part=part)
         else:
-            arguments = item["arguments"]
-            yield event("output_item.added", output_index=index, item=added | {"arguments": ""})
-            yield event("function_call_arguments.delta", **at, delta=arguments)
-            yield event("function_call_arguments.done", **at, arguments=arguments)
+            kind, field = CALLS[item["type"]]
+            given = {field: item[field]}
+            yield event("output_item.added", output_index=index, item=added | {field: ""})
+            yield event(f"{kind}.delta", **at, delta=item[field])
+            yield event(f"{kind}.done", **at, **given)
         yield event("output_item.done", output_index=index, item=item)
     yield event(response["status"], response=response)

@@ -83,6 +83,13 @@ def not_enforced(info: ValidationInfo, name: str, value: Any) -> bool:
     return info.context is not None
 
 
+def leave_out(wishes: Wishes | None, kind: Any) -> None:
+    """Leaves out a tool that no program runs, but the server of its maker, and names it."""
+    if wishes is None:
+        raise HttpError(f"Tools of type {kind} are not supported.", param="tools")
+    wishes.name("tools.type", kind, "no server runs here: the policy does not read of it")
+
+
 def wished_choice(value: Any, check: Any, info: ValidationInfo) -> Any:
     kind = value.get("type") if isinstance(value, dict) else value
     known = kind == "required" or (isinstance(value, dict) and kind in CHOICES)

@@ -7,8 +7,16 @@ from typing import get_args
 import pytest
 from openai.types.responses import ResponseStreamEvent
 
+from rl4p.base.types import Sampling
 from rl4p.engine.serving.body import HttpError, validate
-from rl4p.engine.serving.openai_responses import ResponsesRequest, body, events
+from rl4p.engine.serving.openai_responses import (
+    ResponsesRequest,
+    as_function,
+    body,
+    callable_tools,
+    events,
+)
+from rl4p.engine.serving.wishes import Wishes
 
 CHAT = {
     "id": "chatcmpl-7",
@@ -127,3 +135,56 @@ def test_events_are_those_of_openai(reason, last):
     types = {get_args(kind.model_fields["type"].annotation)[0]: kind for kind in get_args(union)}
     for value in values:
         types[value["type"]].model_validate(value)
+
+
+RUN = {"type": "custom", "name": "run", "description": "Runs.", "format": {"type": "text"}}
+ADD = {"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": False}
+TOOLS = [ADD, {"type": "namespace", "name": "n", "description": "N.", "tools": [ADD, RUN]}]
+
+
+def test_tools_of_namespaces_and_of_texts_are_functions():
+    functions = [as_function(*tool)["function"] for tool in callable_tools(TOOLS, None).items()]
+    assert [function["name"] for function in functions] == ["add", "n__add", "n__run"]
+    assert functions[1]["parameters"] == {"type": "object"}
+    assert functions[2].keys() == {"name", "description", "parameters"}
+    assert functions[2]["parameters"]["required"] == ["input"]
+
+
+@pytest.mark.parametrize("arguments", ['{"input": "a\\n"}', '{"code": "a"}', "{}"])
+def test_a_call_is_an_item_of_the_kind_of_its_tool(arguments):
+    names = ("add", "n__add", "n__run")
+    calls = [{"id": x, "function": {"name": x, "arguments": arguments}} for x in names]
+    message = {"role": "assistant", "content": None, "tool_calls": calls}
+    chat = CHAT | {"choices": [{"message": message, "finish_reason": "tool_calls"}]}
+    response = body(chat, callable_tools(TOOLS, None))
+    alone, named, text = response["output"]
+    assert alone.keys() == {"type", "id", "status", "call_id", "name", "arguments"}
+    assert (named["namespace"], named["name"], named["arguments"]) == ("n", "add", arguments)
+    assert (text["type"], text["namespace"], text["name"]) == ("custom_tool_call", "n", "run")
+    assert text["input"] == json.loads(arguments).get("input", arguments)
+    (assistant,) = conversation({"input": response["output"]})
+    assert [call["function"]["name"] for call in assistant["tool_calls"]] == list(names)
+
+    async def lines():
+        return [text async for text in events(response)]
+
+    union, _ = get_args(ResponseStreamEvent)
+    types = {get_args(kind.model_fields["type"].annotation)[0]: kind for kind in get_args(union)}
+    values = [json.loads(line.partition(b"data: ")[2]) for line in asyncio.run(lines())]
+    for value in values:
+        types[value["type"]].model_validate(value)
+    kinds = [value["type"].removeprefix("response.") for value in values]
+    assert kinds[-4:-1] == [
+        "custom_tool_call_input.delta",
+        "custom_tool_call_input.done",
+        "output_item.done",
+    ]
+
+
+@pytest.mark.parametrize("kind", ["web_search", "mcp", "local_shell", "file_search"])
+def test_a_tool_that_no_program_runs_is_left_out_and_named(kind, caplog):
+    with pytest.raises(HttpError, match=f"Tools of type {kind} are not supported"):
+        callable_tools([{"type": kind}], None)
+    wishes = Wishes(drops=(), formats="prompt", sampling=Sampling())
+    assert callable_tools([{"type": kind}, ADD], wishes).keys() == {"add"}
+    assert f'tools.type="{kind}"' in caplog.text
