@@ -5,6 +5,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from pydantic import BaseModel
@@ -36,6 +37,7 @@ ROUTES: dict[tuple[str, str], Handler] = {
     ("POST", "/v1/chat/completions"): chat_completions,
     ("POST", "/v1/responses"): openai_responses,
     ("POST", "/v1/messages"): anthropic_messages,
+    ("POST", "/v1/messages/count_tokens"): partial(anthropic_messages, count=True),
     ("POST", "/inference/v1/generate"): token_generation,
 }
 NEVER = {"min_tokens", "prompt_logprobs", "seed", "stop_token_ids", "ignore_eos"}

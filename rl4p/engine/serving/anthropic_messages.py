@@ -1,7 +1,8 @@
 """/v1/messages: Anthropic's interface, for agents. A message is made as one of a chat."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from types import MappingProxyType
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
@@ -22,7 +23,10 @@ from rl4p.engine.serving.body import (
     validate,
 )
 from rl4p.engine.serving.chat import ChatRequest, next_message
+from rl4p.engine.serving.wishes import Wishes, leave_out
 
+# What the types of tools begin with that Anthropic's server runs.
+HOSTED = ("web_search", "web_fetch", "code_execution", "tool_search", "mcp_toolset", "advisor")
 STOP_REASONS = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
 
 
@@ -47,6 +51,7 @@ class MessagesRequest(Body):
 
     IGNORED = ("metadata", "service_tier", "thinking", "container", "cache_control")
     IGNORED += ("betas", "diagnostics", "inference_geo", "speed", "user_profile_id", "workspace_id")
+    IGNORED += ("context_management",)  # the policy reads the whole conversation
     OFF = ("mcp_servers",)
 
     thread: Annotated[Any, AfterValidator(without_thread)] = None
@@ -65,25 +70,35 @@ class MessagesRequest(Body):
     top_k: TopK | None = None
     stream: bool = False
 
-    def for_chat(self) -> dict[str, Any]:
+    def for_chat(self, wishes: Wishes | None = None) -> dict[str, Any]:
         choice = self.tool_choice or {}
         kind = choice.get("type", "auto")
         # A message of the assistant at the end is the beginning of the answer.
         begun = bool(self.messages) and self.messages[-1].get("role") == "assistant"
         given = self.output_format or (self.output_config or {}).get("format")
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
-        functions = [
-            {
+        types = [str(tool.get("type")) for tool in self.tools]
+        hosted = [each for each in types if each.startswith(HOSTED)]
+        for each in hosted:
+            leave_out(wishes, each)
+        functions = {
+            str(tool.get("name")): {
                 "name": tool.get("name"),
                 "description": tool.get("description", ""),
                 "parameters": tool.get("input_schema", {}),
             }
             for tool in self.tools
-        ]
+            if tool.get("type") not in hosted
+        }
+        # A result of a tool that searches tools shows a deferred one where it refers to it.
+        searched = not any(each.startswith("tool_search") for each in hosted)
+        later = [tool.get("name") for tool in self.tools if searched and tool.get("defer_loading")]
+        shown = [function for name, function in functions.items() if name not in later]
+        messages = (x for each in self.messages for x in messages_of(each, functions))
         return {
             "model": self.model,
-            "messages": [*system, *(x for each in self.messages for x in messages_of(each))],
-            "tools": [{"type": "function", "function": function} for function in functions],
+            "messages": [*system, *messages],
+            "tools": [{"type": "function", "function": function} for function in shown],
             "tool_choice": {"any": "required", "tool": choice}.get(kind, kind),
             "parallel_tool_calls": not choice.get("disable_parallel_tool_use"),
             "response_format": given and {"type": "json_schema", "json_schema": given},
@@ -97,8 +112,14 @@ class MessagesRequest(Body):
         }
 
 
-def messages_of(message: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns a message in the form of chats: results of tools are messages of their own."""
+def messages_of(
+    message: dict[str, Any], functions: Mapping[str, Any] = MappingProxyType({})
+) -> list[dict[str, Any]]:
+    """Returns a message in the form of chats: results of tools are messages of their own.
+
+    Args:
+      functions: the functions of tools by their names, to which a result may refer.
+    """
     role, content = message.get("role"), message.get("content")
     if not isinstance(content, list):
         return [{"role": role, "content": content}]
@@ -113,6 +134,8 @@ def messages_of(message: dict[str, Any]) -> list[dict[str, Any]]:
                 calls.append({"id": block.get("id"), "function": function})
             case "tool_result":
                 result = {"role": "tool", "content": block.get("content") or ""}
+                if isinstance(result["content"], list):
+                    result["content"] = [shown(part, functions) for part in result["content"]]
                 results.append(result | {"tool_call_id": block.get("tool_use_id")})
             case "thinking" | "redacted_thinking":
                 continue
@@ -122,6 +145,14 @@ def messages_of(message: dict[str, Any]) -> list[dict[str, Any]]:
     return results + (own if texts or calls or not results else [])
 
 
+def shown(part: Any, functions: Mapping[str, Any]) -> Any:
+    """Returns a part of a result; a reference to a tool becomes the text of its function."""
+    if not isinstance(part, dict) or part.get("type") != "tool_reference":
+        return part
+    name = str(part.get("tool_name"))
+    return {"type": "text", "text": json.dumps(functions.get(name, name), ensure_ascii=False)}
+
+
 class MessagesError(HttpError):
     """An error in the form of Anthropic's interface."""
 
@@ -129,10 +160,21 @@ class MessagesError(HttpError):
         return {"type": "error"} | super().body()
 
 
-async def anthropic_messages(http: HttpRequest) -> JsonResponse | EventStream:
+class CountRequest(MessagesRequest):
+    """The body of a request for the number of tokens of a conversation."""
+
+    max_tokens: PositiveCount = 1
+
+
+async def anthropic_messages(
+    http: HttpRequest, *, count: bool = False
+) -> JsonResponse | EventStream:
     try:
-        request = await http.body(MessagesRequest)
-        chat = validate(ChatRequest, request.for_chat(), http.server.wishes)
+        request = await http.body(CountRequest if count else MessagesRequest)
+        wishes = http.server.wishes
+        chat = validate(ChatRequest, request.for_chat(wishes), wishes)
+        if count:
+            return JsonResponse({"input_tokens": len(await chat.encode(http.server))})
         response = await next_message(http, chat)
     except HttpError as error:
         fields = {name: getattr(error, name) for name in ("status", "param", "code", "details")}

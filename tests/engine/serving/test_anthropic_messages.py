@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from rl4p.base.types import Sampling
 from rl4p.engine.serving.anthropic_messages import (
     MessagesError,
     MessagesRequest,
@@ -14,6 +15,7 @@ from rl4p.engine.serving.anthropic_messages import (
 )
 from rl4p.engine.serving.body import HttpError, validate
 from rl4p.engine.serving.chat import ChatRequest
+from rl4p.engine.serving.wishes import Wishes
 
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
 CHAT = {
@@ -114,3 +116,42 @@ def test_the_events_of_a_message_have_all_of_it():
     assert json.loads(deltas[1]["partial_json"]) == {"a": 1}
     assert chunks[0]["message"]["content"] == []
     assert chunks[-2]["delta"]["stop_reason"] == "tool_use"
+
+
+ASKED = {"max_tokens": 5, "messages": [{"role": "user", "content": "1"}]}
+FIND = {"name": "find", "input_schema": {"type": "object"}}
+LATER = {"name": "later", "description": "Later.", "input_schema": {}, "defer_loading": True}
+SEARCH = {"type": "tool_search_tool_regex_20251119", "name": "search"}
+
+
+def tools_of(*tools, wishes=None):
+    chat = validate(MessagesRequest, ASKED | {"tools": list(tools)}).for_chat(wishes)
+    return [tool["function"]["name"] for tool in chat["tools"]]
+
+
+def test_a_deferred_tool_is_read_where_a_result_refers_to_it(caplog):
+    assert tools_of(FIND, LATER) == ["find"]
+    parts = [{"type": "tool_reference", "tool_name": x} for x in ("later", "lost")]
+    parts.append({"type": "text", "text": "t"})
+    block = {"type": "tool_result", "tool_use_id": "c", "content": parts}
+    messages = [{"role": "user", "content": [block]}]
+    request = validate(MessagesRequest, ASKED | {"messages": messages, "tools": [FIND, LATER]})
+    later, lost, text = request.for_chat()["messages"][0]["content"]
+    assert json.loads(later["text"])["description"] == "Later."
+    assert (lost["text"], text["text"]) == ('"lost"', "t")
+    # A search by Anthropic's server would find it: here it is read from the beginning.
+    wishes = Wishes(drops=(), formats="prompt", sampling=Sampling())
+    assert tools_of(FIND, LATER, SEARCH, wishes=wishes) == ["find", "later"]
+
+
+@pytest.mark.parametrize(
+    "kind", ["web_search_20250305", "web_fetch_20250910", "code_execution_20250825", "mcp_toolset"]
+)
+def test_a_tool_of_the_server_is_left_out_and_named(kind, caplog):
+    tool = {"type": kind, "name": "web"}
+    with pytest.raises(HttpError, match=f"Tools of type {kind} are not supported"):
+        tools_of(tool)
+    wishes = Wishes(drops=(), formats="prompt", sampling=Sampling())
+    own = {"type": "bash_20250124", "name": "bash"}, {"type": "custom"} | FIND
+    assert tools_of(tool, *own, wishes=wishes) == ["bash", "find"]
+    assert f'tools.type="{kind}"' in caplog.text
