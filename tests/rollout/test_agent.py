@@ -17,7 +17,16 @@ from rl4p.base.types import Finish
 from rl4p.engine.serving.active_request import Choice
 from rl4p.loop.checks import check_trajectories
 from rl4p.protocols.environment import StepResult
-from tests.support.episodes import ENDS, REWRITES, TEMPLATE, logprobs_of, rollout, words
+from tests.support.episodes import (
+    CALLS,
+    ENDS,
+    REWRITES,
+    TEMPLATE,
+    logprobs_of,
+    recorded,
+    rollout,
+    words,
+)
 
 
 @pytest.fixture(scope="module")
@@ -44,20 +53,6 @@ async def talks(episode, turns=3):
             answer = await openai.chat.completions.create(model="gpt", messages=messages)
             messages += [answer.choices[0].message.model_dump(exclude_none=True), user(str(turn))]
     return len(messages)
-
-
-def recorded(trajectories, requests):
-    """Checks that each trained part was drawn after exactly its context; returns the parts."""
-    read = {(tuple(context), tuple(drawn)) for context, drawn in requests}
-    parts = []
-    for row in range(len(np.asarray(trajectories.finish_B))):
-        for tokens, mask in words(trajectories, row):
-            starts = [i for i, on in enumerate(mask) if on and not mask[i - 1]]
-            for start in starts:
-                end = mask.index(False, start) if False in mask[start:] else len(mask)
-                parts.append((tuple(tokens[:start]), tuple(tokens[start:end])))
-                assert parts[-1] in read
-    return parts
 
 
 @pytest.mark.quick(1)
@@ -381,16 +376,6 @@ def test_calls_at_a_time_need_no_limit_of_their_own(sample, requests, votes):
 def test_what_is_no_agent_is_refused():
     with pytest.raises(InputError, match=r"rollout.agent must be a function"):
         rollout(None)
-
-
-CALLS = TEMPLATE.replace(
-    "{% for message in messages %}",
-    "{% if tools %}{{ tools[0]['function']['name'] }}{% endif %}{% for message in messages %}",
-).replace(
-    "message['content'] }}{{",
-    "message['content'] }}{% for call in message.tool_calls or [] %}"
-    "{{ call.function.arguments|tojson }}{% endfor %}{{",
-)
 
 
 CALL = '<tool_call>{"name": "add",   "arguments": {"b":1}}</tool_call>'

@@ -24,6 +24,15 @@ TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 
+CALLS = TEMPLATE.replace(
+    "{% for message in messages %}",
+    "{% if tools %}{{ tools[0]['function']['name'] }}{% endif %}{% for message in messages %}",
+).replace(
+    "message['content'] }}{{",
+    "message['content'] }}{% for call in message.tool_calls or [] %}"
+    "{{ call.function.arguments|tojson }}{% endfor %}{{",
+)
+
 R = 160
 
 
@@ -88,3 +97,17 @@ def logprobs_of(policy, params, trajectories):
         mesh=policy.mesh,
     )
     return np.asarray(score_tokens(options, params, trajectories)["logprobs"])
+
+
+def recorded(trajectories, requests):
+    """Checks that each trained part was drawn after exactly its context; returns the parts."""
+    read = {(tuple(context), tuple(drawn)) for context, drawn in requests}
+    parts = []
+    for row in range(len(np.asarray(trajectories.finish_B))):
+        for tokens, mask in words(trajectories, row):
+            starts = [i for i, on in enumerate(mask) if on and not mask[i - 1]]
+            for start in starts:
+                end = mask.index(False, start) if False in mask[start:] else len(mask)
+                parts.append((tuple(tokens[:start]), tuple(tokens[start:end])))
+                assert parts[-1] in read
+    return parts

@@ -415,7 +415,8 @@ class App:
             )
             status = await send_response(await handler(request), send)
         except HttpError as error:
-            self.server.refused(error)
+            if method == "POST":  # others, such as a check of the address, ask for no tokens
+                self.server.refused(error)
             status = await send_response(JsonResponse(error.body(), error.status), send)
         except ClientDisconnectError:
             self.server.disconnects += 1

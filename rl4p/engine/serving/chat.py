@@ -6,7 +6,6 @@ import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from annotated_types import MinLen
@@ -234,17 +233,45 @@ class Conversation(Body):
             messages = with_instruction(messages, self.instruction)
         tools: Any = self.tools if self.has_tools else None
 
-        apply = partial(render_whole, tokenizer, messages, tools, options, server.wishes)
         size = sum(len(message["content"]) for message in messages)
         server.check_text(size, "messages")
+        joined = messages if server.wishes is None else with_joined_systems(messages)
+
+        def apply() -> tuple[Any, str]:
+            given = tools, options, server.wishes
+            try:
+                return messages, render_whole(tokenizer, messages, *given)
+            except (*TEMPLATE_ERRORS, HttpError):
+                if joined == messages:
+                    raise
+            return joined, render_whole(tokenizer, joined, *given)
+
         try:
-            text = apply() if size < MOST_DIRECT else await asyncio.to_thread(apply)
+            read, text = apply() if size < MOST_DIRECT else await asyncio.to_thread(apply)
         except TEMPLATE_ERRORS as error:
             raise HttpError(
                 f"The model's chat template does not take these messages: {error}.",
                 param="messages",
             ) from None
-        return await server.encode(text, "messages", special=False, messages=messages)
+        return await server.encode(text, "messages", special=False, messages=read)
+
+
+def with_joined_systems(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Returns messages as templates take them that want one system message, and then turns.
+
+    Programs also send system messages behind the first and in the middle, which count there as the
+    user's, and several of the user one after another. Neighbours become one message.
+    """
+    joined: list[Mapping[str, Any]] = []
+    for message in messages:
+        begun = any(each["role"] != "system" for each in joined)
+        role = "user" if begun and message["role"] == "system" else message["role"]
+        last = joined[-1] if joined else {"role": ""}
+        if role == last["role"] and role in ("system", "user"):
+            content = f"{joined.pop()['content']}\n\n{message['content']}"
+            message = {**message, "content": content}
+        joined.append({**message, "role": role})
+    return joined
 
 
 def render_whole(
