@@ -17,7 +17,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import venv
 from pathlib import Path
 from typing import Any
 
@@ -64,20 +63,24 @@ STEP = (
 
 def installed(name: str, framework: Framework) -> tuple[Path, list[str]]:
     """Installs a framework; returns its folder and the command that runs its program."""
-    folder = CACHE / re.split(r"[\[=@]", framework.packages[0])[0]
+    folder = CACHE / re.split(r"[\[=@]", framework.packages[0].rpartition("/")[2])[0]
     program, done = HERE / "frameworks" / framework.program, folder / "packages.txt"
     packages = " ".join(framework.packages)
     present = done.exists() and done.read_text() == packages
-    if program.suffix == ".mjs":  # node looks for packages beside the program
+    if "==" not in packages:
         folder.mkdir(parents=True, exist_ok=True)
-        command = ["node", shutil.copy(program, folder)]
+        command = [sys.executable, str(program), str(folder)]
+        if program.suffix == ".mjs":  # node looks for packages beside the program
+            command = ["node", shutil.copy(program, folder)]
         line = ["npm", "install", "--silent", "--no-fund", "--no-audit"]
     else:
         python = str(folder / "bin" / "python")
         command = [python, str(program)]
         line = [python, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
         if not present:
-            venv.create(folder, with_pip=True)
+            newer = sys.version_info < framework.python
+            maker = "python{}.{}".format(*framework.python) if newer else sys.executable
+            subprocess.run([maker, "-m", "venv", str(folder)], check=True)
     if not present:
         subprocess.run([*line, *framework.packages], cwd=folder, check=True)
         done.write_text(packages)

@@ -16,7 +16,15 @@ def fields(**values: str) -> str:
     return "".join(parts) + "[[ ## completed ## ]]"
 
 
+def keys(*typed: str, done: bool = False) -> str:
+    """Returns an answer of Terminus-2: what is typed into its terminal."""
+    commands = [{"keystrokes": each, "duration": 0.5} for each in typed]
+    answer = {"analysis": "A sum.", "plan": "I add.", "commands": commands}
+    return json.dumps(answer | {"task_complete": done})
+
+
 ADD = call("add", a=12, b=30)
+SUM = "echo $((12 + 30))"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,16 +34,18 @@ class Framework:
     The texts are for the question "What is 12 + 30?", whose numbers differ for each framework.
 
     Attributes:
-      packages: what pip (or npm, for a program in JavaScript) installs.
+      packages: what pip installs, or npm if they are written as npm has them (`name@1.2.3`).
       program: a file of the folder `frameworks`.
       texts: what the policy says in an episode, one text for each call.
       room: the most tokens after the first context.
+      python: the version of Python that it needs at least.
     """
 
     packages: Sequence[str]
     program: str
     texts: Sequence[str] = (ADD, "The sum is 42.")
     room: int = 1024
+    python: tuple[int, int] = (3, 11)
 
 
 FRAMEWORKS = {
@@ -102,5 +112,46 @@ FRAMEWORKS = {
     "haystack": Framework(packages=["haystack-ai==3.4.1"], program="haystack_agent.py"),
     "vercel ai": Framework(
         packages=["ai@6.0.326", "@ai-sdk/openai@3.0.141", "zod@4.6.7"], program="vercel_ai.mjs"
+    ),
+    # Whole programs that people run: each answers after a command of its shell.
+    "mini-swe-agent": Framework(
+        packages=["mini-swe-agent==2.4.6"],
+        program="mini_swe_agent.py",
+        texts=(
+            "I add.\n" + call("bash", command=SUM),
+            call("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && echo 42"),
+        ),
+        room=1536,
+    ),
+    "claude code": Framework(
+        packages=["@anthropic-ai/claude-code@2.1.332"],
+        program="claude_code.py",
+        texts=("I add.\n" + call("Bash", command=SUM, description="Adds"), "The sum is 42."),
+        room=1536,
+    ),
+    "codex": Framework(
+        packages=["@openai/codex@0.171.0"],
+        program="codex.py",
+        texts=("I add.\n" + call("exec_command", cmd=SUM), "The sum is 42."),
+        room=1536,
+    ),
+    "qwen code": Framework(
+        packages=["@qwen-code/qwen-code@0.24.4"],
+        program="qwen_code.py",
+        texts=("I add.\n" + call("run_shell_command", command=SUM), "The sum is 42."),
+        room=1792,
+    ),
+    "opencode": Framework(
+        packages=["opencode-ai@1.18.33"],
+        program="opencode.py",
+        texts=("I add.\n" + call("bash", command=SUM, description="Adds"), "The sum is 42."),
+        room=1536,
+    ),
+    "terminus-2": Framework(
+        packages=["harbor==0.26.0"],
+        program="terminus_2.py",
+        texts=(keys("echo 42 > sum\n"), keys(done=True), keys(done=True)),
+        room=1536,
+        python=(3, 12),
     ),
 }
