@@ -30,14 +30,15 @@ class EpisodeLoop:
     Args:
       most: the most requests that are unfinished at a time.
       longest: the most tokens of a context and its completion.
+      turned: is called in the event loop after each completion.
 
     Attributes:
       idle: the seconds in which no request was unfinished.
       ended: the tokens that episodes have ended with, for the next request (`Request.ended`).
     """
 
-    def __init__(self, most: int, longest: int) -> None:
-        self.most, self.longest = most, longest
+    def __init__(self, most: int, longest: int, turned: Callable[[], None] = lambda: None) -> None:
+        self.most, self.longest, self.turned = most, longest, turned
         self.requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self.futures: dict[int, asyncio.Future[Completion]] = {}  # by the id of a request
         self.loop = asyncio.new_event_loop()
@@ -115,7 +116,9 @@ class EpisodeLoop:
         request, self.ended = replace(request, ended=tuple(self.ended)), []
         future = self.futures[id(request)] = self.loop.create_future()
         self.requests.put(request)
-        return await future
+        completion = await future
+        self.turned()
+        return completion
 
     def take(self, *, wait: bool) -> Sequence[Request]:
         taken: list[Request] = []
@@ -142,6 +145,117 @@ class EpisodeLoop:
                 future.set_result(completion)
 
         self.call(resolve)
+
+
+class AdaptiveConcurrency:
+    """The number of simultaneous episodes, found by hill climbing on the turns per second.
+
+    It begins with `least`, and tries twice and half the best number so far, within the bounds. The
+    larger of two numbers must give 5% more turns per second, since each episode takes memory. It
+    has two trials, as the first may compile programs. Trials become rarer while they fail.
+
+    Attributes:
+      number: the number that acts, which may be on trial.
+      best: the best number so far.
+    """
+
+    GAIN, PAUSE, LONGEST_PAUSE = 1.05, 8, 64  # pauses are numbers of measurements
+
+    def __init__(self, least: int, most: int) -> None:
+        self.least, self.most = least, most
+        self.number = self.best = least
+        self.rate = 0.0  # turns per second with the best number
+        self.up, self.repeated = True, False  # where the next trial goes; of a trial
+        self.left, self.pause = 0, self.PAUSE
+
+    def beside(self, up: bool) -> int:
+        """Returns the next number in a direction; the best one at a bound."""
+        return min(2 * self.best, self.most) if up else max(self.best // 2, self.least)
+
+    def measured(self, rate: float) -> None:
+        """Receives the turns per second with `number`, and chooses the next number."""
+        up = self.number > self.best
+        if self.number == self.best:
+            self.rate = (self.rate + rate) / 2 if self.rate else rate
+            self.left -= 1
+            if self.left < 0:
+                self.up = self.up if self.beside(self.up) != self.best else not self.up
+                self.number = self.beside(self.up)
+        elif rate > self.GAIN * self.rate if up else self.GAIN * rate > self.rate:
+            self.best, self.rate, self.repeated = self.number, rate, False
+            self.left = self.pause = self.PAUSE
+            self.number = self.beside(up)
+        elif up and not self.repeated:
+            self.repeated = True
+        else:
+            self.number, self.up, self.repeated = self.best, not up, False
+            self.left, self.pause = self.pause, min(2 * self.pause, self.LONGEST_PAUSE)
+
+
+class Places:
+    """The places of the episodes of a call, as many as `concurrency.number` says at the time.
+
+    Turns per second are measured over windows of turns. In a call of many episodes a window ends
+    while others wait, so that every place is taken. After a change, the turns of the first round
+    are left out. A call of fewer than `ROUNDS` episodes for each place is one window, its end
+    included: there, more places mean fewer rounds.
+    """
+
+    ROUNDS, SHORTEST = 4, 32  # the fewest turns of a window
+
+    def __init__(self, concurrency: AdaptiveConcurrency, episodes: int) -> None:
+        self.concurrency, self.episodes, self.waiting = concurrency, episodes, episodes
+        self.number = self.count = concurrency.number  # the places wanted, and those that exist
+        self.free = asyncio.Semaphore(self.count)
+        self.whole, self.turns, self.left_out = True, 0, 0  # whether the call is one window so far
+        self.began: float | None = None
+
+    async def __aenter__(self) -> None:
+        await self.free.acquire()
+        self.waiting -= 1
+        self.began = self.began or time.monotonic()
+
+    async def __aexit__(self, *error: object) -> None:
+        if self.count > self.concurrency.number:
+            self.count -= 1
+        else:
+            self.free.release()
+
+    def turned(self) -> None:
+        """Counts a turn, and changes the number of places after a window."""
+        self.turns += 1
+        number = self.concurrency.number
+        if number != self.number or self.count > number:  # or another call has changed it
+            self.begin_window()
+        elif self.left_out:
+            self.left_out -= 1
+            if not self.left_out:
+                self.turns, self.began = 0, time.monotonic()
+        elif (
+            self.waiting
+            and self.turns >= max(self.SHORTEST, 2 * number)
+            and self.episodes >= self.ROUNDS * number
+        ):
+            self.measure()
+            self.begin_window()
+
+    def begin_window(self) -> None:
+        number = self.concurrency.number
+        self.left_out = number if number != self.number or self.count > number else 0
+        self.number, self.whole, self.turns, self.began = number, False, 0, time.monotonic()
+        while self.count < number:
+            self.count += 1
+            self.free.release()
+
+    def measure(self) -> None:
+        seconds = time.monotonic() - (self.began or 0.0)
+        self.concurrency.measured(self.turns / max(seconds, 1e-9))
+
+    def end(self) -> None:
+        """Measures a call that was one window, if fewer places would have held episodes back."""
+        same = self.whole and self.number == self.concurrency.number
+        if same and self.turns and 2 * self.episodes > self.number:
+            self.measure()
 
 
 @dataclass(eq=False)

@@ -1,9 +1,8 @@
 """What all rollouts of many turns share: the engine, and the episodes of a call."""
 
-import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -22,7 +21,12 @@ from rl4p.model.policy import Policy, padded_width
 from rl4p.protocols.engine import Engine, Frees, OpensEngine, complete_all
 from rl4p.protocols.phases import Anneals
 from rl4p.protocols.traits import CacheSize, Planned, RolloutTraits
-from rl4p.rollout.episode_loop import EpisodeLoop, ForwardedRequests
+from rl4p.rollout.episode_loop import (
+    AdaptiveConcurrency,
+    EpisodeLoop,
+    ForwardedRequests,
+    Places,
+)
 from rl4p.rollout.recorder import CallLimits, FinishedEpisode, Recorder, rows_on_host, text_of
 from rl4p.rollout.sampler import Sampler, sequence_keys
 
@@ -32,11 +36,13 @@ class SharedEngine:
 
     Attributes:
       idle: the seconds of the last call in which the engine had no request.
+      concurrency: the simultaneous episodes of the calls, between two bounds; None without bounds.
     """
 
     engine: Engine | None = None
     policy: Policy | None = None
     idle: float = 0.0
+    concurrency: AdaptiveConcurrency | None = None
 
 
 class EpisodeKey(NamedTuple):
@@ -70,7 +76,8 @@ class EpisodeRollout(ABC):
       engine: the sampler whose engine draws the tokens.
       max_response_tokens: the most tokens of an episode after its first context, tokens of others
         included.
-      concurrency: the most episodes at the same time; None for all of a call.
+      concurrency: the most episodes at the same time; None for all of a call. Of two numbers, the
+        bounds between which the rollout chooses it, from call to call (`AdaptiveConcurrency`).
       max_failed: the largest share of the episodes of a call that may fail; above it the run stops.
     """
 
@@ -78,13 +85,22 @@ class EpisodeRollout(ABC):
 
     engine: Any
     max_response_tokens: Positive
-    concurrency: Positive | None = None
+    concurrency: int | tuple[int, ...] | None = None
     max_failed: Share = 0.5
     opened: SharedEngine = field(
         default_factory=SharedEngine, init=False, repr=False, compare=False
     )
 
     def __post_init__(self) -> None:
+        if self.concurrency is not None:
+            pair = isinstance(self.concurrency, tuple)
+            bounds = self.concurrency if pair else (self.concurrency, self.concurrency)
+            if len(bounds) != 2 or not 1 <= bounds[0] <= bounds[1]:
+                raise InputError(
+                    f"rollout.concurrency={list(bounds) if pair else bounds[0]} must be a number "
+                    "from 1 on, or two of them, the smaller one first, such as [4,64]."
+                )
+            self.opened.concurrency = AdaptiveConcurrency(*bounds) if pair else None
         if not isinstance(self.engine, OpensEngine):
             raise InputError(
                 "rollout.engine must be a rollout with an engine: choose continuous, "
@@ -192,17 +208,19 @@ class EpisodeRollout(ABC):
         ]
         size = len(samples), policy.decoder.config.max_positions
         if first():
-            loop = EpisodeLoop(*size)
+            most = self.most_at_a_time or len(samples)
+            places = Places(
+                self.opened.concurrency or AdaptiveConcurrency(most, most), len(samples)
+            )
+            loop = EpisodeLoop(*size, places.turned)
             around, coroutines = self.coroutines(loop, policy, samples)
-            most = self.concurrency
-            places = nullcontext() if most is None else asyncio.Semaphore(most)
             with counted("rollout", "episodes", len(samples)) as count:
 
                 async def in_turn(
                     coroutine: Coroutine[Any, Any, FinishedEpisode],
                 ) -> FinishedEpisode:
                     try:
-                        async with places:  # at most `concurrency` run at the same time
+                        async with places:  # each episode that ends gives its place to another
                             episode = await coroutine
                     finally:
                         coroutine.close()  # of one that was cancelled before it began
@@ -213,6 +231,7 @@ class EpisodeRollout(ABC):
                 runs = [in_turn(each) for each in coroutines]
                 episodes = loop.run(engine, runs, greedy=greedy, around=around)
             self.opened.idle = loop.idle
+            places.end()
         else:
             complete_all(engine, ForwardedRequests(*size), greedy=greedy)
             episodes = []
@@ -242,7 +261,7 @@ class EpisodeRollout(ABC):
         """
         if not isinstance(self.engine, Planned):
             return ()
-        rows = min(self.concurrency or run.sequences, run.sequences)
+        rows = min(self.most_at_a_time or run.sequences, run.sequences)
         slots = self.engine.slots_of(rows) or rows
         kept = rows * max(1, len(self.roles))  # a cache of the conversation of each role
         columns = padded_width(run.prompt_columns + run.response_tokens)
@@ -251,8 +270,17 @@ class EpisodeRollout(ABC):
     def open_engine(self, policy: Policy) -> Engine:
         return self.engine.open(policy)
 
+    @property
+    def most_at_a_time(self) -> int | None:
+        """The most simultaneous episodes; None for all of a call."""
+        return max(self.concurrency) if isinstance(self.concurrency, tuple) else self.concurrency
+
     def times(self) -> Mapping[str, float]:
         return {"environment": self.opened.idle}
+
+    def metrics(self) -> Mapping[str, float]:
+        adaptive = self.opened.concurrency
+        return {} if adaptive is None else {"rollout/concurrency": float(adaptive.number)}
 
     @abstractmethod
     def coroutines(

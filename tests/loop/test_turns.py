@@ -98,7 +98,8 @@ def test_a_step_without_work_ahead_is_synchronous(synchronous):
 
 @pytest.mark.slow
 def test_episodes_are_sampled_during_updates():
-    _, infos = trained("collector=asynchronous", "steps=4")
+    _, infos = trained("collector=asynchronous", "steps=4", "rollout.concurrency=[2,8]")
+    assert all(2 <= info.metrics["rollout/concurrency"] <= 8 for info in infos)
     assert max(info.metrics["staleness/max"] for info in infos) > 0
     assert all(len(episode.turns) for info in infos for episode in info.episodes)
 

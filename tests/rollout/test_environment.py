@@ -262,6 +262,45 @@ def test_a_bound_of_simultaneous_episodes(sample):
     assert (Crowd.most, Crowd.now) == (3, 0)
 
 
+def test_samples_do_not_depend_on_the_number_of_episodes(sample, monkeypatch):
+    """Every measurement changes the number, within its bounds."""
+    numbers = iter([3, 8, 5] * 9)
+    monkeypatch.setattr(
+        episode_loop.AdaptiveConcurrency,
+        "measured",
+        lambda self, rate: self.most == 8 and setattr(self, "number", next(numbers)),
+    )
+    ours, our_episodes = sample(rollout(Counting(), concurrency=3), group_size=16)
+    Crowd.most = 0
+    adaptive = rollout(Counting(kind=Crowd), concurrency=(2, 8), max_failed=0.0)
+    theirs, their_episodes = sample(adaptive, group_size=16)
+    assert 3 < Crowd.most <= 8
+    assert adaptive.metrics()["rollout/concurrency"] in (3.0, 8.0, 5.0)
+    assert our_episodes == their_episodes
+    for name in ("tokens_BT", "response_mask_BT", "positions_BT", "segment_ids_BT", "finish_B"):
+        np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name), err_msg=name)
+
+
+def test_episodes_that_end_early_give_their_places_to_other_prompts(sample, prompts):
+    """The second prompt's episodes wait until the third's have begun, in places of the first's."""
+    begun = []
+
+    class Waits(Counts):
+        async def reset(self):
+            self.number = len(begun) // 4
+            begun.append(self)
+            return ()
+
+        async def step(self, message):
+            while self.number == 1 and len(begun) < 12:
+                await asyncio.sleep(0.001)
+            return StepResult(done=True)
+
+    environment = rollout(Counting(kind=Waits), concurrency=8, step_seconds=20.0)
+    _, episodes = sample(environment, prompts=prompts[:3], group_size=4)
+    assert [episode.failure for episode in episodes] == [None] * 12
+
+
 @pytest.mark.slow
 def test_the_cache_of_an_episode_is_released_when_it_ends(sample):
     held = []

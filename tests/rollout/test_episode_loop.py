@@ -7,7 +7,7 @@ import pytest
 
 from rl4p.base.types import Finish
 from rl4p.protocols.engine import Completion, Request
-from rl4p.rollout.episode_loop import EpisodeLoop, within
+from rl4p.rollout.episode_loop import AdaptiveConcurrency, EpisodeLoop, Places, within
 
 
 class Doubles:
@@ -77,3 +77,117 @@ def test_a_deadline():
     with pytest.raises(TimeoutError, match=r"no answer within 0.01 s"):
         asyncio.run(within(0.01, slow))
     assert asyncio.run(within(None, lambda: asyncio.sleep(0, "done"))) == "done"
+
+
+def climbed(concurrency, rate, measurements):
+    """Returns the numbers that act while the turns per second are a function of the number."""
+    numbers = []
+    for _ in range(measurements):
+        numbers.append(concurrency.number)
+        concurrency.measured(rate(concurrency.number))
+    return numbers
+
+
+def test_the_number_of_episodes_doubles_while_turns_become_faster():
+    concurrency = AdaptiveConcurrency(4, 200)
+    assert climbed(concurrency, float, 7) == [4, 8, 16, 32, 64, 128, 200]
+    assert concurrency.best == 200
+
+
+@pytest.mark.parametrize(
+    ("rate", "best"),
+    [
+        (lambda number: 7.0, 4),  # bound by the processors
+        (lambda number: min(number, 40), 64),
+        (lambda number: number if number <= 32 else 1.0, 32),  # the machine has no more memory
+        (lambda number: 1 + number / 1000, 4),  # less than 5% for twice the number
+    ],
+    ids=["processors", "slots", "memory", "little"],
+)
+def test_a_larger_number_must_pay(rate, best):
+    concurrency = AdaptiveConcurrency(4, 256)
+    numbers = climbed(concurrency, rate, 400)
+    assert concurrency.best == best
+    assert numbers[100:].count(best) > 0.9 * 300  # trials become rare
+    assert set(numbers) <= {4, 8, 16, 32, 64, 128, 256}
+
+
+def test_a_number_is_given_up_when_its_machine_has_become_slower():
+    concurrency = AdaptiveConcurrency(4, 64)
+    climbed(concurrency, float, 20)
+    assert concurrency.best == 64
+    climbed(concurrency, lambda number: min(number, 8), 200)
+    assert concurrency.best == 8
+    climbed(concurrency, float, 200)
+    assert concurrency.best == 64
+
+
+def test_one_slow_trial_does_not_end_the_climb():
+    """Programs for more episodes are compiled in the first one."""
+    concurrency, seen = AdaptiveConcurrency(4, 64), set()
+
+    def rate(number):
+        first = number not in seen
+        seen.add(number)
+        return 0.1 if first and number > 4 else number
+
+    assert climbed(concurrency, rate, 9) == [4, 8, 8, 16, 16, 32, 32, 64, 64]
+    assert concurrency.best == 64
+
+
+class Scripted:
+    """A number of episodes that each measurement replaces by the next of a list."""
+
+    def __init__(self, *numbers):
+        self.numbers, self.rates = list(numbers), []
+
+    @property
+    def number(self):
+        return self.numbers[0]
+
+    def measured(self, rate):
+        self.rates.append(rate)
+        if len(self.numbers) > 1:
+            del self.numbers[0]
+
+
+def held(concurrency, episodes, turns):
+    """Returns how many episodes run at each of their turns, in the order of time."""
+    running, now = [], 0
+
+    async def episode(places):
+        nonlocal now
+        async with places:
+            now += 1
+            for _ in range(turns):
+                await asyncio.sleep(0)
+                running.append(now)
+                places.turned()
+            now -= 1
+
+    async def call():
+        places = Places(concurrency, episodes)
+        await asyncio.gather(*(episode(places) for _ in range(episodes)))
+        places.end()
+
+    asyncio.run(call())
+    return running
+
+
+def test_places_are_added_and_taken_away_between_windows():
+    concurrency = Scripted(2, 4, 8, 2, 8)
+    running = held(concurrency, 128, turns=2)
+    windows = running[:32], running[32:68], running[68:108], running[124:140], running[-60:-20]
+    assert [max(window) for window in windows] == [2, 4, 8, 2, 8]
+    assert len(concurrency.rates) == 6
+    assert min(concurrency.rates) > 0
+
+
+@pytest.mark.parametrize(
+    ("episodes", "turns", "measured"), [(31, 4, 1), (8, 1, 1), (5, 1, 1), (4, 1, 0), (80, 1, 2)]
+)
+def test_a_call_of_few_episodes_is_one_window(episodes, turns, measured):
+    """Where half of the eight places would have been enough, nothing is measured."""
+    concurrency = Scripted(8)
+    held(concurrency, episodes, turns)
+    assert len(concurrency.rates) == measured

@@ -33,7 +33,14 @@ from rl4p.loop.prompts import take
 from rl4p.loop.stopwatch import WORK, WorkingTime, clock, doing, waited_for
 from rl4p.model.policy import Policy
 from rl4p.protocols.collection import Collected, CollectorPhases, Filter, OpenSource
-from rl4p.protocols.engine import Completion, Engine, HoldsEpisodes, OpensEngine, opened
+from rl4p.protocols.engine import (
+    Completion,
+    Engine,
+    HasMetrics,
+    HoldsEpisodes,
+    OpensEngine,
+    opened,
+)
 from rl4p.protocols.traits import RolloutTraits
 from rl4p.rollout.episodes import seed_of
 from rl4p.rollout.sampler import answers_on_host
@@ -218,7 +225,8 @@ class OpenAsynchronous(OpenSynchronous):
                 "collector/too_old": float(counts["too_old"]),
             }
             | shares
-            | drawn_shares([group.episodes[0] for group in groups]),
+            | drawn_shares([group.episodes[0] for group in groups])
+            | (self.episodes.metrics() if isinstance(self.episodes, HasMetrics) else {}),
         )
 
     def wait(self, step: int, rejected: list[Group]) -> list[PendingGroup]:

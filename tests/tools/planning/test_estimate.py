@@ -283,6 +283,7 @@ def test_a_rollout_with_environments_is_estimated_and_named_in_a_compiled_plan()
     assert sizes == [(rows, columns), (rows, columns)]  # of the slots, and what turns keep
     few = replace(run.phases.rollout, concurrency=4)
     assert [each.rows for each in few.caches(run)] == [4, 4]
+    assert replace(few, concurrency=(2, 4)).caches(run) == few.caches(run)
     environment = replace(few.environment, roles=("a", "b"))
     assert [each.rows for each in replace(few, environment=environment).caches(run)] == [4, 8]
 
