@@ -128,6 +128,7 @@ class Turn(Serializable):
       start: the number of the policy's tokens before its first one in the row, where calls of two
         conversations alternate; None if it follows the turn before in the row.
       role: the name of the agent that said it, where an episode has several; or "".
+      files: at the end of an episode, the sizes of the files that it has changed, if known.
       sampling_seconds, environment_seconds: the times of both, which equality leaves out; or 0.
     """
 
@@ -139,6 +140,7 @@ class Turn(Serializable):
     state: Hashable = None
     start: int | None = None
     role: str = ""
+    files: Mapping[str, int] = field(default_factory=dict)
     sampling_seconds: float = field(default=0.0, compare=False)
     environment_seconds: float = field(default=0.0, compare=False)
 

@@ -93,6 +93,17 @@ class GradesCutEpisodes(Protocol):
 
 
 @runtime_checkable
+class ChangesFiles(Protocol):
+    """An `OpenEnvironment` that knows at its end which files an episode has changed.
+
+    Attributes:
+      changed_files: the sizes of these files in bytes, by their paths.
+    """
+
+    changed_files: Mapping[str, int]
+
+
+@runtime_checkable
 class OpensEnvironment(Protocol):
     """The options of an environment: a frozen dataclass that YAML describes."""
 

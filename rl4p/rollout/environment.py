@@ -21,6 +21,7 @@ from rl4p.data.rendering import check_tools
 from rl4p.model.policy import Policy
 from rl4p.protocols.environment import (
     CallRefused,
+    ChangesFiles,
     GradesCutEpisodes,
     Message,
     OpensEnvironment,
@@ -136,6 +137,9 @@ class Environment(EpisodeRollout):
                     recorder.begin(policy, prompt.tools if tools is None else tools, messages)
                     episode.opening = tuple(messages) if first else None
                 await self.turns(recorder, environment, partners)
+                if episode.turns and isinstance(environment, ChangesFiles):
+                    files = dict(environment.changed_files)
+                    episode.turns[-1] = replace(episode.turns[-1], files=files)
             finally:
                 await self.answer(environment.close)
         except EpisodeFailure as failure:

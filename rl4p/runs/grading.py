@@ -54,6 +54,7 @@ def rows_of_turns(episode: Episode, versions: np.ndarray) -> list[dict[str, Any]
             "versions": own.tolist(),
             "state": None if turn.state is None else str(turn.state),
             "role": turn.role or None,
+            "files": dict(turn.files),
         }
         row |= {name: round(getattr(turn, name), 4) for name in NUMBERS}
         rows.append({name: value for name, value in row.items() if value not in (None, [], {})})
@@ -70,6 +71,7 @@ def turns_of(rows: Sequence[Mapping[str, Any]]) -> tuple[Turn, ...]:
             metrics=row.get("metrics", {}),
             state=row.get("state"),
             role=row.get("role", ""),
+            files=row.get("files", {}),
             reward=float(row.get("reward", 0)),
             sampling_seconds=float(row.get("sampling_seconds", 0)),
             environment_seconds=float(row.get("environment_seconds", 0)),

@@ -94,8 +94,8 @@ class Sample:
     tokens: Mapping[str, Any] | None = None
     # The turns of an episode, in order: {"text": the message of the policy, "tokens": their number,
     # "calls": the tools that it calls, "messages": the answer of the environment, "reward",
-    # "metrics", "state", "role", "versions": the weight versions that drew it, "sampling_seconds",
-    # "environment_seconds"}.
+    # "metrics", "state", "role", "versions": the weight versions that drew it, "files": the sizes
+    # of the files that the episode has changed, "sampling_seconds", "environment_seconds"}.
     turns: Sequence[Mapping[str, Any]] | None = None
     failure: str | None = None  # what the environment did wrong, which made the sample invalid
 
@@ -158,7 +158,7 @@ class Sample:
 TURN: dict[str, tuple[Any, str]] = {
     **dict.fromkeys(("text", "state", "role"), TEXT),
     **dict.fromkeys(("messages", "calls", "versions"), (list, "a list")),
-    "metrics": OBJECT,
+    **dict.fromkeys(("metrics", "files"), OBJECT),
     "tokens": COUNT,
     **dict.fromkeys(
         ("reward", "sampling_seconds", "environment_seconds"), (int | float, "a number")

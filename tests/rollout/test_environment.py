@@ -440,6 +440,26 @@ def test_a_cut_episode_without_a_reward_is_invalid(sample, end, sentence):
     assert {sentence} <= {each.failure for each in episodes} <= {sentence, None}
 
 
+class Edits(Counts):
+    """An environment that knows which files an episode has changed."""
+
+    changed_files: dict = {}  # noqa: RUF012
+
+    async def step(self, message):
+        self.changed_files = {"a.py": self.step_number + 1}
+        return await super().step(message)
+
+
+def test_the_last_turn_has_the_files_that_its_episode_has_changed(sample):
+    _, episodes = sample(rollout(Counting(kind=Edits)), group_size=4)
+    several = [episode.turns for episode in episodes if len(episode.turns) == 3]
+    assert several
+    assert {tuple(str(turn.files) for turn in turns) for turns in several} <= {
+        ("{}", "{}", "{'a.py': 3}"),
+        ("{}", "{}", "{'a.py': 2}"),  # the third turn was cut
+    }
+
+
 class Won:
     """Tools of a world that is won from the beginning."""
 

@@ -43,7 +43,7 @@ def test_turns_have_calls_and_weights_and_survive_json(make_prompt):
             sampling_seconds=0.25,
             environment_seconds=1.5,
         ),
-        Turn(text="2", tokens=2),
+        Turn(text="2", tokens=2, files={"a.py": 7}),
     )
     episode = Episode(prompt=make_prompt(), response="2", turns=turns)
     rows = rows_of_turns(episode, np.array([4, 5, 5, 6, 6]))

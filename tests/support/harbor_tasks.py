@@ -19,7 +19,7 @@ def write_task(
 ) -> Path:
     """Writes a task folder; returns it."""
     for name in ("environment", "tests"):
-        (folder / name).mkdir(parents=True)
+        (folder / name).mkdir(parents=True, exist_ok=True)
     (folder / "task.toml").write_text(toml)
     (folder / "instruction.md").write_text(instruction)
     (folder / "tests" / "test.sh").write_text(test)

@@ -44,6 +44,7 @@ REWARDS = (f"{LOGS}/reward.json", f"{LOGS}/reward.txt")  # the first that exists
 SETUP_SECONDS = 60.0  # for a command of our own
 LONGEST_COMMAND = 100_000  # bytes; the kernel's limit of an argument is 131072
 LONGEST_REWARD = 2**16  # bytes
+MOST_FILES = 50  # that an episode has changed, and names; others are left out
 JSON = 10  # the exit code of a command of our own that has read reward.json
 
 
@@ -139,6 +140,7 @@ class HarborEpisode:
         self.options, self.task = options, task
         self.reader, self.until = reader_of((SHELL,), prompt), math.inf
         self.metrics: dict[str, float] = {}
+        self.began, self.changed_files = 0.0, dict[str, int]()
 
     async def reset(self) -> tuple[()]:
         self.machine = await in_thread(partial(self.options.runtime.open, self.task.image))
@@ -147,7 +149,7 @@ class HarborEpisode:
         beside = image.context.is_dir() and not (image.context / "Dockerfile").exists()
         if image.reference and beside:  # the files of the task, for the working directory
             await self.run_checked("tar -xf -", archive([("/", image.context)]))
-        seconds = self.task.file.agent.timeout_sec
+        self.began, seconds = time.time(), self.task.file.agent.timeout_sec
         if seconds is not None:
             self.until = time.monotonic() + seconds * self.options.timeout_multiplier
         return ()
@@ -185,8 +187,8 @@ class HarborEpisode:
         assert self.machine is not None
         return await in_thread(partial(self.machine.run, command, seconds=seconds, **options))
 
-    async def run_checked(self, command: str, content: bytes = b"") -> None:
-        """Runs a command of our own.
+    async def run_checked(self, command: str, content: bytes = b"") -> bytes:
+        """Runs a command of our own; returns its output.
 
         Raises:
           ValueError: it fails, as on a full disk.
@@ -195,6 +197,7 @@ class HarborEpisode:
         if result.code != 0:
             output = result.output.decode(errors="replace").strip()[-200:]
             raise ValueError(f"the machine of {self.task.folder.name} fails: {output}")
+        return result.output
 
     async def cut_reward(self) -> float:
         """Returns the reward of the tests; adds metrics.
@@ -218,9 +221,11 @@ class HarborEpisode:
           ValueError: they cannot be run, pass their time, or write no reward that can be read.
         """
         tests = archive([("/", self.task.folder / "tests")])
-        prepare = f"rm -rf {' '.join(REWARDS)} && mkdir -p /tests {LOGS}"
+        # One command more would cost a sandbox. A machine whose find is another lists no files.
+        prepare = f"find . -xdev -type f -newerct @{self.began:.3f} -printf '%s %P\\n' 2>/dev/null"
+        prepare += f" | head -n {MOST_FILES}; rm -rf {' '.join(REWARDS)} && mkdir -p /tests {LOGS}"
         prepare += " && tar -xf - -C /tests && chmod +x /tests/test.sh"
-        await self.run_checked(prepare, tests)
+        self.changed_files = sizes_in(await self.run_checked(prepare, tests))
         section = self.task.file.verifier
         seconds = section.timeout_sec * self.options.timeout_multiplier
         command = f"(/tests/test.sh) > {LOGS}/test-stdout.txt 2>&1"
@@ -238,6 +243,12 @@ class HarborEpisode:
     async def close(self) -> None:
         if self.machine is not None:
             await in_thread(self.machine.close)
+
+
+def sizes_in(listed: bytes) -> dict[str, int]:
+    """Returns the sizes of files by name, of lines with a size and a name."""
+    lines = (line.partition(" ") for line in listed.decode(errors="replace").split("\n"))
+    return {name: int(size) for size, _, name in lines if name and size.isdecimal()}
 
 
 def numbers_in(text: str) -> tuple[float, dict[str, float]]:

@@ -33,7 +33,7 @@ def play(tmp_path, make_prompt):
         prompt = make_prompt(id=question.id, question=question.question)
 
         async def episode():
-            opened = harbor.open(prompt, 0, "e1")
+            run.opened = opened = harbor.open(prompt, 0, "e1")
             try:
                 await opened.reset()
                 results = [
@@ -71,6 +71,32 @@ def test_the_tests_see_no_reward_and_no_tests_of_the_policy(play):
     forged += "echo '{\"reward\": 1}' >/logs/verifier/reward.json"
     (_, last), _ = play(call(forged), DONE, test="#!/bin/bash\nexit 1\n")
     assert (last.reward, last.metrics) == (0.0, {"ungraded": 1.0})
+
+
+@needs_bubblewrap
+@pytest.mark.parametrize("cut", [False, True])
+def test_an_episode_lists_the_files_that_it_has_changed(play, tmp_path, cut):
+    context = tmp_path / "tasks" / "one" / "environment"
+    context.mkdir(parents=True)
+    for name in ("old.txt", "given.txt"):
+        (context / name).write_text("1234")
+    change = "mkdir b; echo 5 >>given.txt; echo 1 >'b/a  c'; "
+    change += "touch -d 2001-01-01 given.txt; echo 1 >/tmp/x"
+    play(
+        call(change),
+        *[DONE] * (not cut),
+        cut=cut,
+        dockerfile="FROM a\nWORKDIR /app\nCOPY old.txt given.txt ./\n",
+        test="#!/bin/bash\necho 1 >of_tests; echo 1 >/logs/verifier/reward.txt\n",
+    )
+    assert play.opened.changed_files == {"given.txt": 6, "b/a  c": 2}
+
+
+@needs_bubblewrap
+def test_of_many_changed_files_the_first_are_listed(play):
+    results, _ = play(call(f"touch $(seq 90); {SOLVE}"), DONE)
+    assert results[-1].reward == 1.0
+    assert len(play.opened.changed_files) == 50
 
 
 REWARD = "#!/bin/bash\n{}\n"
