@@ -103,7 +103,7 @@ function card(sample) {
   for (const turn of sample.turns ?? []) {
     article.append(element("div", turn.title, "label"));
     article.append(element("pre", turn.text));
-    for (const line of turn.lines) article.append(element("pre", line, "prompt"));
+    for (const [kind, line] of turn.lines) article.append(element("pre", line, kind));
   }
   if (sample.failure !== null) {
     article.append(element("div", "the environment failed", "label"));

@@ -73,7 +73,11 @@ def data_of(sample: Sample) -> dict[str, Any]:
     }
     if sample.turns:
         data["turns"] = [
-            {"title": turn_title(number, turn), "text": turn["text"], "lines": turn_lines(turn)}
+            {
+                "title": turn_title(number, turn),
+                "text": turn["text"],
+                "lines": [*map(list, turn_lines(turn))],
+            }
             for number, turn in enumerate(sample.turns, 1)
         ]
     if tokens := tokens_of(sample):

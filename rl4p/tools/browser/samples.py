@@ -6,6 +6,7 @@ tokens are also underlined, for prints without colour.
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -182,15 +183,56 @@ def turn_title(number: int, turn: Mapping[str, Any]) -> str:
     return "  ".join(part for part in parts if part)
 
 
-def turn_lines(turn: Mapping[str, Any]) -> list[str]:
-    """Returns the calls of a turn and the messages that answer it, each as a text."""
-    calls = [
-        f"malformed call: {call['malformed']}"
-        if "malformed" in call
-        else f"calls {call.get('name')}({json.dumps(call.get('arguments'), ensure_ascii=False)})"
-        for call in turn.get("calls", ())
-    ]
-    messages = [
-        f"{message.get('role')}: {message.get('content')}" for message in turn.get("messages", ())
-    ]
-    return calls + messages
+def turn_lines(turn: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Returns the calls of a turn, each before its answer, and the files that it lists.
+
+    Each has a kind, `command`, `call`, `output`, `code` or `files`, and a text. A text argument
+    `command` is shown as in a shell; of its answer, the exit code is a line of its own.
+    """
+    calls, messages = turn.get("calls", ()), turn.get("messages", ())
+    shown = []
+    paired = len(calls) == len(messages)
+    answers = [[message] for message in messages] if paired else [[] for _ in calls]
+    for call, answer in zip(calls, answers, strict=True):
+        command = command_of(call)
+        shown.append(("call", call_text(call)) if command is None else ("command", command))
+        shown += [line for each in answer for line in answer_lines(each, command is not None)]
+    if not paired:
+        commands = any(command_of(call) is not None for call in calls)
+        shown += [line for each in messages for line in answer_lines(each, commands)]
+        shown += [("code", "no answer")] if not messages else []
+    if files := turn.get("files"):
+        sizes = ", ".join(f"{name} ({size:,} bytes)" for name, size in files.items())
+        shown.append(("files", f"files changed: {sizes}"))
+    return shown
+
+
+def command_of(call: Mapping[str, Any]) -> str | None:
+    """Returns the command of a call as a shell shows it; None if the call has none."""
+    arguments = call.get("arguments")
+    command = arguments.get("command") if isinstance(arguments, Mapping) else None
+    if not isinstance(command, str) or len(arguments) > 1:
+        return None
+    return "$ " + command.replace("\n", "\n> ")
+
+
+def call_text(call: Mapping[str, Any]) -> str:
+    """Returns a call with its arguments; texts of several lines stand below it."""
+    if "malformed" in call:
+        return f"malformed call: {call['malformed']}"
+    arguments, below = call.get("arguments"), {}
+    if isinstance(arguments, Mapping):
+        below = {k: v for k, v in arguments.items() if isinstance(v, str) and "\n" in v}
+        arguments = {k: "below" if k in below else v for k, v in arguments.items()}
+    texts = [f"\n{name}:\n{text}" for name, text in below.items()]
+    return f"calls {call.get('name')}({json.dumps(arguments, ensure_ascii=False)})" + "".join(texts)
+
+
+def answer_lines(message: Mapping[str, Any], of_command: bool) -> list[tuple[str, str]]:
+    """Returns what a message says, and the exit code at its end if it answers a command."""
+    content = str(message.get("content"))
+    end = re.search(r"(?:^|\n)\[(exit code \d+|killed .*)\]$", content) if of_command else None
+    if end is None:
+        return [("output", f"{message.get('role')}: {content}")]
+    output = content[: end.start()]
+    return [*([("output", output)] if output else []), ("code", end[1])]

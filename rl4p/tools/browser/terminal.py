@@ -79,8 +79,10 @@ def body(sample: Sample) -> Text:
         text.append(visible(token.text), style=style(token))
     for number, turn in enumerate(sample.turns or (), 1):
         text.append(f"\n{visible(turn_title(number, turn))}", style="bold dim")
-        for line in turn_lines(turn):
-            text.append(f"\n  {visible(line)}", style="dim")
+        for kind, line in turn_lines(turn):
+            style_of = {"command": "bold", "code": "" if line == "exit code 0" else "bold"}
+            indented = visible(line).replace("\n", "\n  ")
+            text.append(f"\n  {indented}", style=style_of.get(kind, "dim"))
     if sample.failure is not None:
         text.append(f"\nthe environment failed: {visible(sample.failure)}", style="dim")
     if sample.answer is not None:

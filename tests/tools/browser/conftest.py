@@ -57,8 +57,13 @@ def hostile():
             "tokens": 3,
             "versions": [4],
             "environment_seconds": 0.25,
-            "calls": [{"name": HOSTILE, "arguments": {"x": HOSTILE}}, {"malformed": HOSTILE}],
+            "calls": [
+                {"name": HOSTILE, "arguments": {"x": HOSTILE}},
+                {"name": HOSTILE, "arguments": {"command": HOSTILE}},
+                {"malformed": HOSTILE},
+            ],
             "messages": [{"role": "tool", "content": HOSTILE}],
+            "files": {HOSTILE: 3},
         }
     ]
     names = ("id", "task", "prompt", "response", "answer")

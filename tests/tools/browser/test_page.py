@@ -40,8 +40,9 @@ def test_the_data_reach_the_script_whole(made):
     assert "turns" not in full
     (turn,) = hostile["turns"]
     assert turn["title"] == "turn 1  reward 0.5  3 tokens  weights 4  answered in 0.25 s"
-    assert len(turn["lines"]) == 3
-    assert all("<U+001B>[2J<U+0000> <U+202E>" in x for x in (turn["text"], *turn["lines"]))
+    kinds, lines = zip(*turn["lines"], strict=True)
+    assert kinds == ("call", "command", "call", "output", "files")
+    assert all("<U+001B>[2J<U+0000> <U+202E>" in x for x in (turn["text"], *lines))
 
 
 def test_only_the_script_of_the_page_may_run_and_nothing_is_fetched(made):

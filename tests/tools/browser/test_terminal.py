@@ -83,5 +83,35 @@ def test_an_episode_turn_by_turn(printed, full):
     ]
     text = printed(full | {"turns": turns, "failure": "TimeoutError: "})
     assert "turn 1  reward 0.5  3 tokens  weights 4  answered in 0.25 s\n" in text
-    assert 'turn 2\n  calls add({"a": 1})\n  malformed call: no JSON\n' in text
+    assert 'turn 2\n  calls add({"a": 1})\n  malformed call: no JSON\n  no answer\n' in text
     assert "turn 3  tool_calls 1\n  tool: 7\nthe environment failed: TimeoutError: \n" in text
+
+
+def test_commands_stand_as_in_a_shell_with_their_outputs(printed, full):
+    commands = ['cat <<E >a\n"x"\nE', "ls", "sleep 9"]
+    contents = ["[exit code 0]", "a\nb\n[exit code 2]", "[exit code 7]\n[killed after 2 s]"]
+    turn = {
+        "text": "t",
+        "calls": [{"name": "shell", "arguments": {"command": each}} for each in commands],
+        "messages": [{"role": "tool", "content": each} for each in contents],
+        "files": {"a": 4, "b/c": 12345},
+    }
+    assert (
+        'turn 1\n  $ cat <<E >a↵\n  > "x"↵\n  > E\n  exit code 0\n'
+        "  $ ls\n  a↵\n  b\n  exit code 2\n"
+        "  $ sleep 9\n  [exit code 7]\n  killed after 2 s\n"
+        "  files changed: a (4 bytes), b/c (12,345 bytes)\n"
+    ) in printed(full | {"turns": [turn]})
+
+
+def test_other_calls_show_texts_of_several_lines_below_them(printed, full):
+    calls = [
+        {"name": "submit", "arguments": {"n": 1, "source": 'a = "b"\nc'}},
+        {"name": "run", "arguments": {"command": "ls", "seconds": 3}},
+    ]
+    messages = [{"role": "tool", "content": "[exit code 0]"}] * 2
+    text = printed(full | {"turns": [{"text": "t", "calls": calls, "messages": messages}]})
+    assert (
+        'calls submit({"n": 1, "source": "below"})↵\n  source:↵\n  a = "b"↵\n  c\n'
+        '  tool: [exit code 0]\n  calls run({"command": "ls", "seconds": 3})\n' in text
+    )
