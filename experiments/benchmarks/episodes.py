@@ -1,6 +1,7 @@
 """How well episodes that wait for their environments keep the engine busy, and what they cost.
 
     python -m experiments.benchmarks.episodes [episodes=256] [slots=64] [many=10000]
+    python -m experiments.benchmarks.episodes concurrency [episodes=256] [slots=64] [calls=5]
 
 The policy of the package holds concurrent conversations with an environment that takes 0 to 2
 seconds for each answer. The simulation has the same turns and latencies, and an engine that takes
@@ -9,14 +10,22 @@ latencies. `occupancy` is the share of the slots that decode, over the time of t
 
 Also prints the time with one environment that never answers, whose deadline is `DEADLINE`, and the
 resident memory over many episodes without latencies. Prints JSON.
+
+With the word `concurrency`: the seconds of calls with `rollout.concurrency` of `FIXED`, and with
+`rollout.concurrency=[4,256]` after `SEARCHES` calls that look for the number, whose seconds are
+listed too. The calls alternate. In one workload each answer takes 50 to 200 ms; in the other, with
+half of the episodes, a process uses 15 ms of a processor for each. The ratio is the median over the
+calls of the adaptive number to the least median of the fixed ones. Prints a line of JSON for each.
 """
 
 import asyncio
 import heapq
 import itertools
 import json
+import statistics
 import sys
 import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +41,8 @@ from rl4p.rollout.continuous import Continuous
 from rl4p.rollout.environment import Environment
 
 TURNS, TOKENS, SECONDS, DEADLINE = 3, 32, 2.0, 12.0
+FIXED, SEARCHES = (4, 16, 64, 256), 8
+BURN = "import time\nwhile time.process_time() < 0.015: pass"  # the start of Python included
 
 
 class Slow:
@@ -68,6 +79,86 @@ class Latencies:
         times = np.random.default_rng(number).uniform(0, self.most, TURNS).tolist()
         self.seconds.append([1e9] * TURNS if number < self.hangs else times)
         return Slow(self.seconds[-1])
+
+
+@dataclass
+class Work:
+    """An episode whose answers take the time of the environment, or of a processor."""
+
+    seconds: list[float] | None  # None uses a processor
+    turn: int = 0
+
+    async def reset(self) -> tuple:
+        return ()
+
+    async def step(self, message: Any) -> StepResult:
+        if self.seconds is None:
+            process = await asyncio.create_subprocess_exec(sys.executable, "-S", "-c", BURN)
+            await process.wait()
+        else:
+            await asyncio.sleep(self.seconds[self.turn])
+        self.turn += 1
+        answer = {"role": "user", "content": "12+34"}
+        return StepResult(messages=(answer,), done=self.turn == TURNS)
+
+    async def close(self) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The environment of `Work`."""
+
+    waits: bool
+
+    def tools(self, prompt: Any) -> None:
+        return None
+
+    def open(self, prompt: Any, seed: int, episode_id: str) -> Work:
+        draws = np.random.default_rng(seed).uniform(0.05, 0.2, TURNS)
+        return Work(draws.tolist() if self.waits else None)
+
+
+def concurrencies(runs: "Runs", waits: bool, calls: int) -> dict[str, Any]:
+    """Returns the seconds of calls with fixed numbers of episodes, and with two bounds."""
+    options = {"environment": Workload(waits), "step_seconds": None}
+    choices = {f"{n}": replace(runs.rollout, **options, concurrency=n) for n in FIXED}
+    adaptive = replace(runs.rollout, **options, concurrency=(FIXED[0], FIXED[-1]))
+
+    turns: set[int] = set()  # of a call, which all have the same
+
+    def call(rollout: Environment) -> float:
+        began = time.perf_counter()
+        prompts = runs.prompts[:: 1 if waits else 2]
+        arguments = runs.policy, runs.params, prompts
+        _, episodes = rollout(*arguments, group_size=1, key=jax.random.key(0), version=0)
+        turns.add(sum(len(episode.turns) for episode in episodes))
+        return round(time.perf_counter() - began, 3)
+
+    for number in FIXED[1:]:  # compiles; the search compiles for few episodes
+        call(choices[str(number)])
+    searches = [
+        (call(adaptive), int(adaptive.metrics()["rollout/concurrency"])) for _ in range(SEARCHES)
+    ]
+    choices["adaptive"] = adaptive
+    seconds: dict[str, list[float]] = {name: [] for name in choices}
+    numbers = []
+    for _ in range(calls):
+        for name, rollout in choices.items():
+            seconds[name].append(call(rollout))
+        numbers.append(int(adaptive.metrics()["rollout/concurrency"]))
+    medians = {name: statistics.median(each) for name, each in seconds.items()}
+    own = medians.pop("adaptive")
+    best = min(medians, key=lambda name: medians[name])
+    return {
+        "turns of a call": list(turns),
+        "seconds": seconds,
+        "the search: seconds, and the number after it": searches,
+        "numbers": numbers,
+        "best fixed number": int(best),
+        "adaptive to the best": own / medians[best],
+        "fixed to the best": {name: value / medians[best] for name, value in medians.items()},
+    }
 
 
 class Runs:
@@ -132,6 +223,13 @@ def main() -> None:
     given = dict(line.partition("=")[::2] for line in sys.argv[1:])
     count, slots = int(given.get("episodes", 256)), int(given.get("slots", 64))
     runs = Runs(count, slots)
+    if "concurrency" in sys.argv[1:]:
+        calls = int(given.get("calls", 5))
+        rows = {"waits": True, "processor": False}
+        for name, waits in rows.items():
+            result = {"workload": name, **concurrencies(runs, waits, calls)}
+            print(json.dumps(result), flush=True)
+        return
     for most in (0.3, SECONDS, SECONDS):  # compiles for all numbers of slots
         runs.run(most)
     alone, turns = runs.run(0.0)

@@ -150,9 +150,10 @@ class EpisodeLoop:
 class AdaptiveConcurrency:
     """The number of simultaneous episodes, found by hill climbing on the turns per second.
 
-    It begins with `least`, and tries twice and half the best number so far, within the bounds. The
-    larger of two numbers must give 5% more turns per second, since each episode takes memory. It
-    has two trials, as the first may compile programs. Trials become rarer while they fail.
+    It begins with `least`, and tries twice and half the best number so far, within the bounds. A
+    larger number must give 5% more turns per second, since each episode takes memory; it has two
+    trials, as the first may compile programs. A smaller number must give as many. Trials become
+    rarer while they fail.
 
     Attributes:
       number: the number that acts, which may be on trial.
@@ -181,7 +182,7 @@ class AdaptiveConcurrency:
             if self.left < 0:
                 self.up = self.up if self.beside(self.up) != self.best else not self.up
                 self.number = self.beside(self.up)
-        elif rate > self.GAIN * self.rate if up else self.GAIN * rate > self.rate:
+        elif rate > self.GAIN * self.rate if up else rate >= self.rate:
             self.best, self.rate, self.repeated = self.number, rate, False
             self.left = self.pause = self.PAUSE
             self.number = self.beside(up)
