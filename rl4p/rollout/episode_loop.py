@@ -151,16 +151,16 @@ class AdaptiveConcurrency:
     """The number of simultaneous episodes, found by hill climbing on the turns per second.
 
     It begins with `least`, and tries twice and half the best number so far, within the bounds. A
-    larger number must give 5% more turns per second, since each episode takes memory; it has two
-    trials, as the first may compile programs. A smaller number must give as many. Trials become
-    rarer while they fail.
+    larger number must give 2% more turns per second, since each episode takes memory; it has two
+    trials, as the first may compile programs. A smaller number must give as many; its trials are
+    slow, and therefore the last ones. Trials become rarer while they fail.
 
     Attributes:
       number: the number that acts, which may be on trial.
       best: the best number so far.
     """
 
-    GAIN, PAUSE, LONGEST_PAUSE = 1.05, 8, 64  # pauses are numbers of measurements
+    GAIN, PAUSE, LONGEST_PAUSE = 1.02, 4, 32  # pauses are numbers of measurements
 
     def __init__(self, least: int, most: int) -> None:
         self.least, self.most = least, most
@@ -189,7 +189,8 @@ class AdaptiveConcurrency:
         elif up and not self.repeated:
             self.repeated = True
         else:
-            self.number, self.up, self.repeated = self.best, not up, False
+            self.up = not up or self.pause < self.LONGEST_PAUSE
+            self.number, self.repeated = self.best, False
             self.left, self.pause = self.pause, min(2 * self.pause, self.LONGEST_PAUSE)
 
 
@@ -199,10 +200,10 @@ class Places:
     Turns per second are measured over windows of turns. In a call of many episodes a window ends
     while others wait, so that every place is taken. After a change, the turns of the first round
     are left out. A call of fewer than `ROUNDS` episodes for each place is one window, its end
-    included: there, more places mean fewer rounds.
+    included, because there more places mean fewer rounds.
     """
 
-    ROUNDS, SHORTEST = 4, 32  # the fewest turns of a window
+    ROUNDS, SHORTEST = 8, 32  # the fewest turns of a window
 
     def __init__(self, concurrency: AdaptiveConcurrency, episodes: int) -> None:
         self.concurrency, self.episodes, self.waiting = concurrency, episodes, episodes

@@ -100,7 +100,7 @@ def test_the_number_of_episodes_doubles_while_turns_become_faster():
         (lambda number: 7.0, 4),  # bound by the processors
         (lambda number: min(number, 40), 64),
         (lambda number: number if number <= 32 else 1.0, 32),  # the machine has no more memory
-        (lambda number: 1 + number / 1000, 4),  # less than 5% for twice the number
+        (lambda number: 1 + number / 1000, 4),  # less than 2% for twice the number
     ],
     ids=["processors", "slots", "memory", "little"],
 )
