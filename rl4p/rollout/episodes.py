@@ -92,15 +92,16 @@ class EpisodeRollout(ABC):
     )
 
     def __post_init__(self) -> None:
-        if self.concurrency is not None:
-            pair = isinstance(self.concurrency, tuple)
-            bounds = self.concurrency if pair else (self.concurrency, self.concurrency)
+        if (given := self.concurrency) is not None:
+            bounds = given if isinstance(given, tuple) else (given, given)
             if len(bounds) != 2 or not 1 <= bounds[0] <= bounds[1]:
+                written = list(given) if isinstance(given, tuple) else given
                 raise InputError(
-                    f"rollout.concurrency={list(bounds) if pair else bounds[0]} must be a number "
-                    "from 1 on, or two of them, the smaller one first, such as [4,64]."
+                    f"rollout.concurrency={written} must be a number from 1 on, or two of them, "
+                    "the smaller one first, such as [4,64]."
                 )
-            self.opened.concurrency = AdaptiveConcurrency(*bounds) if pair else None
+            if isinstance(given, tuple):
+                self.opened.concurrency = AdaptiveConcurrency(*bounds)
         if not isinstance(self.engine, OpensEngine):
             raise InputError(
                 "rollout.engine must be a rollout with an engine: choose continuous, "

@@ -226,7 +226,7 @@ class OpenAsynchronous(OpenSynchronous):
             }
             | shares
             | drawn_shares([group.episodes[0] for group in groups])
-            | (self.episodes.metrics() if isinstance(self.episodes, HasMetrics) else {}),
+            | dict(self.episodes.metrics() if isinstance(self.episodes, HasMetrics) else {}),
         )
 
     def wait(self, step: int, rejected: list[Group]) -> list[PendingGroup]:

@@ -210,10 +210,10 @@ def turn_lines(turn: Mapping[str, Any]) -> list[tuple[str, str]]:
 def command_of(call: Mapping[str, Any]) -> str | None:
     """Returns the command of a call as a shell shows it; None if the call has none."""
     arguments = call.get("arguments")
-    command = arguments.get("command") if isinstance(arguments, Mapping) else None
-    if not isinstance(command, str) or len(arguments) > 1:
-        return None
-    return "$ " + command.replace("\n", "\n> ")
+    match arguments:
+        case {"command": str(command)} if len(arguments) == 1:
+            return "$ " + command.replace("\n", "\n> ")
+    return None
 
 
 def call_text(call: Mapping[str, Any]) -> str:
