@@ -93,7 +93,7 @@ class GradesCutEpisodes(Protocol):
 
 
 @runtime_checkable
-class ChangesFiles(Protocol):
+class ChangesFiles(OpenEnvironment, Protocol):
     """An `OpenEnvironment` that knows at its end which files an episode has changed.
 
     Attributes:
