@@ -358,6 +358,7 @@ def draw(path: Path, runs: dict[str, list[dict[int, float]]]) -> None:
         means = {at: statistics.mean(x[at] for x in curves if at in x) for at in steps}
         axes.plot(list(means), list(means.values()), color=f"C{number}", lw=2.5, alpha=0.4)
     axes.set(xlabel="step", ylabel="greedy success", ylim=(0, 1.02))
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.legend(frameon=False, loc="lower right")
     figure.savefig(path, dpi=120)
 
