@@ -70,10 +70,10 @@ class Continuous(Sampler):
 
             log pi(y) = z_y / T - log sum_{v in S} exp(z_v / T)
 
-        So does it for the reference and for a teacher's log-probabilities. `top_k` bounds S, of
-        which all tokens are recorded. Of tokens with equal logits in its last places, those beyond
-        `top_k` cannot be drawn. A token that no policy drew has no S: its log-probability is
-        normalised over the whole vocabulary.
+        Log-probabilities of the reference and of a teacher are normalised in the same way. `top_k`
+        bounds S, of which all tokens are recorded. If more than `top_k` tokens are the most
+        probable ones, with equal logits, the last ones cannot be drawn. A token that no policy drew
+        has no S: its log-probability is normalised over the whole vocabulary.
     """
 
     slots: Positive | None = None
