@@ -71,7 +71,7 @@ def test_every_key_of_conf_that_is_a_capability_has_its_type():
     assert not untyped
     names = {name.rpartition(".")[2] for name in typed}
     assert names == {
-        *("url", "uri", "servers", "coordinator", "entity", "key_variable", "path"),
+        *("url", "uri", "address", "servers", "coordinator", "entity", "key_variable", "path"),
         *("held_out_path", "weights_folder", "run", "chat_template", "push_to"),
         *("command", "folder", "variables", "mirror"),
         *("env", "held_out_taskset", "harness", "runtime"),  # of agent=verifiers

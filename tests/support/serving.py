@@ -141,7 +141,7 @@ class FakeScheduler:
     def params(self, params):
         self.policy.weights = params
 
-    def order(self, command):
+    def run_between_calls(self, command):
         done = Future()
         done.set_result(command())
         return done

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from rl4p.base.errors import InputError, RunError
 from rl4p.configuration.bounds import AboveZero, Positive
-from rl4p.configuration.capability import Word
+from rl4p.configuration.capability import Address, Word
 from rl4p.distributed.control_group import Popen
 from rl4p.protocols.runtime import LARGEST_OUTPUT, CommandResult, Image
 from rl4p.rollout.runtimes.processes import communicate, last_line, limit_of
@@ -57,7 +57,7 @@ class Container:
     """
 
     engine: Word = "docker"
-    address: Word | None = None
+    address: Address | None = None
     network: Word = "none"
     memory_mib: Positive = 1024
     processes: Positive = 256
