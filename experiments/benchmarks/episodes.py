@@ -45,45 +45,9 @@ FIXED, SEARCHES = (4, 16, 64, 256), 8
 BURN = "import time\nwhile time.process_time() < 0.015: pass"  # the start of Python included
 
 
-class Slow:
-    """An episode whose answers take random times, or never come."""
-
-    def __init__(self, seconds: list[float]) -> None:
-        self.seconds, self.turn = seconds, 0
-
-    async def reset(self) -> tuple:
-        return ()
-
-    async def step(self, message: Any) -> StepResult:
-        await asyncio.sleep(self.seconds[self.turn])
-        self.turn += 1
-        answer = {"role": "user", "content": "12+34"}
-        return StepResult(messages=(answer,), done=self.turn == TURNS)
-
-    async def close(self) -> None:
-        pass
-
-
-class Latencies:
-    """The environment; it keeps the latencies of its episodes in the order of their beginning."""
-
-    def begin(self, most: float, hangs: int) -> None:
-        self.most, self.hangs = most, hangs
-        self.seconds: list[list[float]] = []
-
-    def tools(self, prompt: Any) -> None:
-        return None
-
-    def open(self, prompt: Any, seed: int, episode_id: str) -> Slow:
-        number = len(self.seconds)
-        times = np.random.default_rng(number).uniform(0, self.most, TURNS).tolist()
-        self.seconds.append([1e9] * TURNS if number < self.hangs else times)
-        return Slow(self.seconds[-1])
-
-
 @dataclass
 class Work:
-    """An episode whose answers take the time of the environment, or of a processor."""
+    """An episode whose answers take so many seconds, 1e9 of which never end, or a processor."""
 
     seconds: list[float] | None  # None uses a processor
     turn: int = 0
@@ -103,6 +67,23 @@ class Work:
 
     async def close(self) -> None:
         pass
+
+
+class Latencies:
+    """The environment; it keeps the latencies of its episodes in the order of their beginning."""
+
+    def begin(self, most: float, hangs: int) -> None:
+        self.most, self.hangs = most, hangs
+        self.seconds: list[list[float]] = []
+
+    def tools(self, prompt: Any) -> None:
+        return None
+
+    def open(self, prompt: Any, seed: int, episode_id: str) -> Work:
+        number = len(self.seconds)
+        times = np.random.default_rng(number).uniform(0, self.most, TURNS).tolist()
+        self.seconds.append([1e9] * TURNS if number < self.hangs else times)
+        return Work(self.seconds[-1])
 
 
 @dataclass(frozen=True)

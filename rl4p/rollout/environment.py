@@ -120,7 +120,7 @@ class Environment(EpisodeRollout):
         recorder.begin(policy, prompt.tools, prompt.prompt_messages())
         episode = recorder.episode
         try:
-            environment: Any = self.environment.open(prompt, sample.seed, sample.episode_id)
+            environment = self.environment.open(prompt, sample.seed, sample.episode_id)
             try:
                 first = await self.answer(environment.reset)
                 tools = self.environment.tools(prompt)

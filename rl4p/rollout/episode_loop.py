@@ -30,15 +30,17 @@ class EpisodeLoop:
     Args:
       most: the most requests that are unfinished at a time.
       longest: the most tokens of a context and its completion.
-      turned: is called in the event loop after each completion.
+      count_turn: is called in the event loop after each completion.
 
     Attributes:
       idle: the seconds in which no request was unfinished.
       ended: the tokens that episodes have ended with, for the next request (`Request.ended`).
     """
 
-    def __init__(self, most: int, longest: int, turned: Callable[[], None] = lambda: None) -> None:
-        self.most, self.longest, self.turned = most, longest, turned
+    def __init__(
+        self, most: int, longest: int, count_turn: Callable[[], None] = lambda: None
+    ) -> None:
+        self.most, self.longest, self.count_turn = most, longest, count_turn
         self.requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self.futures: dict[int, asyncio.Future[Completion]] = {}  # by the id of a request
         self.loop = asyncio.new_event_loop()
@@ -117,7 +119,7 @@ class EpisodeLoop:
         future = self.futures[id(request)] = self.loop.create_future()
         self.requests.put(request)
         completion = await future
-        self.turned()
+        self.count_turn()
         return completion
 
     def take(self, *, wait: bool) -> Sequence[Request]:
@@ -169,23 +171,23 @@ class AdaptiveConcurrency:
         self.up, self.repeated = True, False  # where the next trial goes; of a trial
         self.left, self.pause = 0, self.PAUSE
 
-    def beside(self, up: bool) -> int:
+    def neighbour(self, up: bool) -> int:
         """Returns the next number in a direction; the best one at a bound."""
         return min(2 * self.best, self.most) if up else max(self.best // 2, self.least)
 
-    def measured(self, rate: float) -> None:
-        """Receives the turns per second with `number`, and chooses the next number."""
+    def learn(self, rate: float) -> None:
+        """Learns the turns per second with `number`, and chooses the next number."""
         up = self.number > self.best
         if self.number == self.best:
             self.rate = (self.rate + rate) / 2 if self.rate else rate
             self.left -= 1
             if self.left < 0:
-                self.up = self.up if self.beside(self.up) != self.best else not self.up
-                self.number = self.beside(self.up)
+                self.up = self.up if self.neighbour(self.up) != self.best else not self.up
+                self.number = self.neighbour(self.up)
         elif rate > self.GAIN * self.rate if up else rate >= self.rate:
             self.best, self.rate, self.repeated = self.number, rate, False
             self.left = self.pause = self.PAUSE
-            self.number = self.beside(up)
+            self.number = self.neighbour(up)
         elif up and not self.repeated:
             self.repeated = True
         else:
@@ -195,8 +197,9 @@ class AdaptiveConcurrency:
 
 
 class Places:
-    """The places of the episodes of a call, as many as `concurrency.number` says at the time.
+    """Lets `concurrency.number` episodes of a call run at a time, also while it changes.
 
+    A place is the right of an episode to run. It enters the context of this object to take one.
     Turns per second are measured over windows of turns. In a call of many episodes a window ends
     while others wait, so that every place is taken. After a change, the turns of the first round
     are left out. A call of fewer than `ROUNDS` episodes for each place is one window, its end
@@ -223,7 +226,7 @@ class Places:
         else:
             self.free.release()
 
-    def turned(self) -> None:
+    def count_turn(self) -> None:
         """Counts a turn, and changes the number of places after a window."""
         self.turns += 1
         number = self.concurrency.number
@@ -251,7 +254,7 @@ class Places:
 
     def measure(self) -> None:
         seconds = time.monotonic() - (self.began or 0.0)
-        self.concurrency.measured(self.turns / max(seconds, 1e-9))
+        self.concurrency.learn(self.turns / max(seconds, 1e-9))
 
     def end(self) -> None:
         """Measures a call that was one window, if fewer places would have held episodes back."""

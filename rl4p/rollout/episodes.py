@@ -213,7 +213,7 @@ class EpisodeRollout(ABC):
             places = Places(
                 self.opened.concurrency or AdaptiveConcurrency(most, most), len(samples)
             )
-            loop = EpisodeLoop(*size, places.turned)
+            loop = EpisodeLoop(*size, places.count_turn)
             around, coroutines = self.coroutines(loop, policy, samples)
             with counted("rollout", "episodes", len(samples)) as count:
 

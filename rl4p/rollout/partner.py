@@ -67,9 +67,9 @@ class Chat:
 
     @asynccontextmanager
     async def playing(self) -> AsyncIterator[Answers]:
-        """Opens the connections of the role.
+        """Opens the connections of the role, and yields a function.
 
-        Yields the function that returns the next message of the role, of a conversation and a seed.
+        The function takes a conversation and a seed, and returns the next message of the role.
         """
         key = api_key(self.key_variable)
         client = HttpClient(url=self.url, key=key, connections=self.concurrency)

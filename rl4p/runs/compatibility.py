@@ -110,7 +110,10 @@ def refuse_idle_routers(phases: Phases, policy: Policy) -> None:
 
 
 def refuse_score_head_mismatch(phases: Phases, policy: Policy) -> None:
-    """Refuses an update that trains a score head if there is none, and a head without such one."""
+    """Refuses an update that trains a score head, if the model has none.
+
+    Refuses any other update, if the model has one.
+    """
     trains, update = UpdateTraits.read(phases.update).trains_score, choice("update", phases.update)
     if trains and not policy.decoder.config.labels:
         raise InputError(

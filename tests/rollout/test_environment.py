@@ -267,7 +267,7 @@ def test_samples_do_not_depend_on_the_number_of_episodes(sample, monkeypatch):
     numbers = iter([3, 8, 5] * 9)
     monkeypatch.setattr(
         episode_loop.AdaptiveConcurrency,
-        "measured",
+        "learn",
         lambda self, rate: self.most == 8 and setattr(self, "number", next(numbers)),
     )
     ours, our_episodes = sample(rollout(Counting(), concurrency=3), group_size=16)

@@ -84,7 +84,7 @@ def climbed(concurrency, rate, measurements):
     numbers = []
     for _ in range(measurements):
         numbers.append(concurrency.number)
-        concurrency.measured(rate(concurrency.number))
+        concurrency.learn(rate(concurrency.number))
     return numbers
 
 
@@ -143,7 +143,7 @@ class Scripted:
     def number(self):
         return self.numbers[0]
 
-    def measured(self, rate):
+    def learn(self, rate):
         self.rates.append(rate)
         if len(self.numbers) > 1:
             del self.numbers[0]
@@ -160,7 +160,7 @@ def held(concurrency, episodes, turns):
             for _ in range(turns):
                 await asyncio.sleep(0)
                 running.append(now)
-                places.turned()
+                places.count_turn()
             now -= 1
 
     async def call():

@@ -100,7 +100,13 @@ def logprobs_of(policy, params, trajectories):
 
 
 def recorded(trajectories, requests):
-    """Checks that each trained part was drawn after exactly its context; returns the parts."""
+    """Returns the context and the tokens of each trained part of the rows.
+
+    Asserts that the policy drew exactly these tokens after exactly this context.
+
+    Args:
+      requests: the context of each request to the policy, and what it drew.
+    """
     read = {(tuple(context), tuple(drawn)) for context, drawn in requests}
     parts = []
     for row in range(len(np.asarray(trajectories.finish_B))):

@@ -132,7 +132,7 @@ def callable_tools(
 ) -> dict[Any, dict[str, Any]]:
     """Returns the tools that programs run, by the names that the policy writes.
 
-    Those of a namespace have its name before their own.
+    The policy writes the tool `b` of the namespace `a` as `a__b`.
     """
     found: dict[Any, dict[str, Any]] = {}
     for tool in tools:

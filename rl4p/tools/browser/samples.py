@@ -184,10 +184,11 @@ def turn_title(number: int, turn: Mapping[str, Any]) -> str:
 
 
 def turn_lines(turn: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Returns the calls of a turn, each before its answer, and the files that it lists.
+    """Returns what is shown of a turn: its calls, their answers, and the files that were changed.
 
-    Each has a kind, `command`, `call`, `output`, `code` or `files`, and a text. A text argument
-    `command` is shown as in a shell; of its answer, the exit code is a line of its own.
+    An answer stands behind its call. Each line has a kind, `command`, `call`, `output`, `code` or
+    `files`, and a text. A text argument `command` is shown as in a shell; of its answer, the exit
+    code is a line of its own.
     """
     calls, messages = turn.get("calls", ()), turn.get("messages", ())
     shown = []
