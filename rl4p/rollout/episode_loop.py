@@ -153,7 +153,7 @@ class AdaptiveConcurrency:
     """The number of simultaneous episodes, found by hill climbing on the turns per second.
 
     It begins with `least`, and tries twice and half the best number so far, within the bounds. A
-    larger number must give 2% more turns per second, since each episode takes memory; it has two
+    larger number must give 0.5% more turns per second, since each episode takes memory; it has two
     trials, as the first may compile programs. A smaller number must give as many; its trials are
     slow, and therefore the last ones. Trials become rarer while they fail.
 
@@ -162,7 +162,7 @@ class AdaptiveConcurrency:
       best: the best number so far.
     """
 
-    GAIN, PAUSE, LONGEST_PAUSE = 1.02, 4, 32  # pauses are numbers of measurements
+    GAIN, PAUSE, LONGEST_PAUSE = 1.005, 4, 32  # pauses are numbers of measurements
 
     def __init__(self, least: int, most: int) -> None:
         self.least, self.most = least, most
