@@ -153,9 +153,9 @@ class AdaptiveConcurrency:
     """The number of simultaneous episodes, found by hill climbing on the turns per second.
 
     It begins with `least`, and tries twice and half the best number so far, within the bounds. A
-    larger number must give 0.5% more turns per second, since each episode takes memory; it has two
-    trials, as the first may compile programs. A smaller number must give as many; its trials are
-    slow, and therefore the last ones. Trials become rarer while they fail.
+    larger number must give 0.5% more turns per second, since each episode takes memory, in one of
+    two trials, as the first may compile programs. A smaller number must give as many in both; its
+    trials are slow, and therefore the last ones. Trials become rarer while they fail.
 
     Attributes:
       number: the number that acts, which may be on trial.
@@ -178,18 +178,19 @@ class AdaptiveConcurrency:
     def learn(self, rate: float) -> None:
         """Learns the turns per second with `number`, and chooses the next number."""
         up = self.number > self.best
+        passed = rate > self.GAIN * self.rate if up else rate >= self.rate
         if self.number == self.best:
             self.rate = (self.rate + rate) / 2 if self.rate else rate
             self.left -= 1
             if self.left < 0:
                 self.up = self.up if self.neighbour(self.up) != self.best else not self.up
                 self.number = self.neighbour(self.up)
-        elif rate > self.GAIN * self.rate if up else rate >= self.rate:
+        elif passed != up and not self.repeated:  # one more trial decides
+            self.repeated = True
+        elif passed:
             self.best, self.rate, self.repeated = self.number, rate, False
             self.left = self.pause = self.PAUSE
             self.number = self.neighbour(up)
-        elif up and not self.repeated:
-            self.repeated = True
         else:
             self.up = not up or self.pause < self.LONGEST_PAUSE
             self.number, self.repeated = self.best, False
