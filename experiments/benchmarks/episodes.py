@@ -1,7 +1,7 @@
 """How well episodes that wait for their environments keep the engine busy, and what they cost.
 
     python -m experiments.benchmarks.episodes [episodes=256] [slots=64] [many=10000]
-    python -m experiments.benchmarks.episodes concurrency [episodes=256] [slots=64] [calls=5]
+    python -m experiments.benchmarks.episodes concurrency [episodes=256] [slots=64] [calls=15]
 
 The policy of the package holds concurrent conversations with an environment that takes 0 to 2
 seconds for each answer. The simulation has the same turns and latencies, and an engine that takes
@@ -13,7 +13,8 @@ resident memory over many episodes without latencies. Prints JSON.
 
 With the word `concurrency`: the seconds of calls with `rollout.concurrency` of `FIXED`, and with
 `rollout.concurrency=[4,256]` after `SEARCHES` calls that look for the number, whose seconds are
-listed too. The calls alternate. In one workload each answer takes 50 to 200 ms; in the other, with
+listed too. The calls alternate; a fixed number that takes more than `SLOW` times the best one's
+seconds has one call. In one workload each answer takes 50 to 200 ms; in the other, with
 half of the episodes, a process uses 15 ms of a processor for each. The ratio is the median over the
 calls of the adaptive number to the least median of the fixed ones. Prints a line of JSON for each.
 """
@@ -41,7 +42,7 @@ from rl4p.rollout.continuous import Continuous
 from rl4p.rollout.environment import Environment
 
 TURNS, TOKENS, SECONDS, DEADLINE = 3, 32, 2.0, 12.0
-FIXED, SEARCHES = (4, 16, 64, 256), 8
+FIXED, SEARCHES, SLOW = (4, 16, 64, 256), 8, 1.25
 BURN = "import time\nwhile time.process_time() < 0.015: pass"  # the start of Python included
 
 
@@ -127,6 +128,9 @@ def concurrencies(runs: "Runs", waits: bool, calls: int) -> dict[str, Any]:
     for _ in range(calls):
         for name, rollout in choices.items():
             seconds[name].append(call(rollout))
+        least = min(each[0] for each in seconds.values())
+        choices = {name: each for name, each in choices.items() if seconds[name][0] < SLOW * least}
+        choices["adaptive"] = adaptive
         numbers.append(int(adaptive.metrics()["rollout/concurrency"]))
     medians = {name: statistics.median(each) for name, each in seconds.items()}
     own = medians.pop("adaptive")
@@ -205,7 +209,7 @@ def main() -> None:
     count, slots = int(given.get("episodes", 256)), int(given.get("slots", 64))
     runs = Runs(count, slots)
     if "concurrency" in sys.argv[1:]:
-        calls = int(given.get("calls", 5))
+        calls = int(given.get("calls", 15))
         rows = {"waits": True, "processor": False}
         for name, waits in rows.items():
             result = {"workload": name, **concurrencies(runs, waits, calls)}
