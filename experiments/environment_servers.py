@@ -13,10 +13,12 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from time import sleep
+from typing import Any
 
-from experiments.environment_texts import played
+from experiments.environment_texts import PROMPT, SEED
 from rl4p.rollout.environments.mcp import MCP
 from rl4p.rollout.environments.openenv import OpenEnv
 
@@ -53,6 +55,20 @@ server.run()
 """
 
 
+async def texts(options: Any, moves: Sequence[str]) -> list[str]:
+    """Returns what a policy reads which makes some moves; tools begin without a text."""
+    episode = options.open(PROMPT, SEED, "e")
+    try:
+        first = await episode.reset()
+        read = [first.removeprefix("\n")] if first else []
+        for move in moves:
+            result = await episode.step({"role": "assistant", "content": move})
+            read.append(result.messages[0]["content"])
+        return read
+    finally:
+        await episode.close()
+
+
 def answers(port: int) -> bool:
     """Returns whether a server listens at a port of this machine."""
     with socket.socket() as client:
@@ -74,7 +90,7 @@ def of_openenv() -> tuple[list[str], list[str]]:
                 sleep(0.2)
             url = f"http://127.0.0.1:{port}"
             options = OpenEnv(url=url, action_field="message", observation_field="echoed_message")
-            ours = asyncio.run(played(options, MOVES))
+            ours = asyncio.run(texts(options, MOVES))
             client = [sys.executable, "-c", CLIENT, url, json.dumps(MOVES)]
             shown = subprocess.run(client, cwd=folder, check=True, capture_output=True, text=True)
             return ours, json.loads(shown.stdout.splitlines()[-1])
@@ -101,7 +117,7 @@ def of_mcp() -> tuple[list[str], list[str]]:
     theirs = asyncio.run(shown())
     line = '<tool_call>{{"name": "{}", "arguments": {{}}}}</tool_call>'
     calls = [line.format(name) for name, _ in theirs]
-    return asyncio.run(played(MCP(command=command), calls)), [text for _, text in theirs]
+    return asyncio.run(texts(MCP(command=command), calls)), [text for _, text in theirs]
 
 
 def main() -> int:

@@ -63,7 +63,7 @@ def cells(runs: list[Run]) -> Cells:
 
 def measured(runs: list[Run], metric: Metric) -> tuple[float, float, float]:
     """Returns the interquartile mean of the last value, and the ends of its interval."""
-    values = [metric.last(run) for run in runs]
+    values = [metric.of(run) for run in runs]
     bounds = interval(values, resolution=metric.resolution(runs), bounds=(0.0, 1.0))
     return iqm(values), *(bounds or (min(values), max(values)))
 

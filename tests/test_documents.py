@@ -298,7 +298,15 @@ def catalogue() -> str:
 
 @pytest.mark.parametrize(
     "name",
-    ["beside_trl", "catalogue", "collection", "environments", "staleness", "task_curves"],
+    [
+        "beside_trl",
+        "catalogue",
+        "collection",
+        "environments",
+        "precision",
+        "staleness",
+        "task_curves",
+    ],
 )
 def test_curves_have_the_commands_that_their_program_writes(name):
     text = (ROOT / "experiments" / f"{name}.md").read_text()
