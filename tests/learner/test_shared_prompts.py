@@ -226,11 +226,11 @@ def test_the_segment_of_a_prompt(policy, trajectories, packed, segment):
 
 
 @pytest.mark.parametrize(("devices", "whole"), [(1, True), (2, True), (4, True), (3, False)])
-def test_devices_have_whole_groups(monkeypatch, trajectories, devices, whole):
+def test_devices_have_whole_groups(policy, monkeypatch, trajectories, devices, whole):
     monkeypatch.setattr(Mesh, "row_shards", devices)
-    assert pays(trajectories, Mesh()) is whole
+    assert pays(policy.decoder, trajectories, Mesh()) is whole
     monkeypatch.setattr(Mesh, "column_shards", 2)
-    assert not pays(trajectories, Mesh())
+    assert not pays(policy.decoder, trajectories, Mesh())
 
 
 def test_attention_costs_as_much_as_the_products_at_so_many_keys(policy):
