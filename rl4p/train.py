@@ -40,7 +40,7 @@ def join(config: "DictConfig") -> AbstractContextManager[bool]:
 
 
 def after_sweep(folder: Path, runs: Sequence[Path]) -> None:
-    """Compares the runs of a sweep that have finished."""
+    """Prints and writes the comparison of the runs of a sweep that have finished."""
     from rl4p.tools.comparison.job import compare_runs
 
     compare_runs(folder, runs)

@@ -304,6 +304,7 @@ def catalogue() -> str:
         "collection",
         "environments",
         "precision",
+        "reward_model",
         "staleness",
         "task_curves",
     ],

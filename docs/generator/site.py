@@ -27,6 +27,7 @@ ELSEWHERE = {
     Path("experiments/environments.md"): Path("environment_curves.md"),
     Path("experiments/memory.md"): Path("memory.md"),
     Path("experiments/precision.md"): Path("algorithms/precision.md"),
+    Path("experiments/reward_model.md"): Path("reward_model.md"),
     Path("experiments/staleness.md"): Path("algorithms/staleness.md"),
     Path("experiments/task_curves.md"): Path("task_curves.md"),
     Path("experiments/benchmarks/peers.md"): Path("peers.md"),

@@ -271,7 +271,10 @@ def keys_by_target(tree: Any, key: str = "") -> dict[str, str]:
 
 
 def place_of(stack: Frames, parts: Mapping[str, str]) -> Place | None:
-    """Returns the innermost place of a stack in the code of a part; None if there is none."""
+    """Returns where in a stack the code of a configured class or function last stands.
+
+    None if it stands nowhere. `parts` has the key of each such target.
+    """
     target, own_file, place = "", "", ""
     for frame, number in stack:
         code, owner = frame.f_code, None

@@ -178,7 +178,7 @@ def topology_of(name: str) -> str | None:
 
 
 def slice_names() -> list[str]:
-    """Returns the names of all slices."""
+    """Returns the names of all known slices of chips, such as v5p_64."""
     return [f"{name}_{count}" for name, chip in CHIPS.items() for count in chip.slices]
 
 

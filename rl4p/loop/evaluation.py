@@ -36,7 +36,7 @@ from rl4p.rollout.sampler import answers, requests_of, response_keys
 
 @dataclass(frozen=True, kw_only=True)
 class PromptChunk:
-    """Responses that are sampled together."""
+    """Prompts of an evaluation whose responses are sampled in one call."""
 
     prompts: Sequence[Prompt]  # the prompts; each has `together` consecutive rows
     # The number of the first sample of each prompt; empty for greedy responses.

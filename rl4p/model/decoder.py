@@ -158,8 +158,8 @@ class Decoder:
         for structure in dict.fromkeys(structures):
             layer = replace(self, attention="xla").layer(structure)  # kernels need their devices
             own = [i for i, kind in enumerate(structures) if kind == structure]
-            keys: Any = keys_L if len(own) == c.layers else keys_L[jnp.asarray(own)]
-            fresh = jax.vmap(partial(fresh_layer, layer))(keys)
+            random_keys: Any = keys_L if len(own) == c.layers else keys_L[jnp.asarray(own)]
+            fresh = jax.vmap(partial(fresh_layer, layer))(random_keys)
             made[structure] = own, jax.tree.map_with_path(smaller, fresh)
         if len(made) == 1:
             return made[structures[0]][1]

@@ -94,7 +94,7 @@ class GroupTerm(Protocol):
     def __call__(
         self, groups: Sequence[Sequence[Episode]]
     ) -> Sequence[Grades] | Awaitable[Sequence[Grades]]:
-        """Returns for each group one grade per row, in the order of the rows."""
+        """Returns the grades of each group, one of each episode, in the order of both."""
         ...
 
 

@@ -359,7 +359,7 @@ class OpenJudge:
         return self.win_rates(batch) if self.judge.whole_groups else self.scores(batch)
 
     def scores(self, episodes: Sequence[Episode]) -> list[float | None]:
-        """Returns the grade of each response by its own score."""
+        """Asks the judge for a score of each response, shown alone, and returns it as the grade."""
         judge = self.judge
         instructions = (
             "Then end with one line `Score: N`, with a number N from "

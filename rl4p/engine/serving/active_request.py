@@ -283,7 +283,13 @@ class ActiveRequest:
         return sequences, range(first, first + len(seeds))
 
     def add(self, cancel: Callable[[], Any], count: int, numbers: range) -> None:
-        """Adds so many sequences or scores, whose choices have these numbers, and their end."""
+        """Adds work to the request: sequences to sample, or scores to compute.
+
+        Args:
+          cancel: ends this work.
+          count: how many sequences or scores it has.
+          numbers: those of the choices of the response that it fills.
+        """
         self.cancels.append((cancel, numbers))
         self.unfinished += count
         self.open += count

@@ -228,7 +228,7 @@ class EpisodeState(ServedModel):
         return active
 
     async def complete(self, active: ActiveRequest, sequence: TokenSequence, number: int) -> None:
-        """Completes a choice as a call of the episode. It is delivered as a whole."""
+        """Samples a choice, records it as a call of the episode, and delivers all of it at once."""
 
         def stopped(completion: Completion) -> int | None:
             """Returns how many tokens complete the first stop string; None without one."""

@@ -16,8 +16,8 @@ from typing import Any
 from rl4p.model.decoder import DecoderConfig
 from rl4p.model.families.expert_keys import (
     GROUPED,
+    KeyGroup,
     Options,
-    Topic,
     all_but_first,
     biases,
     counts,
@@ -51,7 +51,7 @@ class Latent:
 
     Attributes:
       stem: the first part of the names of its classes.
-      topics: its further keys, in the order in which they are read.
+      key_groups: its further keys, in the order in which they are read.
       tied: its default of tie_word_embeddings.
       long, narrow_values: of `read_latent`.
       grows: whether queries grow with their positions (`without_growth`).
@@ -59,7 +59,7 @@ class Latent:
     """
 
     stem: str
-    topics: tuple[Topic, ...]
+    key_groups: tuple[KeyGroup, ...]
     tied: bool = False
     long: bool = False
     narrow_values: bool = False
@@ -85,16 +85,16 @@ def read(model_type: str, latent: Latent, keys: Keys) -> DecoderConfig:
         keys, long=latent.long, narrow_values=latent.narrow_values, whole_heads=latent.grows
     )
     options["latent"] = replace(options["latent"], query_growth=growth)
-    for topic in latent.topics:
-        options |= topic.read(keys, options)
+    for group in latent.key_groups:
+        options |= group.read(keys, options)
     tied = keys.get("tie_word_embeddings", bool, latent.tied)
     return DecoderConfig(family=model_type, tied_embedding=tied, **options)
 
 
 def write(latent: Latent, c: DecoderConfig) -> dict[str, Any]:
     keys = write_growth(c, write_latent(c)) if latent.grows else write_latent(c)
-    for topic in latent.topics:
-        keys |= topic.write(c)
+    for group in latent.key_groups:
+        keys |= group.write(c)
     return keys
 
 
@@ -105,15 +105,15 @@ def tensors(experts: ExpertNames, c: DecoderConfig) -> Iterator[Tensor]:
     yield from experts.tensors(c)
 
 
-def accepts(key: str, *values: Any) -> Topic:
-    """Returns the topic of a key that transformers ignores, of which some values are harmless."""
+def accepts(key: str, *values: Any) -> KeyGroup:
+    """Returns the keys of a key that transformers ignores, of which some values are harmless."""
 
     def read(keys: Keys, _: Options) -> Options:
         if keys.config.get(key) not in (None, *values):
             raise keys.refuse(f"{key} {keys.config.get(key)!r}")
         return {}
 
-    return Topic(read, lambda _: {})
+    return KeyGroup(read, lambda _: {})
 
 
 def read_choice(keys: Keys, options: Options) -> Options:
@@ -159,7 +159,7 @@ def write_factors(c: DecoderConfig) -> dict[str, Any]:
     }
 
 
-INTERLEAVED = Topic(
+INTERLEAVED = KeyGroup(
     lambda keys, _: {"interleaved_rope": keys.get("rope_interleave", bool, True)},
     lambda c: {"rope_interleave": c.interleaved_rope},
 )
@@ -175,17 +175,17 @@ V3 = (
     accepts("moe_layer_freq", 1),
 )
 TABLE = {
-    "deepseek_v3": Latent(stem="DeepseekV3", topics=(*V3, first_dense(3))),
+    "deepseek_v3": Latent(stem="DeepseekV3", key_groups=(*V3, first_dense(3))),
     "glm4_moe_lite": Latent(
         stem="Glm4MoeLite",
-        topics=(*V3, layer_kinds(all_but_first), accepts("first_k_dense_replace", 1)),
+        key_groups=(*V3, layer_kinds(all_but_first), accepts("first_k_dense_replace", 1)),
     ),
     "deepseek_v2": Latent(
         stem="DeepseekV2",
-        topics=(
+        key_groups=(
             fixed(interleaved_rope=True),
             counts("n_routed_experts", "num_experts", width="moe_intermediate_size"),
-            Topic(read_choice, write_choice),
+            KeyGroup(read_choice, write_choice),
             shared("n_shared_experts"),
             accepts("norm_topk_prob", False),
             accepts("scoring_func", "softmax"),
@@ -196,7 +196,7 @@ TABLE = {
     ),
     "mistral4": Latent(
         stem="Mistral4",
-        topics=(
+        key_groups=(
             INTERLEAVED,
             COUNTS,
             grouped(epsilon=1e-20),
@@ -207,10 +207,10 @@ TABLE = {
         grows=True,
         experts=ExpertNames(fused=("gate_up_proj", "down_proj")),
     ),
-    "youtu": Latent(stem="Youtu", topics=(INTERLEAVED,), tied=True),
+    "youtu": Latent(stem="Youtu", key_groups=(INTERLEAVED,), tied=True),
     "minicpm3": Latent(
         stem="MiniCPM3",
-        topics=(Topic(read_factors, write_factors), biases("mlp_bias", "feed_forward_bias")),
+        key_groups=(KeyGroup(read_factors, write_factors), biases("mlp_bias", "feed_forward_bias")),
         tied=True,
         long=True,
         narrow_values=True,

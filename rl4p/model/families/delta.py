@@ -15,8 +15,8 @@ from typing import Any
 from rl4p.model.decoder import DecoderConfig
 from rl4p.model.decoder_config import DeltaConfig, options
 from rl4p.model.families.expert_keys import (
+    KeyGroup,
     Options,
-    Topic,
     biases,
     counts,
     fixed,
@@ -84,8 +84,8 @@ def write_delta(c: DecoderConfig) -> dict[str, Any]:
 
 
 DELTA = (
-    Topic(read_layer_types, write_layer_types),
-    Topic(read_delta, write_delta),
+    KeyGroup(read_layer_types, write_layer_types),
+    KeyGroup(read_delta, write_delta),
     biases("attention_bias", "attention_bias", "output_bias"),
     only("attn_output_gate", True),
     fixed(attention_gate=True, query_key_norm="head", centered_norm=True),
@@ -140,14 +140,14 @@ def runs(sizes: dict[str, int], heads: int) -> dict[tuple[str, ...], TensorPart]
 
 
 def family(
-    model_type: str, stem: str, *topics: Topic, by_head: bool = False, **more: Any
+    model_type: str, stem: str, *key_groups: KeyGroup, by_head: bool = False, **more: Any
 ) -> Family:
     experts = ExpertNames(shared="mlp.shared_expert")
     sparse = Sparse(
         stem=stem,
         head_width=256,
         rotated=lambda *_: 0.25,
-        topics=(*topics, *DELTA),
+        key_groups=(*key_groups, *DELTA),
         unused=r"mtp\..*",
         **more,
     )

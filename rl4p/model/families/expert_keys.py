@@ -1,6 +1,6 @@
-"""The keys of config.json of families with experts, by topic, read and written.
+"""The keys of config.json of families with experts, in groups, read and written.
 
-A `Topic` reads some options of the decoder and writes their keys. The topics of a family are its
+A `KeyGroup` reads some options of the decoder and writes their keys. The groups of a family are its
 differences from Llama (`sparse.py`).
 """
 
@@ -16,7 +16,7 @@ Options = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Topic:
+class KeyGroup:
     """A reader and a writer of some options.
 
     Attributes:
@@ -30,8 +30,8 @@ class Topic:
 
 def counts(
     count: str, other: str | None, chosen: str = "num_experts_per_tok", *, width: str | None = None
-) -> Topic:
-    """Returns the topic of the number of experts, of those of a token, and of their width.
+) -> KeyGroup:
+    """Returns the keys of the number of experts, of those of a token, and of their width.
 
     Args:
       count, other: the key of the number of experts, and the one that transformers also accepts.
@@ -53,35 +53,35 @@ def counts(
         own = {} if width is None else {width: c.expert_width}
         return {count: c.experts, chosen: c.chosen_experts, **own}
 
-    return Topic(read, write)
+    return KeyGroup(read, write)
 
 
-def normalized(default: bool) -> Topic:
+def normalized(default: bool) -> KeyGroup:
     key = "norm_topk_prob"
-    return Topic(
+    return KeyGroup(
         lambda keys, _: {"normalized_experts": keys.get(key, bool, default)},
         lambda c: {key: c.normalized_experts},
     )
 
 
-def fixed(**options: Any) -> Topic:
-    """Returns the topic of options that no key sets."""
-    return Topic(lambda *_: options, lambda _: {})
+def fixed(**options: Any) -> KeyGroup:
+    """Returns the keys of options that no key sets."""
+    return KeyGroup(lambda *_: options, lambda _: {})
 
 
-def only(key: str, value: Any) -> Topic:
-    """Returns the topic of a key of which one value is supported."""
+def only(key: str, value: Any) -> KeyGroup:
+    """Returns the keys of a key of which one value is supported."""
 
     def read(keys: Keys, _: Options) -> Options:
         keys.must_be(key, value)
         return {}
 
-    return Topic(read, lambda _: {key: value})
+    return KeyGroup(read, lambda _: {key: value})
 
 
-def biases(key: str, *names: str, default: bool = False) -> Topic:
-    """Returns the topic of the biases that one key sets."""
-    return Topic(
+def biases(key: str, *names: str, default: bool = False) -> KeyGroup:
+    """Returns the keys of the biases that one key sets."""
+    return KeyGroup(
         lambda keys, _: dict.fromkeys(names, keys.get(key, bool, default)),
         lambda c: {key: getattr(c, names[0])},
     )
@@ -91,8 +91,8 @@ def expert_width(c: DecoderConfig) -> int:
     return c.expert_width or c.feed_forward_width
 
 
-def shared(key: str, *, least: int = 1) -> Topic:
-    """Returns the topic of the number of shared experts, each as wide as another expert."""
+def shared(key: str, *, least: int = 1) -> KeyGroup:
+    """Returns the keys of the number of shared experts, each as wide as another expert."""
 
     def read(keys: Keys, options: Options) -> Options:
         width, number = options.get("expert_width"), keys.get(key, int)
@@ -100,18 +100,18 @@ def shared(key: str, *, least: int = 1) -> Topic:
             raise keys.refuse(f"{key} {number}")
         return {"shared_width": number * (width or options["feed_forward_width"])}
 
-    return Topic(read, lambda c: {key: c.shared_width // expert_width(c)})
+    return KeyGroup(read, lambda c: {key: c.shared_width // expert_width(c)})
 
 
-def shared_width(key: str, *, weighted: bool) -> Topic:
-    return Topic(
+def shared_width(key: str, *, weighted: bool) -> KeyGroup:
+    return KeyGroup(
         lambda keys, _: {"shared_width": keys.size(key), "weighted_shared": weighted},
         lambda c: {key: c.shared_width},
     )
 
 
-def grouped(**options: Any) -> Topic:
-    """Returns the topic of a router whose experts are in groups, and whose weights are scaled."""
+def grouped(**options: Any) -> KeyGroup:
+    """Returns the keys of a router whose experts are in groups, and whose weights are scaled."""
 
     def read(keys: Keys, before: Options) -> Options:
         router = Router(
@@ -133,22 +133,22 @@ def grouped(**options: Any) -> Topic:
             "routed_scaling_factor": c.router.factor,
         }
 
-    return Topic(read, write)
+    return KeyGroup(read, write)
 
 
 # The router of DeepSeek-V3.
 GROUPED = grouped(score="sigmoid", corrected=True, epsilon=1e-20, exact=True)
 
 
-def scaled_sigmoid(key: str, default: float) -> Topic:
-    """Returns the topic of a corrected sigmoid without groups, normalized and then scaled."""
+def scaled_sigmoid(key: str, default: float) -> KeyGroup:
+    """Returns the keys of a corrected sigmoid without groups, normalized and then scaled."""
 
     def read(keys: Keys, _: Options) -> Options:
         factor = keys.get(key, float, default)
         router = Router(score="sigmoid", corrected=True, factor=factor, epsilon=1e-20, exact=True)
         return {"router": router, "normalized_experts": True}
 
-    return Topic(read, lambda c: {key: c.router.factor})
+    return KeyGroup(read, lambda c: {key: c.router.factor})
 
 
 # Which layers have experts.
@@ -166,15 +166,15 @@ def sparse(c: DecoderConfig) -> list[bool]:
     return [kind.feed_forward == "experts" for kind in c.kinds]
 
 
-def first_dense(default: int) -> Topic:
-    """Returns the topic of the number of first layers without experts."""
+def first_dense(default: int) -> KeyGroup:
+    """Returns the keys of the number of first layers without experts."""
     key = "first_k_dense_replace"
 
     def read(keys: Keys, options: Options) -> Options:
         first = keys.get(key, int, default)
         return with_experts(keys, [layer >= first for layer in range(options["layers"])])
 
-    return Topic(read, lambda c: {key: sparse(c).index(True)})
+    return KeyGroup(read, lambda c: {key: sparse(c).index(True)})
 
 
 def after_first_dense(keys: Keys, layers: int) -> list[bool]:
@@ -186,8 +186,8 @@ def all_but_first(_: Keys, layers: int) -> list[bool]:
     return [layer > 0 for layer in range(layers)]
 
 
-def layer_kinds(default: Callable[[Keys, int], list[bool]]) -> Topic:
-    """Returns the topic of mlp_layer_types; `default` is of a file without it."""
+def layer_kinds(default: Callable[[Keys, int], list[bool]]) -> KeyGroup:
+    """Returns the keys of mlp_layer_types; `default` is of a file without it."""
     key, names = "mlp_layer_types", {"sparse": True, "dense": False}
 
     def read(keys: Keys, options: Options) -> Options:
@@ -200,11 +200,11 @@ def layer_kinds(default: Callable[[Keys, int], list[bool]]) -> Topic:
             raise keys.refuse(f"{key} with {len(types)} entries for {layers} layers")
         return with_experts(keys, [names[x] for x in types] or default(keys, layers))
 
-    return Topic(read, lambda c: {key: ["sparse" if x else "dense" for x in sparse(c)]})
+    return KeyGroup(read, lambda c: {key: ["sparse" if x else "dense" for x in sparse(c)]})
 
 
-def steps(*usual: int) -> Topic:
-    """Returns Qwen's topic: every n-th layer has experts, but for the ones in a list."""
+def steps(*usual: int) -> KeyGroup:
+    """Returns Qwen's keys: every n-th layer has experts, but for the ones in a list."""
 
     def read(keys: Keys, options: Options) -> Options:
         step = keys.size("decoder_sparse_step", 1)
@@ -218,7 +218,7 @@ def steps(*usual: int) -> Topic:
         dense = [i for i, has in enumerate(sparse(c)) if not has]
         return {"decoder_sparse_step": 1, "mlp_only_layers": dense}
 
-    return Topic(read, write)
+    return KeyGroup(read, write)
 
 
 def read_interval(keys: Keys, options: Options) -> Options:
@@ -240,7 +240,7 @@ def write_interval(c: DecoderConfig) -> dict[str, Any]:
     }
 
 
-INTERVAL = Topic(read_interval, write_interval)
+INTERVAL = KeyGroup(read_interval, write_interval)
 
 
 # Sliding windows.
@@ -252,7 +252,7 @@ def read_no_window(keys: Keys, _: Options) -> Options:
     return {}
 
 
-NO_WINDOW = Topic(read_no_window, lambda _: {})
+NO_WINDOW = KeyGroup(read_no_window, lambda _: {})
 
 
 def read_one_window(keys: Keys, options: Options) -> Options:
@@ -263,7 +263,7 @@ def read_one_window(keys: Keys, options: Options) -> Options:
     return keys.sliding(keys.size("sliding_window"), [True] * options["layers"])
 
 
-ONE_WINDOW = Topic(read_one_window, lambda c: {"sliding_window": c.window})
+ONE_WINDOW = KeyGroup(read_one_window, lambda c: {"sliding_window": c.window})
 
 
 def read_used_window(keys: Keys, options: Options) -> Options:
@@ -276,7 +276,7 @@ def read_used_window(keys: Keys, options: Options) -> Options:
     return keys.sliding(keys.size("sliding_window", 4096), slides)
 
 
-USED_WINDOW = Topic(
+USED_WINDOW = KeyGroup(
     read_used_window,
     lambda c: {
         "use_sliding_window": c.window is not None,
@@ -294,7 +294,7 @@ def read_late_window(keys: Keys, options: Options) -> Options:
     return keys.sliding(None if absent else keys.size("sliding_window", 4096), slides)
 
 
-LATE_WINDOW = Topic(
+LATE_WINDOW = KeyGroup(
     read_late_window,
     lambda c: {"sliding_window": c.window, "layer_types": write_layer_types(c)},
 )
@@ -309,7 +309,7 @@ def read_flint_window(keys: Keys, options: Options) -> Options:
     return {**window, "unrotated": tuple(full) if any(full) else ()}
 
 
-FLINT_WINDOW = Topic(
+FLINT_WINDOW = KeyGroup(
     read_flint_window,
     lambda c: {"sliding_window": c.window or 513, "layer_types": write_layer_types(c)},
 )
@@ -330,7 +330,7 @@ def read_unrotated_window(keys: Keys, options: Options) -> Options:
     return {**read, "unrotated": tuple(full) if any(full) else ()}
 
 
-UNROTATED_WINDOW = Topic(
+UNROTATED_WINDOW = KeyGroup(
     read_unrotated_window,
     lambda c: {
         "sliding_window": c.window or (4096 if c.unrotated else None),

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from rl4p.model.decoder import DecoderConfig
-from rl4p.model.families.expert_keys import NO_WINDOW, Topic, fixed
+from rl4p.model.families.expert_keys import NO_WINDOW, KeyGroup, fixed
 from rl4p.model.families.expert_names import ExpertNames
 from rl4p.model.families.family import LAYER_NAMES
 from rl4p.model.families.keys import Keys
@@ -65,13 +65,13 @@ def write_experts(c: DecoderConfig) -> dict[str, Any]:
 
 
 # A shared expert is as wide as another one.
-SHARED = Topic(lambda _, options: {"shared_width": options["feed_forward_width"]}, lambda _: {})
+SHARED = KeyGroup(lambda _, options: {"shared_width": options["feed_forward_width"]}, lambda _: {})
 COMMON = fixed(query_key_norm="rotated"), ALL_BIASES, NO_WINDOW
 HUNYUAN = (
     Sparse(
         stem="HunYuanMoEV1",
-        topics=(
-            Topic(read_experts, write_experts),
+        key_groups=(
+            KeyGroup(read_experts, write_experts),
             fixed(router=Router(exact=True), normalized_experts=True),
             SHARED,
             *COMMON,
@@ -80,7 +80,7 @@ HUNYUAN = (
         layer_names=NAMES,
         prepare=stretched,
     ).family("hunyuan_v1_moe"),
-    Sparse(stem="HunYuanDenseV1", topics=COMMON, layer_names=NAMES, prepare=stretched).family(
+    Sparse(stem="HunYuanDenseV1", key_groups=COMMON, layer_names=NAMES, prepare=stretched).family(
         "hunyuan_v1_dense"
     ),
 )

@@ -10,7 +10,7 @@
 from typing import Any
 
 from rl4p.model.decoder import DecoderConfig
-from rl4p.model.families.expert_keys import Topic, counts, fixed, sparse, with_experts
+from rl4p.model.families.expert_keys import KeyGroup, counts, fixed, sparse, with_experts
 from rl4p.model.families.expert_names import ExpertNames
 from rl4p.model.families.family import LAYER_NAMES
 from rl4p.model.families.keys import Keys
@@ -72,13 +72,15 @@ LLAMA4 = Sparse(
     head_width=128,
     theta=500_000.0,
     feed_forward="intermediate_size_mlp",
-    topics=(
+    key_groups=(
         counts("num_local_experts", None, width="intermediate_size"),
         # A shared expert is as wide as another one.
-        Topic(lambda _, options: {"shared_width": options["expert_width"]}, lambda _: {}),
+        KeyGroup(lambda _, options: {"shared_width": options["expert_width"]}, lambda _: {}),
         fixed(router=Router(score="sigmoid", of_inputs=True), interleaved_rope=True),
-        Topic(read_layers, lambda c: {"moe_layers": [i for i, has in enumerate(sparse(c)) if has]}),
-        Topic(read_attention, write_attention),
+        KeyGroup(
+            read_layers, lambda c: {"moe_layers": [i for i, has in enumerate(sparse(c)) if has]}
+        ),
+        KeyGroup(read_attention, write_attention),
         ALL_BIASES,
     ),
     experts=ExpertNames(

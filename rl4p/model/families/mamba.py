@@ -16,7 +16,7 @@ from typing import Any
 from rl4p.model.decoder import DecoderConfig
 from rl4p.model.decoder_config import FeedForward, MambaConfig, Mixer, options
 from rl4p.model.families.dense import read_multipliers, reciprocal, write_multipliers
-from rl4p.model.families.expert_keys import GROUPED, Topic, counts, normalized, shared_width
+from rl4p.model.families.expert_keys import GROUPED, KeyGroup, counts, normalized, shared_width
 from rl4p.model.families.expert_names import ExpertNames
 from rl4p.model.families.family import LAYER_NAMES, Family, Tensor, TensorPart, names, rows
 from rl4p.model.families.keys import Keys, write_shape
@@ -108,12 +108,12 @@ NEMOTRON_EXPERTS = ExpertNames(
     each={"up": "up_proj", "down": "down_proj"},
     shared="mixer.shared_experts",
 )
-NEMOTRON_TOPICS = (
+NEMOTRON_KEYS = (
     counts("n_routed_experts", "num_local_experts", width="moe_intermediate_size"),
     normalized(True),
     GROUPED,
     shared_width("moe_shared_expert_intermediate_size", weighted=False),
-    Topic(read_latent, lambda c: {"moe_latent_size": c.expert_input}),
+    KeyGroup(read_latent, lambda c: {"moe_latent_size": c.expert_input}),
 )
 NEMOTRON_UNUSED = (
     *("chunk_size", "expand", "use_mamba_kernels", "mamba_ssm_cache_dtype", "num_logits_to_keep"),
@@ -202,8 +202,8 @@ def read_nemotron_mamba(keys: Keys) -> MambaConfig:
 def read_nemotron_experts(keys: Keys) -> dict[str, Any]:
     keys.must_be("mlp_bias", False)
     options: dict[str, Any] = {}
-    for topic in NEMOTRON_TOPICS:
-        options |= topic.read(keys, options)
+    for group in NEMOTRON_KEYS:
+        options |= group.read(keys, options)
     return options
 
 
@@ -228,8 +228,8 @@ def write_nemotron_h(c: DecoderConfig) -> dict[str, Any]:
         "use_conv_bias": mamba.convolution_bias,
         "time_step_min": mamba.least_step,
     }
-    for topic in NEMOTRON_TOPICS if c.experts else ():
-        written |= topic.write(c)
+    for group in NEMOTRON_KEYS if c.experts else ():
+        written |= group.write(c)
     return shape | written
 
 

@@ -23,7 +23,7 @@ from rl4p.model.families.expert_keys import (
     ONE_WINDOW,
     UNROTATED_WINDOW,
     USED_WINDOW,
-    Topic,
+    KeyGroup,
     after_first_dense,
     all_but_first,
     biases,
@@ -50,7 +50,7 @@ class Sparse:
 
     Attributes:
       stem: the first part of the names of its classes.
-      topics: its further keys, in the order in which they are read.
+      key_groups: its further keys, in the order in which they are read.
       head_width, theta, tied: its defaults of head_dim, rope_theta and tie_word_embeddings. None is
         the width divided by the number of heads.
       rotated: the part of a head that is rotated by default; None if it is always whole.
@@ -62,7 +62,7 @@ class Sparse:
     """
 
     stem: str
-    topics: tuple[Topic, ...]
+    key_groups: tuple[KeyGroup, ...]
     head_width: int | None = None
     theta: float = 10_000.0
     tied: bool = False
@@ -94,8 +94,8 @@ def read(model_type: str, sparse: Sparse, keys: Keys) -> DecoderConfig:
         width = shape["head_width"]
         part = {"head_width": width, "rotated": sparse.rotated(keys, width)}
     options: dict[str, Any] = {"attention_bias": False, **shape}
-    for topic in sparse.topics:
-        options |= topic.read(keys, options)
+    for group in sparse.key_groups:
+        options |= group.read(keys, options)
     return DecoderConfig(
         family=model_type,
         **keys.rope(sparse.theta, **part),
@@ -106,8 +106,8 @@ def read(model_type: str, sparse: Sparse, keys: Keys) -> DecoderConfig:
 
 def write(sparse: Sparse, c: DecoderConfig) -> dict[str, Any]:
     keys = write_shape(c) | {"hidden_act": "silu", sparse.feed_forward: c.feed_forward_width}
-    for topic in sparse.topics:
-        keys |= topic.write(c)
+    for group in sparse.key_groups:
+        keys |= group.write(c)
     return keys | ({"num_nextn_predict_layers": 0} if sparse.unused else {})
 
 
@@ -166,7 +166,7 @@ TABLE = {
     "mixtral": Sparse(
         stem="Mixtral",
         theta=1e6,
-        topics=(
+        key_groups=(
             counts("num_local_experts", "num_experts"),
             fixed(normalized_experts=True),
             ONE_WINDOW,
@@ -175,7 +175,7 @@ TABLE = {
     ),
     "qwen2_moe": Sparse(
         stem="Qwen2Moe",
-        topics=(
+        key_groups=(
             counts("num_experts", None, width="moe_intermediate_size"),
             normalized(False),
             shared_width("shared_expert_intermediate_size", weighted=True),
@@ -187,24 +187,24 @@ TABLE = {
     ),
     "olmoe": Sparse(
         stem="Olmoe",
-        topics=(
+        key_groups=(
             counts("num_experts", "num_local_experts"),
             normalized(False),
             ALL_NORMS,
             ALL_BIASES,
             only("clip_qkv", None),
-            Topic(read_usual_heads, lambda _: {}),
+            KeyGroup(read_usual_heads, lambda _: {}),
             NO_WINDOW,
         ),
     ),
     "glm4_moe": Sparse(
         stem="Glm4Moe",
         rotated=half,
-        topics=(
+        key_groups=(
             *DEEPSEEK,
             normalized(True),
             first_dense(1),
-            Topic(used_norms, lambda c: {"use_qk_norm": c.query_key_norm is not None}),
+            KeyGroup(used_norms, lambda c: {"use_qk_norm": c.query_key_norm is not None}),
             ATTENTION_BIAS,
             NO_WINDOW,
         ),
@@ -212,7 +212,7 @@ TABLE = {
     ),
     "dots1": Sparse(
         stem="Dots1",
-        topics=(
+        key_groups=(
             *DEEPSEEK,
             normalized(False),
             first_dense(0),
@@ -226,7 +226,7 @@ TABLE = {
         theta=1e6,
         head_width=128,
         feed_forward="moe_intermediate_size",
-        topics=(
+        key_groups=(
             counts("n_routed_experts", "num_local_experts"),
             GROUPED,
             shared("n_shared_experts"),
@@ -237,7 +237,7 @@ TABLE = {
     ),
     "exaone_moe": Sparse(
         stem="ExaoneMoe",
-        topics=(
+        key_groups=(
             counts("num_experts", None, width="moe_intermediate_size"),
             GROUPED,
             shared("num_shared_experts"),
@@ -253,7 +253,7 @@ TABLE = {
         stem="Ernie4_5_Moe",
         theta=500_000.0,
         tied=True,
-        topics=(
+        key_groups=(
             counts("moe_num_experts", "num_experts", "moe_k", width="moe_intermediate_size"),
             fixed(
                 router=Router(corrected=True, epsilon=1e-12, exact=True),
@@ -273,7 +273,7 @@ TABLE = {
         stem="HYV3",
         head_width=128,
         theta=11_158_840.0,
-        topics=(
+        key_groups=(
             counts("num_experts", "num_local_experts", width="moe_intermediate_size"),
             scaled_sigmoid("router_scaling_factor", 2.826),
             shared("num_shared_experts"),
@@ -293,7 +293,7 @@ TABLE = {
     "flint": Sparse(
         stem="Flint",
         head_width=128,
-        topics=(
+        key_groups=(
             counts("num_experts", None, width="moe_intermediate_size"),
             fixed(router=Router(score="sigmoid", exact=True)),
             normalized(True),
@@ -308,10 +308,10 @@ TABLE = {
     ),
     "granitemoe": Sparse(
         stem="GraniteMoe",
-        topics=(
+        key_groups=(
             counts("num_local_experts", None),
             fixed(normalized_experts=True),
-            Topic(
+            KeyGroup(
                 lambda keys, _: read_multipliers(keys, attention=1.0, logits=reciprocal),
                 partial(write_multipliers, logits=reciprocal),
             ),
@@ -329,7 +329,7 @@ TABLE = {
         theta=5e6,
         head_width=128,
         rotated=of_rotary_width,
-        topics=(
+        key_groups=(
             counts("num_local_experts", "num_experts"),
             fixed(
                 router=Router(score="sigmoid", corrected=True),

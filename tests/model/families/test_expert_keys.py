@@ -1,4 +1,4 @@
-"""Tests the keys of families with experts, by topic."""
+"""Tests the keys of families with experts, in groups."""
 
 import re
 
