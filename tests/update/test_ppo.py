@@ -87,6 +87,7 @@ def test_old_logprobs_are_asked_for_only_where_they_differ(options, needs):
         ({"dual_clip": 3.0}, 2.0, 5.0, -2.56, 0.0, {"clip_high"}),
         ({"delta": 4.0}, -2.0, 2.0, 4.0, 4.0, set()),
         ({"delta": 4.0}, -2.0, 5.0, 8.0, 0.0, {"clip_delta"}),
+        ({"delta": 4.0}, -0.5, 5.0, 2.0, 0.0, {"clip_delta"}),
         ({"delta": 4.0}, 2.0, 5.0, -2.56, 0.0, {"clip_high"}),
         ({"delta": 1.1}, 2.0, 1.2, -2.2, 0.0, set()),  # below 1 + clip_high it limits good tokens
         ({"delta": 1.1}, -2.0, 1.2, 2.4, 2.4, {"clip_delta"}),
