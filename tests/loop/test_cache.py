@@ -53,6 +53,18 @@ def test_other_prompts_and_solved_groups_are_left_alone(make_group, prompts):
     assert cache(solved) == (solved, False)
 
 
+def test_a_solution_has_no_recorded_experts(make_group):
+    cache, failed = SuccessCache().open(PLAIN), make_group([0, 0, 0])
+    cache(make_group([1, 0, 0]))
+    recorded_BTX = np.ones((*failed.trajectories.tokens_BT.shape, 2), np.int8)
+    chosen = replace(failed.trajectories, experts_BTX=recorded_BTX)
+    after = cache(replace(failed, trajectories=chosen))[0].trajectories
+    W = after.prompt_columns
+    assert after.experts_BTX[:2].all()
+    assert after.experts_BTX[2, :W].all()
+    assert not after.experts_BTX[2, W:].any()
+
+
 def test_an_invalid_sample_is_replaced_by_a_valid_one(make_group):
     cache = SuccessCache().open(PLAIN)
     cache(make_group([1, 0]))
