@@ -33,6 +33,7 @@ def test_a_group_without_a_right_sample_gets_the_shortest_so_far(make_group, pol
         np.testing.assert_array_equal(getattr(after, name)[:, :W], getattr(before, name)[:, :W])
     assert after.tokens_BT[2, W : W + 4].tolist() == [67] * 4
     assert after.response_mask_BT[2].sum() == after.response_mask_BT[2, W : W + 4].sum() == 4
+    assert after.positions_BT[2, W : W + 4].tolist() == before.positions_BT[2, W : W + 4].tolist()
     assert not after.behaviour_logprobs_BT[2].any()
     assert (after.policy_version_BT[2] == -1).all()
     assert (before.policy_version_BT[2, W : W + 7] == 4).all()  # the group itself is unchanged

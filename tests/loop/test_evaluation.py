@@ -276,6 +276,12 @@ def sampled(policy, make_phases, make_prompt, state):
     return run
 
 
+def test_evaluations_stand_before_after_and_between_the_steps(sampled):
+    evaluation = sampled([("a", 1)], rows=1, samples=0)[2]
+    counted = [replace(evaluation, every=every).times(10) for every in (0, 1, 4, 5, 10, 20)]
+    assert counted == [2, 11, 4, 3, 2, 2]
+
+
 def of_each(seen):
     """Returns the sorted responses by task and prompt."""
     found = {}

@@ -15,6 +15,7 @@ from rl4p.loop.metrics import (
     check_gap,
     environment_metrics,
     rollout_metrics,
+    staleness_shares,
     task_metrics,
 )
 from rl4p.rollout.continuous import Continuous
@@ -165,6 +166,8 @@ def test_what_the_first_parameters_sampled_grows_stale_too(make_trajectories, ma
     trajectories = dataclasses.replace(made, policy_version_BT=versions)
     metrics = batch_metrics(3, trajectories, make_rewards((1, 2)), jnp.zeros((2, 16)))
     assert (metrics["staleness/mean"], metrics["staleness/max"]) == (1.5, 3.0)
+    shares = staleness_shares(3, jax.device_get(trajectories))
+    assert shares == {"staleness/share_0": 0.5, "staleness/share_3": 0.5}
 
 
 def test_the_metrics_of_episodes_by_hand(make_prompt):
