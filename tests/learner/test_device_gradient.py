@@ -196,10 +196,11 @@ def test_the_loss_of_the_routers_is_that_of_all_tokens_of_a_minibatch(
     expected, of_balance = jax.jit(jax.value_and_grad(balance))(params)
     assert 2.05 < expected < 4
     policy_only = step(0.0, 64)
-    assert "router_loss" not in policy_only.sums
+    assert {"router_loss", "chosen_ME"}.isdisjoint(policy_only.sums)
     for tokens, right in ((1000, 0), (16, 0), (40, 5)):
         both = step(0.5, tokens, right)
         np.testing.assert_allclose(both.sums["router_loss"], expected, rtol=1e-5)
+        assert "chosen_ME" not in both.sums  # counted for a bias alone
         whole = policy_only.sums["loss"] + 0.5 * expected
         np.testing.assert_allclose(both.sums["loss"], whole, rtol=1e-5)
         ours = jax.tree.map(jnp.subtract, both.params, policy_only.params)

@@ -50,5 +50,5 @@ def read(paths: Sequence[Path] = ()) -> list[Mutant]:
     Raises:
       ConstructorError: a mutant has a key twice.
     """
-    paths = paths or sorted(HERE.glob("*.yaml"))
+    paths = paths or sorted({*HERE.glob("*.yaml")} - {HERE / "survivors.yaml"})
     return [Mutant(**x) for path in paths for x in yaml.load(path.read_text(), LOADER)]
