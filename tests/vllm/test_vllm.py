@@ -18,11 +18,13 @@ from rl4p.base.errors import RunError
 from rl4p.base.types import Finish
 from rl4p.distributed.mesh import Mesh
 from rl4p.engine.remote import pool
+from rl4p.loop.teacher import ServedTeacher
 from rl4p.model.lora import LoRA
 from rl4p.model.pretrained import Pretrained
 from rl4p.rollout.continuous import Continuous
 from tests.support.remote_doubles import rescored
 from tests.support.remote_engines import repeated, requests_of
+from tests.support.scored_rows import expected_scores, rows
 from tests.support.vllm_servers import SMOLLM2, TINY
 
 pytestmark = pytest.mark.vllm
@@ -104,6 +106,19 @@ def test_log_probabilities_are_of_the_distribution_that_draws(
         found = engine.complete(requests_of(PROMPTS, 8, 0, limit=16))
         sampling = engine.sampling_at(1)
     assert rescored(policy, params, found, repeated(PROMPTS, 8), sampling) < ROUNDING
+
+
+def test_a_teacher_scores_each_sequence_of_a_row(first, opened, policy, params):
+    weights, trajectories = after_steps(params, 2), rows(policy, [(5, 9), (12, 4), (4, 4)])
+    with opened(first) as engine:
+        engine.publish(weights, 1)
+    expected_BT = expected_scores(policy, weights, trajectories)
+    with closing(ServedTeacher(servers=[first])) as teacher:
+        teacher.open(policy, 64)
+        found_BT = np.asarray(teacher.logprobs(policy, trajectories))
+    np.testing.assert_allclose(found_BT, expected_BT, atol=ROUNDING, rtol=0)
+    np.testing.assert_array_equal(found_BT == 0, expected_BT == 0)
+    assert np.abs(expected_BT - expected_scores(policy, params, trajectories)).max() > 0.01
 
 
 def test_a_call_that_is_stopped_keeps_the_tokens_so_far(first, opened, policy, params):

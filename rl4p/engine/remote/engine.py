@@ -184,6 +184,11 @@ class SharedServers:
         closing.add_done_callback(lambda _: self.loop.call_soon_threadsafe(self.loop.stop))
         self.thread.join(timeout=SECONDS_TO_CLOSE)
         if not self.thread.is_alive():
+            left = asyncio.all_tasks(self.loop)  # of requests that are under way
+            for task in left:
+                task.cancel()
+            if left:
+                self.loop.run_until_complete(asyncio.wait(left, timeout=SECONDS_TO_CLOSE))
             self.loop.run_until_complete(self.loop.shutdown_asyncgens())
             self.loop.close()
 

@@ -1,5 +1,6 @@
 """Tests engines whose completions come from servers, against doubles without faults."""
 
+import asyncio
 import threading
 import time
 from contextlib import closing
@@ -138,6 +139,23 @@ def test_a_closed_engine_says_so(opened, params):
 
 
 @pytest.mark.slow
+def test_what_is_under_way_ends_with_the_servers(opened):
+    """A coroutine that is left over warns where the garbage collector finds it."""
+    began, ended = threading.Event(), []
+
+    async def forever():
+        began.set()
+        try:
+            await asyncio.sleep(1e9)
+        finally:
+            ended.append(True)
+
+    with opened() as (engine, _):
+        engine.servers.start(forever())
+        assert began.wait(20)
+    assert ended == [True]
+
+
 def test_two_engines_of_the_same_servers_have_weights_of_their_own(opened, policy, params):
     with opened() as (engine, (double,)):
         engine.publish(of_step(params, 1), 1)
