@@ -18,7 +18,7 @@ from pathlib import Path
 from time import sleep
 from typing import Any
 
-from experiments.environment_texts import PROMPT, SEED
+from experiments.environment_texts import played
 from rl4p.rollout.environments.mcp import MCP
 from rl4p.rollout.environments.openenv import OpenEnv
 
@@ -55,18 +55,9 @@ server.run()
 """
 
 
-async def texts(options: Any, moves: Sequence[str]) -> list[str]:
-    """Returns what a policy reads which makes some moves; tools begin without a text."""
-    episode = options.open(PROMPT, SEED, "e")
-    try:
-        first = await episode.reset()
-        read = [first.removeprefix("\n")] if first else []
-        for move in moves:
-            result = await episode.step({"role": "assistant", "content": move})
-            read.append(result.messages[0]["content"])
-        return read
-    finally:
-        await episode.close()
+def read(options: Any, moves: Sequence[str]) -> list[str]:
+    """Returns the texts that a policy reads which makes some moves."""
+    return [text for text, _ in asyncio.run(played(options, moves))[0]]
 
 
 def answers(port: int) -> bool:
@@ -90,7 +81,7 @@ def of_openenv() -> tuple[list[str], list[str]]:
                 sleep(0.2)
             url = f"http://127.0.0.1:{port}"
             options = OpenEnv(url=url, action_field="message", observation_field="echoed_message")
-            ours = asyncio.run(texts(options, MOVES))
+            ours = read(options, MOVES)
             client = [sys.executable, "-c", CLIENT, url, json.dumps(MOVES)]
             shown = subprocess.run(client, cwd=folder, check=True, capture_output=True, text=True)
             return ours, json.loads(shown.stdout.splitlines()[-1])
@@ -117,7 +108,7 @@ def of_mcp() -> tuple[list[str], list[str]]:
     theirs = asyncio.run(shown())
     line = '<tool_call>{{"name": "{}", "arguments": {{}}}}</tool_call>'
     calls = [line.format(name) for name, _ in theirs]
-    return asyncio.run(texts(MCP(command=command), calls)), [text for _, text in theirs]
+    return read(MCP(command=command), calls), [text for _, text in theirs]
 
 
 def main() -> int:

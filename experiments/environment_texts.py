@@ -37,7 +37,8 @@ async def played(options: Any, moves: Sequence[str]) -> tuple[Moves, bool]:
     """Returns what a policy reads and gets which makes some moves, and whether the game ends."""
     episode = options.open(PROMPT, SEED, "e")
     try:
-        read, done = [((await episode.reset()).removeprefix("\n"), 0.0)], False
+        first = await episode.reset()  # tools begin without a text
+        read, done = [(first.removeprefix("\n"), 0.0)] if first else [], False
         for move in moves:
             await asyncio.sleep(0)
             result = await episode.step({"role": "assistant", "content": move})

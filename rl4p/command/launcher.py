@@ -271,9 +271,10 @@ def keys_by_target(tree: Any, key: str = "") -> dict[str, str]:
 
 
 def place_of(stack: Frames, parts: Mapping[str, str]) -> Place | None:
-    """Returns where in a stack the code of a configured class or function last stands.
+    """Returns the innermost line of a stack that is code of a configured class; None without one.
 
-    None if it stands nowhere. `parts` has the key of each such target.
+    Args:
+      parts: the keys of the configuration that choose classes, by the name of the class.
     """
     target, own_file, place = "", "", ""
     for frame, number in stack:

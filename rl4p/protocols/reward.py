@@ -94,7 +94,7 @@ class GroupTerm(Protocol):
     def __call__(
         self, groups: Sequence[Sequence[Episode]]
     ) -> Sequence[Grades] | Awaitable[Sequence[Grades]]:
-        """Returns the grades of each group, one of each episode, in the order of both."""
+        """Returns, for each group, a grade for each of its episodes, in their order."""
         ...
 
 

@@ -91,7 +91,7 @@ def test_a_wrong_key_names_a_right_one(composer, line, end):
     [
         ("use_vllm=false", "write rollout=continuous"),
         ("actor_rollout_ref.rollout.n=5", "write group_size=5"),
-        # The configuration may have these keys: only composing it tells what is wrong.
+        # Some configurations have these keys, so that one is composed before the answer.
         *[("rollout.temperature=0.5", None), ("data.train_batch_size=3", None)],
         *[("+rollout.tasks.sums.min_p=0.1", None), ("hydra.run.dir=out", None), ("steps=3", None)],
     ],

@@ -106,7 +106,7 @@ def tensors(experts: ExpertNames, c: DecoderConfig) -> Iterator[Tensor]:
 
 
 def accepts(key: str, *values: Any) -> KeyGroup:
-    """Returns the keys of a key that transformers ignores, of which some values are harmless."""
+    """Returns the group of one key that transformers ignores, and whose `values` are harmless."""
 
     def read(keys: Keys, _: Options) -> Options:
         if keys.config.get(key) not in (None, *values):

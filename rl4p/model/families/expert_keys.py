@@ -31,7 +31,7 @@ class KeyGroup:
 def counts(
     count: str, other: str | None, chosen: str = "num_experts_per_tok", *, width: str | None = None
 ) -> KeyGroup:
-    """Returns the keys of the number of experts, of those of a token, and of their width.
+    """Returns the keys for the number of experts, that of a token, and their width.
 
     Args:
       count, other: the key of the number of experts, and the one that transformers also accepts.
@@ -65,12 +65,12 @@ def normalized(default: bool) -> KeyGroup:
 
 
 def fixed(**options: Any) -> KeyGroup:
-    """Returns the keys of options that no key sets."""
+    """Returns a group without keys, which sets these options."""
     return KeyGroup(lambda *_: options, lambda _: {})
 
 
 def only(key: str, value: Any) -> KeyGroup:
-    """Returns the keys of a key of which one value is supported."""
+    """Returns the group of one key, of which a single value is supported."""
 
     def read(keys: Keys, _: Options) -> Options:
         keys.must_be(key, value)
@@ -80,7 +80,7 @@ def only(key: str, value: Any) -> KeyGroup:
 
 
 def biases(key: str, *names: str, default: bool = False) -> KeyGroup:
-    """Returns the keys of the biases that one key sets."""
+    """Returns the key that adds the biases with these names."""
     return KeyGroup(
         lambda keys, _: dict.fromkeys(names, keys.get(key, bool, default)),
         lambda c: {key: getattr(c, names[0])},
@@ -92,7 +92,7 @@ def expert_width(c: DecoderConfig) -> int:
 
 
 def shared(key: str, *, least: int = 1) -> KeyGroup:
-    """Returns the keys of the number of shared experts, each as wide as another expert."""
+    """Returns the key for the number of shared experts, which are as wide as the others."""
 
     def read(keys: Keys, options: Options) -> Options:
         width, number = options.get("expert_width"), keys.get(key, int)
@@ -111,7 +111,7 @@ def shared_width(key: str, *, weighted: bool) -> KeyGroup:
 
 
 def grouped(**options: Any) -> KeyGroup:
-    """Returns the keys of a router whose experts are in groups, and whose weights are scaled."""
+    """Returns the keys for a router whose experts are in groups, and whose weights are scaled."""
 
     def read(keys: Keys, before: Options) -> Options:
         router = Router(
@@ -141,7 +141,7 @@ GROUPED = grouped(score="sigmoid", corrected=True, epsilon=1e-20, exact=True)
 
 
 def scaled_sigmoid(key: str, default: float) -> KeyGroup:
-    """Returns the keys of a corrected sigmoid without groups, normalized and then scaled."""
+    """Returns the keys for a corrected sigmoid without groups, normalized and then scaled."""
 
     def read(keys: Keys, _: Options) -> Options:
         factor = keys.get(key, float, default)
@@ -167,7 +167,7 @@ def sparse(c: DecoderConfig) -> list[bool]:
 
 
 def first_dense(default: int) -> KeyGroup:
-    """Returns the keys of the number of first layers without experts."""
+    """Returns the keys for the number of first layers without experts."""
     key = "first_k_dense_replace"
 
     def read(keys: Keys, options: Options) -> Options:
@@ -187,7 +187,7 @@ def all_but_first(_: Keys, layers: int) -> list[bool]:
 
 
 def layer_kinds(default: Callable[[Keys, int], list[bool]]) -> KeyGroup:
-    """Returns the keys of mlp_layer_types; `default` is of a file without it."""
+    """Returns the group of the key mlp_layer_types; `default` is of a file without it."""
     key, names = "mlp_layer_types", {"sparse": True, "dense": False}
 
     def read(keys: Keys, options: Options) -> Options:

@@ -140,7 +140,7 @@ def test_a_closed_engine_says_so(opened, params):
 
 @pytest.mark.slow
 def test_what_is_under_way_ends_with_the_servers(opened):
-    """A coroutine that is left over warns where the garbage collector finds it."""
+    """A task that is still pending would make a later test fail, in which its memory is freed."""
     began, ended = threading.Event(), []
 
     async def forever():
